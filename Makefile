@@ -1,0 +1,34 @@
+# make train ARGS="--env bigfish"    make test    make lint    make format    make bench    make tensorboard
+SHELL := /bin/bash
+VENV := .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+READY := $(VENV)/.installed
+LOGDIR ?= logs
+
+.PHONY: train test lint format bench tensorboard
+
+train: $(READY)
+	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
+
+test: lint
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(READY)
+	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
+
+format: $(READY)
+	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+bench: $(READY)
+	@$(VENV)/bin/python -m benchmarks.throughput $(ARGS)
+
+tensorboard: $(READY)
+	@$(VENV)/bin/tensorboard --logdir $(LOGDIR) $(ARGS)
+
+# The stamp is written last, so an interrupted install is done again.
+$(READY): requirements.txt
+	@echo "Setting up $(VENV) with $(PYTHON) (a few minutes, once)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else "tfrl needs Python 3.10, 3.11 or 3.12, not %d.%d: make PYTHON=/path/to/python3.11" % v)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""TF_CONFIG templates and launchers."""

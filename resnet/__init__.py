@@ -1,0 +1,1 @@
+"""Networks: the model zoo."""

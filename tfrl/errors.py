@@ -1,0 +1,13 @@
+"""The two ways a command ends badly. `commands.run` turns each into one sentence and an exit code."""
+
+
+class UserError(Exception):
+    """Bad settings or input: one sentence with what was wrong, the value and what would be right. Exit code 2."""
+
+    exit_code = 2
+
+
+class TrainingError(Exception):
+    """The run itself failed (a NaN in a loss, say): one sentence. Exit code 1."""
+
+    exit_code = 1
