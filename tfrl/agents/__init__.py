@@ -1,1 +1,1 @@
-""""""
+"""Algorithms, one file each."""

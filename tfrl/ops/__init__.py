@@ -1,1 +1,1 @@
-""""""
+"""Pure functions: one equation each, tensors in and tensors out."""

@@ -1,0 +1,73 @@
+"""Procgen's 16 games through its own vectorised C++ implementation (Cobbe et al. 2020, arXiv:1912.01588).
+
+Time-outs are reported like any other end of an episode and their last frame is never seen, so they count as
+terminal; the published results treat them the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, which prints a banner
+    from procgen import ProcgenGym3Env
+
+if TYPE_CHECKING:
+    from tfrl.envs import EnvSpec
+
+
+class Procgen:
+    """A vector of procgen envs, following `tfrl.envs.VecEnv`; `act` returns while C++ threads step.
+
+    `render_mode="rgb_array"` makes `render` give 512 x 512 frames, at some cost in speed.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, *, render_mode: str | None = None) -> None:
+        levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
+        if spec.distribution_mode == "exploration":  # this mode is one level that procgen picks itself
+            levels = {}
+        self._env = ProcgenGym3Env(
+            num=num_envs,
+            env_name=spec.name,
+            distribution_mode=spec.distribution_mode,
+            rand_seed=spec.seed,  # unset, it would come from the system's random source
+            num_threads=spec.num_threads,
+            render_mode=render_mode,
+            **levels,
+        )
+        self.num_envs = num_envs
+        self.num_actions = 15
+        self.observation_shape = (64, 64, 3)
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Waits for the step; rewards float32 [B], observations uint8 [B, 64, 64, 3], first bool [B]."""
+        reward, observation, first = self._env.observe()
+        return reward, observation["rgb"], first
+
+    def act(self, actions: np.ndarray) -> None:
+        """Starts one step with actions int32 [B]."""
+        self._env.act(actions)
+
+    def get_state(self) -> list[bytes]:
+        """One state of some 20 to 40 kB per env: level, objects, timer, random generators."""
+        return self._env.callmethod("get_state")
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Continues exactly from `states`."""
+        self._env.callmethod("set_state", list(states))
+
+    def info(self) -> list[dict[str, Any]]:
+        """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""
+        return self._env.get_info()
+
+    def render(self) -> list[np.ndarray]:
+        """Frames uint8 [512, 512, 3] per env; needs `render_mode="rgb_array"`."""
+        return [info["rgb"] for info in self._env.get_info()]
+
+    def close(self) -> None:
+        """Stops the C++ threads."""
+        self._env.close()

@@ -1,0 +1,82 @@
+"""Catch: a tiny pixel game that is learned in seconds, after bsuite's (Osband et al. 2020, arXiv:1908.03568)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class Catch:
+    """A ball falls down a 10 x 5 board, the paddle in the last row must be under it: reward 1, else -1.
+
+    An episode takes 9 steps. Follows `tfrl.envs.VecEnv`: observations uint8 [B, 10, 5, 1], actions left, stay,
+    right. A level is the column where the ball appears in each of a stream of episodes, drawn from a seed
+    that each env draws in turn, as procgen does: `num_levels=0` means all of them.
+    """
+
+    rows, columns = 10, 5
+
+    def __init__(self, num_envs: int, *, seed: int, num_levels: int = 0, start_level: int = 0) -> None:
+        self.num_envs = num_envs
+        self.num_actions = 3
+        self.observation_shape = (self.rows, self.columns, 1)
+        self._levels = (start_level, num_levels or 2**31 - 1)
+        seeds = np.random.SeedSequence(seed).spawn(num_envs)  # env i's stream does not depend on num_envs
+        self._generators = [np.random.Generator(np.random.PCG64(s)) for s in seeds]
+        self._ball = np.zeros((num_envs, 2), np.int64)  # row, column
+        self._paddle = np.zeros(num_envs, np.int64)
+        self._reward = np.zeros(num_envs, np.float32)
+        self._first = np.ones(num_envs, bool)
+        for i in range(num_envs):
+            self._restart(i)
+
+    def _restart(self, i: int) -> None:
+        start, count = self._levels
+        level = start + self._generators[i].integers(count)
+        self._ball[i] = 0, np.random.SeedSequence(int(level)).generate_state(1)[0] % self.columns
+        self._paddle[i] = self.columns // 2
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rewards float32 [B], observations uint8 [B, 10, 5, 1], first bool [B]."""
+        board = np.zeros((self.num_envs, *self.observation_shape), np.uint8)
+        env = np.arange(self.num_envs)
+        board[env, self._ball[:, 0], self._ball[:, 1]] = 255
+        board[env, self.rows - 1, self._paddle] = 255
+        return self._reward.copy(), board, self._first.copy()
+
+    def act(self, actions: np.ndarray) -> None:
+        """One step with actions int32 [B]: 0 left, 1 stay, 2 right."""
+        self._paddle = np.clip(self._paddle + np.asarray(actions) - 1, 0, self.columns - 1)
+        self._ball[:, 0] += 1
+        self._first = self._ball[:, 0] == self.rows - 1
+        caught = self._ball[:, 1] == self._paddle
+        self._reward = np.where(self._first, np.where(caught, 1.0, -1.0), 0.0).astype(np.float32)
+        for i in np.flatnonzero(self._first):
+            self._restart(i)
+
+    def get_state(self) -> list[bytes]:
+        """JSON per env: board, pending reward and `first`, random generator."""
+        return [
+            json.dumps(
+                {
+                    "ball": self._ball[i].tolist(),
+                    "paddle": int(self._paddle[i]),
+                    "reward": float(self._reward[i]),
+                    "first": bool(self._first[i]),
+                    "generator": self._generators[i].bit_generator.state,
+                }
+            ).encode()
+            for i in range(self.num_envs)
+        ]
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Continues exactly from `states`."""
+        for i, state in enumerate(map(json.loads, states)):
+            self._ball[i], self._paddle[i] = state["ball"], state["paddle"]
+            self._reward[i], self._first[i] = state["reward"], state["first"]
+            self._generators[i].bit_generator.state = state["generator"]
+
+    def close(self) -> None:
+        """Nothing to free."""
