@@ -1,1 +1,168 @@
-"""Networks: the model zoo."""
+"""The model zoo: images [B, H, W, C] or vectors [B, D] become features [B, D], by name.
+
+`python -m resnet` lists it. This module holds the names alone and imports TensorFlow only when a model is
+built, so that a command can refuse a misspelt name at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["Entry", "build", "check_for_ppo", "classifier", "entry", "names", "ppo_options"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the zoo knows of a network before it is built.
+
+    `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
+    that of the paper, which `python -m resnet` counts parameters and MFLOP for. `normalization` is the
+    default of networks that have the option, and empty for the others.
+    """
+
+    module: str
+    function: str
+    paper: str
+    input_shape: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    normalization: str = ""
+
+
+def _cifar(depth: int) -> Entry:
+    paper = "He et al. 2015, arXiv:1512.03385, section 4.2"
+    return Entry("resnet.residual", "cifar", paper, (32, 32, 3), {"depth": depth}, "batch")
+
+
+def _imagenet(depth: int) -> Entry:
+    paper = "He et al. 2015, arXiv:1512.03385, table 1"
+    return Entry("resnet.imagenet", "imagenet", paper, (224, 224, 3), {"depth": depth}, "batch")
+
+
+_IMPALA = "Espeholt et al. 2018, arXiv:1802.01561, figure 3"
+_NATURE = "Mnih et al. 2015, Nature 518"
+
+_ZOO: dict[str, Entry] = {
+    "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3)),
+    "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}),
+    "nature": Entry("resnet.cnn", "nature", _NATURE, (84, 84, 4)),
+    "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
+    "mlp": Entry("resnet.mlp", "mlp", "Schulman et al. 2017, arXiv:1707.06347", (8,)),
+    "resnet-mini": _cifar(8),
+    "resnet20": _cifar(20),
+    "resnet32": _cifar(32),
+    "resnet44": _cifar(44),
+    "resnet56": _cifar(56),
+    "resnet110": _cifar(110),
+    "resnet18": _imagenet(18),
+    "resnet34": _imagenet(34),
+    "resnet50": _imagenet(50),
+}
+
+
+def names() -> tuple[str, ...]:
+    """All names that `build` knows; needs no TensorFlow."""
+    return tuple(_ZOO)
+
+
+def entry(name: str) -> Entry:
+    """The zoo's entry of that name; needs no TensorFlow.
+
+    Raises ValueError, naming the nearest known name, if there is none.
+    """
+    if name in _ZOO:
+        return _ZOO[name]
+    near = difflib.get_close_matches(name, _ZOO, n=1, cutoff=0.0)
+    raise ValueError(f"unknown network {name!r}; did you mean {near[0]!r}? The zoo has {', '.join(_ZOO)}.")
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    input_dtype: str = "",
+    data_format: str = "channels_last",
+    **options: Any,
+) -> keras.Model:
+    """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
+
+    Args:
+        name: one of `names()`.
+        input_shape: (H, W, C) for images, (D,) for vectors; (C, H, W) if `data_format` is channels_first.
+        dtype: the Keras policy of every layer, float32 or mixed_bfloat16. Variables and features are float32
+            in both.
+        seed: decides the initial weights, together with each layer's name: equal in every process, whatever
+            was built before.
+        input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
+            it is).
+        data_format: of the input. channels_first is transposed once, at the input: the weights and the
+            results are those of channels_last, and TensorFlow's own layout optimiser picks the convolutions'
+            layout.
+        options: the network's own, described by the function that makes it (resnet/impala.py and so on).
+
+    Raises ValueError for an unknown name, option, dtype or format, and for a shape that the network cannot
+    take.
+    """
+    from resnet.layers import assemble
+
+    return assemble(
+        name,
+        entry(name),
+        tuple(input_shape),
+        dtype=dtype,
+        seed=seed,
+        input_dtype=input_dtype,
+        data_format=data_format,
+        options=options,
+    )
+
+
+def classifier(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    **options: Any,
+) -> keras.Model:
+    """Build torso `name` with a softmax head: inputs [B, *input_shape] -> probabilities [B, classes].
+
+    The head is computed in float32 under every policy: a dense layer named "logits", then "probabilities".
+    Its kernel is penalised as those of the torso are. The torso's variables have the same paths as in
+    `build`. The other arguments and errors are those of `build`; also raises ValueError for fewer than 2
+    classes.
+    """
+    from resnet.layers import add_softmax_head
+
+    if classes < 2:
+        raise ValueError(f"a classifier needs at least 2 classes, not {classes}.")
+    torso = build(name, input_shape, dtype=dtype, seed=seed, **options)
+    return add_softmax_head(torso, classes, seed=seed)
+
+
+def ppo_options(name: str) -> dict[str, Any]:
+    """The options that PPO builds `name` with unless told otherwise; needs no TensorFlow."""
+    return {"normalization": "group"} if entry(name).normalization else {}
+
+
+def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError if `name` built with `options` breaks PPO's probability ratio; needs no TensorFlow."""
+    if options.get("normalization", entry(name).normalization) == "batch":
+        raise ValueError(
+            f"{name} with batch normalization cannot train PPO: the action probabilities of an image would "
+            "depend on the rest of its batch, so that the ratio of new to old policy is not 1 before the "
+            "first step; use normalization 'group' or 'none'."
+        )
+    if options.get("dropout", 0.0) > 0.0:
+        raise ValueError(
+            f"{name} with dropout {options['dropout']} cannot train PPO: each pass would draw another "
+            "policy, so that the ratio of new to old policy is not 1 before the first step; use dropout 0."
+        )

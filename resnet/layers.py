@@ -1,0 +1,174 @@
+"""What all networks of the zoo share: named and seeded layers, inputs and heads."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+if TYPE_CHECKING:
+    from resnet import Entry
+
+Initializer = Callable[..., keras.initializers.Initializer]  # called with seed=<int>
+
+POLICIES = ("float32", "mixed_bfloat16")  # not mixed_float16: its loss scaling watches one replica alone
+INPUT_DTYPES = ("uint8", "float32")
+DATA_FORMATS = ("channels_last", "channels_first")
+
+glorot = keras.initializers.GlorotUniform
+he_normal = keras.initializers.HeNormal
+orthogonal = partial(keras.initializers.Orthogonal, gain=2**0.5)  # sqrt(2): keeps the variance through a relu
+
+
+def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `known`."""
+    if value not in known:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, not {value!r}.")
+
+
+class Layers:
+    """Makes layers that share one dtype policy, each with the name given and the seed that follows from it.
+
+    Explicit names keep variable paths (and so checkpoints) independent of what a process built before; Keras
+    would count layers up. Explicit seeds give every replica and worker the same weights without any
+    communication.
+    """
+
+    def __init__(self, *, dtype: str, seed: int) -> None:
+        self.dtype = dtype
+        self.seed = seed
+
+    def seed_of(self, name: str) -> int:
+        """A seed in [0, 2^31) for the layer `name`; a digest, as Python's hash differs between processes."""
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        return int.from_bytes(digest[:4], "little") >> 1
+
+    def conv(
+        self,
+        x: keras.KerasTensor,
+        filters: int,
+        size: int,
+        *,
+        name: str,
+        initializer: Initializer = glorot,
+        l2: float = 0.0,
+        padding: str = "same",
+        **settings: Any,
+    ) -> keras.KerasTensor:
+        """A square convolution [B, H, W, C] -> [B, H', W', filters]; `settings` as in keras.layers.Conv2D."""
+        return keras.layers.Conv2D(
+            filters,
+            size,
+            padding=padding,
+            kernel_initializer=initializer(seed=self.seed_of(name)),
+            kernel_regularizer=keras.regularizers.L2(l2) if l2 else None,
+            data_format="channels_last",
+            dtype=self.dtype,
+            name=name,
+            **settings,
+        )(x)
+
+    def dense(
+        self,
+        x: keras.KerasTensor,
+        units: int,
+        *,
+        name: str,
+        initializer: Initializer = glorot,
+        **settings: Any,
+    ) -> keras.KerasTensor:
+        """A dense layer [B, D] -> [B, units]; `settings` as in keras.layers.Dense."""
+        kernel = initializer(seed=self.seed_of(name))
+        return keras.layers.Dense(units, kernel_initializer=kernel, dtype=self.dtype, name=name, **settings)(
+            x
+        )
+
+    def relu(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        """max(x, 0)."""
+        return keras.layers.ReLU(dtype=self.dtype, name=name)(x)
+
+    def add(self, x: keras.KerasTensor, y: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        """x + y."""
+        return keras.layers.Add(dtype=self.dtype, name=name)([x, y])
+
+    def max_pool(self, x: keras.KerasTensor, size: int, strides: int, name: str) -> keras.KerasTensor:
+        """Max pooling, padded: [B, H, W, C] -> [B, ceil(H / strides), ceil(W / strides), C]."""
+        pool = keras.layers.MaxPooling2D(
+            size, strides, padding="same", data_format="channels_last", dtype=self.dtype, name=name
+        )
+        return pool(x)
+
+    def flatten(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        """[B, H, W, C] -> [B, H * W * C]."""
+        return keras.layers.Flatten(data_format="channels_last", dtype=self.dtype, name=name)(x)
+
+    def average_pool(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        """Mean over the image, [B, H, W, C] -> [B, C], always in float32: sums in bfloat16 lose digits."""
+        return keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name=name)(x)
+
+
+def assemble(
+    name: str,
+    entry: Entry,
+    input_shape: tuple[int, ...],
+    *,
+    dtype: str,
+    seed: int,
+    input_dtype: str,
+    data_format: str,
+    options: Mapping[str, Any],
+) -> keras.Model:
+    """The work behind `resnet.build`, which describes the arguments and errors."""
+    rank = len(entry.input_shape)
+    input_dtype = input_dtype or ("uint8" if rank == 3 else "float32")
+    check_choice("dtype", dtype, POLICIES)
+    check_choice("input_dtype", input_dtype, INPUT_DTYPES)
+    check_choice("data_format", data_format, DATA_FORMATS)
+    if len(input_shape) != rank or any(size is None or size < 1 for size in input_shape):
+        wanted = "images, (height, width, channels)" if rank == 3 else "vectors, (size,)"
+        raise ValueError(f"{name} takes {wanted}, not inputs of shape {input_shape}.")
+
+    network = getattr(import_module(entry.module), entry.function)
+    _check_options(name, network, entry.settings, options)
+    inputs = keras.Input(input_shape, dtype=input_dtype, name="inputs")
+    x = inputs
+    if rank == 3 and data_format == "channels_first":
+        x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
+    if input_dtype == "uint8":
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+    x = network(x, Layers(dtype=dtype, seed=seed), **entry.settings, **options)
+    features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
+    return keras.Model(inputs, features, name=name.replace("-", "_"))
+
+
+def _check_options(
+    name: str, network: Callable[..., Any], settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    parameters = inspect.signature(network).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in settings]
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
+            hint = f"did you mean {near[0]!r}?" if near else "it has none."
+            raise ValueError(f"{name} has no option {option!r}; {hint}")
+
+
+def add_softmax_head(torso: keras.Model, classes: int, *, seed: int) -> keras.Model:
+    """Put a float32 softmax over `classes` on a torso's features; the model shares the torso's layers."""
+    regularizers = (getattr(layer, "kernel_regularizer", None) for layer in torso.layers)
+    layers = Layers(dtype="float32", seed=seed)
+    logits = layers.dense(
+        torso.output,
+        classes,
+        name="logits",
+        initializer=he_normal,
+        kernel_regularizer=next(filter(None, regularizers), None),
+    )
+    probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
+    return keras.Model(torso.input, probabilities, name=torso.name)
