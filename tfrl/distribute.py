@@ -1,0 +1,207 @@
+"""From settings and TF_CONFIG to a strategy, and the few collectives that the rest of tfrl needs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.config import Config
+from tfrl.errors import UserError
+from tfrl.tf_config import TFConfig
+
+# On CPUs larger parts of a minibatch gain nothing and cost memory (docs/results.md).
+_CPU_MICRO_BATCH = 512
+# CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
+_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
+
+
+class Runtime:
+    """A strategy and this process's place in it.
+
+    Attributes:
+      strategy: the `tf.distribute.Strategy`.
+      worker: this process's index among `num_workers`.
+      local_replicas: replicas in this process; `replicas` counts those of all workers.
+      precision: "float32" or "bfloat16", resolved.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str):
+        self.strategy = strategy
+        self.worker = worker
+        self.num_workers = num_workers
+        self.replicas = strategy.num_replicas_in_sync
+        self.local_replicas = self.replicas // num_workers
+        self.precision = precision
+        self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes what is written once."""
+        return self.worker == 0
+
+    @property
+    def device(self) -> str:
+        """For people: what computes."""
+        kind = "GPU" if self.uses_gpu else "CPU"
+        return f"{self.local_replicas} x {kind}" if self.local_replicas > 1 else kind
+
+    def local_envs(self, num_envs: int) -> range:
+        """The global indices of the envs that this worker steps."""
+        share = num_envs // self.num_workers
+        return range(self.worker * share, (self.worker + 1) * share)
+
+    def micro_batch(self, config: Config) -> int:
+        """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
+        rows = config.batch_size // config.num_minibatches // self.replicas
+        if config.micro_batch:
+            return min(config.micro_batch, rows)
+        if self.uses_gpu:
+            return rows
+        return max(d for d in range(1, min(rows, _CPU_MICRO_BATCH) + 1) if rows % d == 0)
+
+    # Values per replica
+
+    def per_replica(self, values: Sequence[np.ndarray]) -> Any:
+        """Gives replica r of this worker `values[r]`."""
+        tensors = [tf.convert_to_tensor(v) for v in values]
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: tensors[context.replica_id_in_sync_group % self.local_replicas]
+        )
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """This worker's parts of a value that `strategy.run` returned."""
+        return self.strategy.experimental_local_results(value)
+
+    def first(self, value: Any) -> tf.Tensor:
+        """One part of a value that is the same on all replicas."""
+        return self.local_results(value)[0]
+
+    # Collectives: every worker must call them in the same order
+
+    def sum_over_workers(self, array: np.ndarray) -> np.ndarray:
+        """The element-wise sum of every worker's array, on every worker."""
+        if self.num_workers == 1:
+            return array
+        parts = [array] + [np.zeros_like(array)] * (self.local_replicas - 1)
+        return self.first(self._sum(self.per_replica(parts))).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _sum(self, values: Any) -> Any:
+        def reduce(x: tf.Tensor) -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+        return self.strategy.run(reduce, args=(values,))
+
+    def gather_envs(self, array: np.ndarray) -> np.ndarray:
+        """Joins every worker's [..., B] into [..., N], in the order of the global envs.
+
+        Sums of zeros and one number are exact, so one all-reduce serves as a gather.
+        """
+        if self.num_workers == 1:
+            return array
+        share = array.shape[-1]
+        whole = np.zeros((*array.shape[:-1], share * self.num_workers), array.dtype)
+        whole[..., self.worker * share : (self.worker + 1) * share] = array
+        return self.sum_over_workers(whole)
+
+    def all_agree(self, mine: bool) -> bool:
+        """True where every worker says True. A barrier, too."""
+        return int(self.sum_over_workers(np.int32([not mine]))[0]) == 0
+
+    def any_says(self, mine: bool) -> bool:
+        """True where any worker says True. A barrier, too."""
+        return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
+
+
+def make(config: Config, cluster: TFConfig | None) -> Runtime:
+    """The strategy that the settings and TF_CONFIG ask for.
+
+    Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
+    first.
+
+    Raises:
+      UserError: more replicas than devices, or --strategy multi-worker without TF_CONFIG.
+    """
+    strategy_name = config.strategy
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if strategy_name == "auto":
+        many = config.replicas > 1 or (config.replicas == 0 and len(gpus) > 1)
+        strategy_name = "multi-worker" if cluster else "mirrored" if many else "one-device"
+    if strategy_name == "multi-worker" and not cluster:
+        raise UserError("--strategy multi-worker needs TF_CONFIG; cluster/README.md shows how to set it")
+    if strategy_name == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica, not --replicas {config.replicas}")
+
+    replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
+    if gpus and strategy_name == "mirrored" and replicas > len(gpus):
+        raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
+    precision = resolve_precision(config.precision)
+    if strategy_name == "multi-worker":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        return Runtime(
+            strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision
+        )
+    if strategy_name == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas))
+    else:
+        strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
+    return Runtime(strategy, worker=0, num_workers=1, precision=precision)
+
+
+def _devices(on_gpu: bool, replicas: int) -> list[str]:
+    if not on_gpu:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * replicas
+        tf.config.set_logical_device_configuration(cpu, parts)
+    return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
+
+
+def resolve_precision(name: str) -> str:
+    """ "auto" becomes bfloat16 where the first GPU, or else the CPU, multiplies it in hardware."""
+    if name != "auto":
+        return name
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))
+        return "bfloat16" if capability >= (8, 0) else "float32"
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # not Linux
+        flags = set()
+    return "bfloat16" if flags & _BFLOAT16_FLAGS else "float32"
+
+
+class StopRequest:
+    """Remembers Ctrl-C, SIGTERM and the run's `stop` file until the end of the update.
+
+    Make it after the strategy: TensorFlow installs a SIGTERM handler of its own, which swallows the signal.
+    """
+
+    def __init__(self, stop_file: Path, on_signal: Callable[[str], None]) -> None:
+        self._stop_file = stop_file
+        self._on_signal = on_signal
+        self.exit_code = 0
+        self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def _handle(self, number: int, _frame: Any) -> None:
+        if self.exit_code:  # asked twice: now
+            self.restore()
+            raise KeyboardInterrupt
+        self.exit_code = 128 + number
+        self._on_signal(signal.Signals(number).name)
+
+    def requested(self) -> bool:
+        """Whether this worker was asked to stop."""
+        return bool(self.exit_code) or self._stop_file.exists()
+
+    def restore(self) -> None:
+        """Puts the earlier handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
