@@ -1,0 +1,81 @@
+"""What is known of the games before any is made: modes, score ranges, published results. Imports no env."""
+
+import csv
+import functools
+from pathlib import Path
+
+import numpy as np
+
+_DATA = Path(__file__).parents[1] / "data"
+_TOY = "catch"
+
+# Procgen's C++ code ends the whole process for a mode that a game lacks. Easy and hard exist for all.
+_FURTHER_MODES = {
+    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
+    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
+    "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
+}
+
+
+@functools.cache
+def _scores() -> dict[str, dict[str, float]]:
+    """Each game's row of procgen_scores.csv."""
+    with (_DATA / "procgen_scores.csv").open(newline="", encoding="utf-8") as file:
+        return {
+            row.pop("game"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
+        }
+
+
+@functools.cache
+def _curves() -> dict[tuple[str, str], np.ndarray]:
+    """(game, split) -> [run, point, (env_steps, episode_return)]."""
+    points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    with (_DATA / "procgen_easy200_curves.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            runs = points.setdefault((row["game"], row["split"]), {})
+            point = (float(row["env_steps"]), float(row["episode_return_mean"]))
+            runs.setdefault(row["run"], []).append(point)
+    return {key: np.array(list(runs.values())) for key, runs in points.items()}
+
+
+def games() -> tuple[str, ...]:
+    """The 16 procgen games, sorted."""
+    return tuple(_scores())
+
+
+def env_names() -> tuple[str, ...]:
+    """Everything `--env` takes: the games and the toy `catch`."""
+    return (*games(), _TOY)
+
+
+def distribution_modes(env: str) -> tuple[str, ...]:
+    """The distribution modes that a game has; `catch` is the same in both of its own."""
+    return ("easy", "hard", *(mode for mode, having in _FURTHER_MODES.items() if env in having))
+
+
+def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
+    """(R - min) / (max - min), from 0 for a policy that does nothing of use to 1 for a perfect one.
+
+    The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None where none
+    is published: other modes than easy and hard, other envs than procgen's.
+    """
+    scores = _scores().get(env)
+    if scores is None or distribution_mode not in ("easy", "hard"):
+        return None
+    low, high = scores[f"{distribution_mode}_min"], scores[f"{distribution_mode}_max"]
+    return (episode_return - low) / (high - low)
+
+
+def published_scores(game: str) -> dict[str, float]:
+    """Published final returns by column of procgen_scores.csv, `easy200_25M_test` say; see data/README.md."""
+    ranges = ("easy_min", "easy_max", "hard_min", "hard_max")
+    return {name: value for name, value in _scores()[game].items() if name not in ranges}
+
+
+def published_curve(game: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """A published learning curve (easy, 200 levels): env steps [P] and the runs' episode returns [N, P].
+
+    split: `train` for the 200 levels, `test` for the full distribution.
+    """
+    curve = _curves()[game, split]
+    return curve[0, :, 0], curve[:, :, 1]

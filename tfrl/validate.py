@@ -1,0 +1,152 @@
+"""Are settings possible? Each mistake is one sentence with the value and what would be right."""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+import resnet
+from tfrl.envs.games import distribution_modes, env_names
+from tfrl.errors import UserError
+from tfrl.flags import flag, nearest
+
+if TYPE_CHECKING:
+    from tfrl.config import Config
+
+
+class _Range(NamedTuple):
+    """Finite numbers from `low` to `high`; without `low` itself if it is `above`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        enough = value > self.low if self.above else value >= self.low
+        return enough and value <= self.high and math.isfinite(value)
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return low if self.high == math.inf else f"{low} and at most {self.high:.10g}"
+
+
+_INT32_MAX = 2**31 - 1  # procgen's C++ options and the random keys are 32-bit
+_POSITIVE = _Range(0, above=True)
+_NATURAL = _Range(0)
+_COUNT = _Range(1)
+_FRACTION = _Range(0, 1)
+_UNSIGNED = _Range(0, _INT32_MAX)
+
+_RANGES: dict[str, _Range] = {
+    "num_levels": _UNSIGNED,
+    "start_level": _UNSIGNED,
+    "total_steps": _COUNT,
+    "seed": _UNSIGNED,
+    "num_envs": _COUNT,
+    "num_steps": _COUNT,
+    "epochs": _COUNT,
+    "num_minibatches": _COUNT,
+    "lr": _POSITIVE,
+    "critic_lr": _POSITIVE,
+    "clip_ratio": _Range(0, 1, above=True),
+    "gamma": _FRACTION,
+    "gae_lambda": _FRACTION,
+    "entropy_coef": _NATURAL,
+    "value_coef": _NATURAL,
+    "max_grad_norm": _POSITIVE,
+    "target_kl": _POSITIVE,
+    "adam_epsilon": _POSITIVE,
+    "replicas": _NATURAL,
+    "micro_batch": _NATURAL,
+    "env_threads": _NATURAL,
+    "cluster_timeout": _POSITIVE,
+    "stall_timeout": _NATURAL,
+    "checkpoint_every": _COUNT,
+    "keep_checkpoints": _COUNT,
+    "eval_every": _NATURAL,
+    "eval_episodes": _COUNT,
+}
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    for name, allowed in _RANGES.items():
+        value = getattr(config, name)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
+    _check_names(config)
+    _check_game(config)
+    if config.critic_lr is not None and config.share_torso:
+        raise UserError(
+            f"--critic-lr {config.critic_lr} does nothing on a shared torso; add --no-share-torso or leave it out."
+        )
+    if config.num_steps % config.num_minibatches:
+        raise UserError(
+            f"--num-steps must divide by --num-minibatches {config.num_minibatches}; got {config.num_steps}, "
+            f"{_multiples_near(config.num_steps, config.num_minibatches)} would do."
+        )
+    if config.total_steps < config.batch_size:
+        raise UserError(
+            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
+            f"{config.num_steps} = {config.batch_size}; got {config.total_steps}."
+        )
+    # What fails for one worker fails for more: their shares are fractions of its own.
+    check_topology(config, workers=1, replicas_per_worker=max(1, config.replicas))
+
+
+def check_topology(config: Config, workers: int, replicas_per_worker: int) -> None:
+    """Raise UserError if the envs, or a replica's minibatch, do not divide by what there is."""
+    replicas = workers * replicas_per_worker
+    if config.num_envs % replicas:
+        made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+        raise UserError(
+            f"--num-envs must divide by the number of replicas, {replicas}{made_of}; got {config.num_envs}, "
+            f"{_multiples_near(config.num_envs, replicas)} would do."
+        )
+    share = config.batch_size // (replicas * config.num_minibatches)
+    if config.micro_batch and share % config.micro_batch:
+        raise UserError(
+            f"--micro-batch must divide a replica's minibatch of {share} samples; got {config.micro_batch}, "
+            f"{_divisors_near(share, config.micro_batch)} would do."
+        )
+
+
+def _check_names(config: Config) -> None:
+    if config.torso not in resnet.names():
+        known = ", ".join(resnet.names())
+        raise UserError(
+            f"there is no torso {config.torso!r}{nearest(config.torso, resnet.names())}; known: {known}."
+        )
+    if not config.logdir or "\0" in config.logdir:
+        raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
+    name = config.run_name
+    if name is not None and (
+        name != PurePath(name).name or not name or len(name) > 200 or {"\\", "\0"} & {*name}
+    ):
+        raise UserError(
+            f"--run-name must be a folder's name, without slashes and at most 200 characters; got {name[:60]!r}."
+        )
+
+
+def _check_game(config: Config) -> None:
+    if config.env not in env_names():
+        known = ", ".join(env_names())
+        raise UserError(f"there is no game {config.env!r}{nearest(config.env, env_names())}; known: {known}.")
+    modes = distribution_modes(config.env)
+    if config.distribution_mode not in modes:
+        raise UserError(
+            f"{config.env} has no distribution mode {config.distribution_mode!r}; it has {', '.join(modes)}."
+        )
+
+
+def _multiples_near(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def _divisors_near(value: int, wanted: int) -> str:
+    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    below = [str(d) for d in divisors if d < wanted][-1:]
+    above = [str(d) for d in divisors if d > wanted][:1]
+    return " or ".join(below + above)
