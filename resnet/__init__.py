@@ -34,25 +34,24 @@ class Entry:
     normalization: str = ""
 
 
+_HE = "He 2015, arXiv:1512.03385"
+_IMPALA = "Espeholt 2018, arXiv:1802.01561"
+
+
 def _cifar(depth: int) -> Entry:
-    paper = "He et al. 2015, arXiv:1512.03385, section 4.2"
-    return Entry("resnet.residual", "cifar", paper, (32, 32, 3), {"depth": depth}, "batch")
+    return Entry("resnet.residual", "cifar", _HE, (32, 32, 3), {"depth": depth}, "batch")
 
 
 def _imagenet(depth: int) -> Entry:
-    paper = "He et al. 2015, arXiv:1512.03385, table 1"
-    return Entry("resnet.imagenet", "imagenet", paper, (224, 224, 3), {"depth": depth}, "batch")
+    return Entry("resnet.imagenet", "imagenet", _HE, (224, 224, 3), {"depth": depth}, "batch")
 
-
-_IMPALA = "Espeholt et al. 2018, arXiv:1802.01561, figure 3"
-_NATURE = "Mnih et al. 2015, Nature 518"
 
 _ZOO: dict[str, Entry] = {
     "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3)),
     "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}),
-    "nature": Entry("resnet.cnn", "nature", _NATURE, (84, 84, 4)),
+    "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4)),
     "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
-    "mlp": Entry("resnet.mlp", "mlp", "Schulman et al. 2017, arXiv:1707.06347", (8,)),
+    "mlp": Entry("resnet.mlp", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
     "resnet-mini": _cifar(8),
     "resnet20": _cifar(20),
     "resnet32": _cifar(32),

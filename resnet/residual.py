@@ -1,0 +1,171 @@
+"""Residual networks: their blocks, and the CIFAR family of depth 6n + 2 (He et al. 2015, arXiv:1512.03385).
+
+Where statistics of the batch do not tame them, deep networks are kept trainable by blocks that start as the
+identity. `normalization="group"` starts the scale of each residual branch's last normalization at zero, as its
+paper does (Wu and He 2018, arXiv:1803.08494, section 4). `normalization="none"` starts the last convolution of
+each branch at zero and scales the others down with the number of blocks, as in Fixup (Zhang et al. 2019,
+arXiv:1901.09321), without its scalar multipliers: SkipInit (De and Smith 2020, arXiv:2002.10444) shows that
+starting near the identity is what counts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import keras
+
+from resnet.layers import Initializer, Layers, check_choice, he_normal
+
+NORMALIZATIONS = ("batch", "group", "none")
+
+
+def _zeros(seed: int) -> keras.initializers.Initializer:
+    del seed  # nothing is drawn
+    return keras.initializers.Zeros()
+
+
+class Blocks:
+    """Makes the parts of a residual network; all take and return [B, H, W, C].
+
+    A strided convolution is padded by the same amount on both sides, as in the paper: TensorFlow's "same"
+    would pad even sizes on the right only, and shift the branch against its shortcut by a pixel.
+    """
+
+    def __init__(self, layers: Layers, *, normalization: str, groups: int, l2: float, depth: int) -> None:
+        """`groups` of group normalization; `l2` as in keras.regularizers.L2; `depth` in blocks, for Fixup."""
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        if l2 < 0.0:
+            raise ValueError(f"l2 must be at least 0, not {l2}.")
+        self.layers = layers
+        self.normalization = normalization
+        self.groups = groups
+        self.l2 = l2
+        self.depth = depth
+
+    def convolution(
+        self,
+        x: keras.KerasTensor,
+        filters: int,
+        size: int,
+        name: str,
+        *,
+        strides: int = 1,
+        initializer: Initializer = he_normal,
+        last: bool = False,
+    ) -> keras.KerasTensor:
+        """A convolution and its normalization, or its bias; `last` says that it ends a residual branch."""
+        margin = (size - 1) // 2
+        padded = strides > 1 and margin > 0
+        if padded:
+            x = keras.layers.ZeroPadding2D(
+                margin, data_format="channels_last", dtype=self.layers.dtype, name=f"{name}_margin"
+            )(x)
+        x = self.layers.conv(
+            x,
+            filters,
+            size,
+            name=f"{name}_conv",
+            strides=strides,
+            padding="valid" if padded else "same",
+            use_bias=self.normalization == "none",
+            initializer=initializer,
+            l2=self.l2,
+        )
+        return self._normalize(x, f"{name}_norm", last=last)
+
+    def _normalize(self, x: keras.KerasTensor, name: str, *, last: bool) -> keras.KerasTensor:
+        if self.normalization == "none":
+            return x
+        settings = {"epsilon": 1e-5, "dtype": self.layers.dtype, "name": name}
+        if self.normalization == "batch":
+            return keras.layers.BatchNormalization(momentum=0.9, **settings)(x)
+        gamma = "zeros" if last else "ones"
+        return keras.layers.GroupNormalization(self.groups, gamma_initializer=gamma, **settings)(x)
+
+    def block(
+        self,
+        x: keras.KerasTensor,
+        shortcut: keras.KerasTensor,
+        shapes: tuple[tuple[int, int, int], ...],
+        name: str,
+    ) -> keras.KerasTensor:
+        """relu(shortcut + branch(x)), the branch being convolutions of (filters, size, strides) with relus
+        between.
+
+        With zero weights it is the identity of its (non-negative) shortcut.
+        """
+        for index, (filters, size, strides) in enumerate(shapes, start=1):
+            part = f"{name}_{index}"
+            last = index == len(shapes)
+            initializer = self._initializer(last=last, convolutions=len(shapes))
+            x = self.convolution(x, filters, size, part, strides=strides, initializer=initializer, last=last)
+            if not last:
+                x = self.layers.relu(x, f"{part}_relu")
+        return self.layers.relu(self.layers.add(shortcut, x, f"{name}_add"), f"{name}_relu")
+
+    def _initializer(self, *, last: bool, convolutions: int) -> Initializer:
+        if self.normalization != "none":
+            return he_normal
+        if last:
+            return _zeros
+        # Standard deviations go with sqrt(scale), which is 2 in He-normal; Fixup has L^(-1 / (2m - 2)) of it.
+        scale = 2.0 * self.depth ** (-1.0 / (convolutions - 1))
+        return partial(keras.initializers.VarianceScaling, scale, "fan_in", "truncated_normal")
+
+    def padded_shortcut(
+        self, x: keras.KerasTensor, filters: int, strides: int, name: str
+    ) -> keras.KerasTensor:
+        """The paper's option A, without parameters: every strides-th pixel, new channels zero."""
+        extra = filters - x.shape[-1]
+        if strides > 1:
+            x = self.layers.max_pool(x, 1, strides, f"{name}_stride")  # a window of one pixel only picks
+        if extra:
+            # "channels_first" makes the stock layer pad its last two axes, here width (by none) and channels.
+            x = keras.layers.ZeroPadding2D(
+                ((0, 0), (0, extra)),
+                data_format="channels_first",
+                dtype=self.layers.dtype,
+                name=f"{name}_channels",
+            )(x)
+        return x
+
+    def projected_shortcut(
+        self, x: keras.KerasTensor, filters: int, strides: int, name: str
+    ) -> keras.KerasTensor:
+        """The paper's option B: the identity where the shape stays, else a 1 x 1 convolution."""
+        if strides == 1 and x.shape[-1] == filters:
+            return x
+        return self.convolution(x, filters, 1, f"{name}_shortcut", strides=strides)
+
+
+def cifar(
+    images: keras.KerasTensor,
+    layers: Layers,
+    *,
+    depth: int,
+    normalization: str = "batch",
+    l2: float = 1e-4,
+) -> keras.KerasTensor:
+    """Images [B, H, W, C] in [0, 1] of any size -> features [B, 64].
+
+    Section 4.2 of He et al. 2015: 3 stages of (depth - 2) / 6 blocks with 16, 32 and 64 channels, option A
+    shortcuts, which give the parameter counts of its table 6 together with a head of 10 classes.
+
+    Options:
+        normalization: "batch" (momentum 0.9, epsilon 1e-5), "group" (8 groups; Wu and He 2018,
+            arXiv:1803.08494: an image's features do not depend on its batch) or "none" (this module's
+            docstring).
+        l2: times the sum of the squared kernels is the model's penalty (`model.losses`).
+
+    Raises ValueError for another normalization or a negative l2.
+    """
+    stages, per_stage = (16, 32, 64), (depth - 2) // 6
+    blocks = Blocks(layers, normalization=normalization, groups=8, l2=l2, depth=len(stages) * per_stage)
+    x = layers.relu(blocks.convolution(images, stages[0], 3, "stem"), "stem_relu")
+    for stage, filters in enumerate(stages, start=1):
+        for index in range(1, per_stage + 1):
+            strides = 2 if stage > 1 and index == 1 else 1
+            name = f"stage{stage}_block{index}"
+            shortcut = blocks.padded_shortcut(x, filters, strides, name)
+            x = blocks.block(x, shortcut, ((filters, 3, strides), (filters, 3, 1)), name)
+    return layers.average_pool(x, "head_pool")
