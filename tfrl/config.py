@@ -26,7 +26,7 @@ class Task:
     """What is learned."""
 
     env: str = "coinrun"
-    """A procgen game (coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are one), or the toy catch."""
+    """A procgen game (coinrun, procgen-coinrun-v0 or procgen:procgen-coinrun-v0), or the toy catch."""
     preset: Literal["openai-easy", "openai-hard", "cookbook"] = "openai-easy"
     """A whole set of defaults, listed above; flags and files win over it."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
@@ -122,7 +122,7 @@ class Run:
     run_name: str | None = None
     """None: ENV-seedSEED, coinrun-seed1 say, so that the same command goes on with the same run."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from the checkpoint, if there is one; never: refuse an existing run; must: refuse a new one."""
+    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
     checkpoint_every: int = 10
     """Updates between checkpoints."""
     keep_checkpoints: int = 3

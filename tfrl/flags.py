@@ -101,6 +101,8 @@ def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Seque
         if kinds.get(name) is bool and not equals:
             values[name] = True
         elif name not in kinds:
+            if equals:
+                raise UserError(f"{spelled} takes no value; got {text!r}.")
             values[name.removeprefix("no_")] = False
         else:
             if not equals:
@@ -114,7 +116,9 @@ def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Seque
 def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
     """The field that a flag gives; `no_` before it for the switch that turns it off."""
     if not spelled.startswith("--"):
-        raise UserError(f"{spelled!r} is not a flag: settings are given as --name value; --help lists them.")
+        raise UserError(
+            f"{spelled!r} is not a flag; settings are given as --name value, switches as --name or --no-name."
+        )
     name = spelled[2:].replace("-", "_")
     name = aliases.get(name, name)
     if name in kinds or kinds.get(name.removeprefix("no_")) is bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 import resnet
@@ -79,8 +78,10 @@ def validate(config: Config) -> None:
     _check_game(config)
     if config.critic_lr is not None and config.share_torso:
         raise UserError(
-            f"--critic-lr {config.critic_lr} does nothing on a shared torso; add --no-share-torso or leave it out."
+            f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
         )
+    if config.strategy == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
     if config.num_steps % config.num_minibatches:
         raise UserError(
             f"--num-steps must divide by --num-minibatches {config.num_minibatches}; got {config.num_steps}, "
@@ -113,19 +114,17 @@ def check_topology(config: Config, workers: int, replicas_per_worker: int) -> No
 
 
 def _check_names(config: Config) -> None:
-    if config.torso not in resnet.names():
-        known = ", ".join(resnet.names())
-        raise UserError(
-            f"there is no torso {config.torso!r}{nearest(config.torso, resnet.names())}; known: {known}."
-        )
+    torsos = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
+    if config.torso not in torsos:
+        reason = "takes no images" if config.torso in resnet.names() else "is not a network of the zoo"
+        hint = nearest(config.torso, torsos)
+        raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(torsos)}.")
     if not config.logdir or "\0" in config.logdir:
         raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
     name = config.run_name
-    if name is not None and (
-        name != PurePath(name).name or not name or len(name) > 200 or {"\\", "\0"} & {*name}
-    ):
+    if name is not None and (name in ("", ".", "..") or len(name) > 200 or {"/", "\\", "\0"} & {*name}):
         raise UserError(
-            f"--run-name must be a folder's name, without slashes and at most 200 characters; got {name[:60]!r}."
+            f"--run-name must be a folder's name of at most 200 characters, no slashes; got {name[:60]!r}."
         )
 
 
@@ -146,7 +145,8 @@ def _multiples_near(value: int, divisor: int) -> str:
 
 
 def _divisors_near(value: int, wanted: int) -> str:
-    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    divisors = sorted({*small, *(value // d for d in small)})
     below = [str(d) for d in divisors if d < wanted][-1:]
     above = [str(d) for d in divisors if d > wanted][:1]
     return " or ".join(below + above)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tfrl.envs import TOY_ENVS
+
 _DATA = Path(__file__).parents[1] / "data"
-_TOY = "catch"
 
 # Procgen's C++ code ends the whole process for a mode that a game lacks. Easy and hard exist for all.
 _FURTHER_MODES = {
@@ -44,12 +45,12 @@ def games() -> tuple[str, ...]:
 
 
 def env_names() -> tuple[str, ...]:
-    """Everything `--env` takes: the games and the toy `catch`."""
-    return (*games(), _TOY)
+    """Everything `--env` takes: the games and the toys."""
+    return (*games(), *TOY_ENVS)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
-    """The distribution modes that a game has; `catch` is the same in both of its own."""
+    """The distribution modes that an env has; a toy is the same in both of its own."""
     return ("easy", "hard", *(mode for mode, having in _FURTHER_MODES.items() if env in having))
 
 

@@ -1,0 +1,324 @@
+"""Settings: precedence, spellings, round trips, and one sentence for every mistake."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tfrl.checkpoint import CheckpointStore
+from tfrl.config import PRESETS, Config, from_yaml, parse, to_yaml
+from tfrl.errors import UserError
+from tfrl.run_folder import check_run, check_run_folder
+from tfrl.validate import check_topology
+
+
+def refusal(call, *arguments) -> str:
+    """The sentence of the UserError that `call` raises."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    assert caught.value.exit_code == 2
+    sentence = str(caught.value)
+    assert sentence.endswith(".") and "\n" not in sentence and len(sentence) < 300
+    return sentence
+
+
+def settings_file(folder, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+# Good settings
+
+
+def test_the_defaults_are_the_published_ones():
+    config = parse([])
+    assert config == dataclasses.replace(Config(), run_name="coinrun-seed1")
+    assert (config.env, config.preset, config.total_steps) == ("coinrun", "openai-easy", 25_000_000)
+    assert (config.num_envs, config.num_steps, config.epochs, config.num_minibatches) == (64, 256, 3, 8)
+    assert (config.lr, config.gamma, config.gae_lambda, config.entropy_coef) == (5e-4, 0.999, 0.95, 0.01)
+
+
+def test_derived_settings():
+    config = parse(["--num-envs", "4", "--num-steps", "8", "--total-steps", "65", "--logdir", "there"])
+    assert config.batch_size == 32
+    assert config.num_updates == 3
+    assert str(config.run_dir) == "there/coinrun-seed1"
+    assert str(Config(env="maze", seed=3).run_dir) == "logs/maze-seed3"
+
+
+@pytest.mark.parametrize("spelled", ["coinrun", "procgen-coinrun-v0", "procgen:procgen-coinrun-v0"])
+def test_spellings_of_a_game(spelled):
+    assert parse(["--env", spelled]) == parse([])
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        (["--update-freq", "128"], "num_steps", 128),
+        (["--actor-lr", "1e-3"], "lr", 1e-3),
+        (["--num_envs=32"], "num_envs", 32),
+        (["--total-steps", "1e6"], "total_steps", 1_000_000),
+        (["--total-steps", "2_000_000"], "total_steps", 2_000_000),
+        (["--seed", "1", "--seed", "2"], "seed", 2),
+        (["--no-clip-value"], "clip_value", False),
+        (["--anneal-lr"], "anneal_lr", True),
+        (["--anneal-lr=true"], "anneal_lr", True),
+        (["--target-kl", "0.02"], "target_kl", 0.02),
+        (["--target-kl", "none"], "target_kl", None),
+        (["--num-levels", "0"], "num_levels", 0),
+        (["--run-name", "mine"], "run_name", "mine"),
+        (["--env", "catch"], "env", "catch"),
+        (["--env", "chaser", "--distribution-mode", "extreme"], "distribution_mode", "extreme"),
+    ],
+)
+def test_flags(argv, name, value):
+    got = getattr(parse(argv), name)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_and_sets_what_it_says(preset):
+    config = parse(["--preset", preset])
+    for name, value in PRESETS[preset].items():
+        assert getattr(config, name) == value
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
+    path = settings_file(tmp_path, "preset: openai-hard\nnum_envs: 128\nlr: 1e-4\n")
+    config = parse(["--config", path, "--actor-lr", "2e-4"])
+    assert config.num_levels == 500  # the preset's, which the file names
+    assert config.num_envs == 128  # the file's
+    assert config.lr == 2e-4  # the flag's
+    assert parse(["--config", path, "--preset", "openai-easy"]).num_levels == 200
+
+
+def test_a_file_may_use_other_spellings(tmp_path):
+    text = "update-freq: 128\nlr: 5e-4\ntotal_steps: 1e6\ncritic_lr: null\nseed: 3.0\n"
+    config = parse(["--config", settings_file(tmp_path, text)])
+    assert (config.num_steps, config.lr, config.total_steps) == (128, 5e-4, 1_000_000)
+    assert config.critic_lr is None and config.seed == 3
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--preset", "cookbook"], ["--lr", "1e-05", "--target-kl", "0.1", "--run-name", "007"]]
+)
+def test_yaml_round_trip(tmp_path, argv):
+    config = parse(argv)
+    path = settings_file(tmp_path, to_yaml(config))
+    assert from_yaml(path) == config
+    assert parse(["--config", path]) == config
+
+
+def test_a_saved_default_name_follows_the_flags(tmp_path):
+    path = settings_file(tmp_path, to_yaml(parse(["--env", "maze"])))
+    assert parse(["--config", path, "--seed", "2"]).run_name == "maze-seed2"
+    named = settings_file(tmp_path, to_yaml(parse(["--run-name", "mine"])))
+    assert parse(["--config", named, "--seed", "2"]).run_name == "mine"
+
+
+def test_print_config(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--print-config", "--seed", "4"])
+    assert ended.value.code == 0
+    assert from_yaml(settings_file(tmp_path, capsys.readouterr().out)) == parse(["--seed", "4"])
+
+
+def test_help_lists_every_flag_and_what_the_presets_set(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)]
+    for expected in [*flags, "--config", "--print-config", "--update-freq", "--actor-lr", *PRESETS]:
+        assert expected in text
+    assert "distribution-mode hard, num-levels 500" in text
+
+
+def test_settings_import_neither_tensorflow_nor_envs():
+    code = "import sys, tfrl.config, tfrl.run_folder; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "keras", "procgen", "gym", "gymnasium"} & {*done.stdout.split()}
+
+
+# Bad settings
+
+BAD_FLAGS = [
+    ("--env coinrn", "did you mean coinrun?"),
+    ("--env CoinRun", "did you mean coinrun?"),
+    ("--env procgen-nosuch-v0", "there is no game 'nosuch'"),
+    (
+        "--env bigfish --distribution-mode memory",
+        "bigfish has no distribution mode 'memory'; it has easy, hard.",
+    ),
+    ("--env coinrun --distribution-mode extreme", "it has easy, hard, exploration."),
+    ("--distribution-mode medium", "--distribution-mode must be one of easy, hard, extreme"),
+    ("--preset openai-esy", "did you mean openai-easy?"),
+    ("--torso impalla", "did you mean impala?"),
+    ("--torso mlp", "takes no images"),
+    ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
+    ("--learning-rate 3", "there is no flag --learning-rate"),
+    ("--no-lr", "there is no flag --no-lr"),
+    ("--lr", "--lr needs a value."),
+    ("--lr --gamma 1", "--lr needs a value."),
+    ("--lr fast", "--lr must be a number; got 'fast'."),
+    ("--num-envs 1.5", "--num-envs must be a whole number; got '1.5'."),
+    ("--num-envs inf", "--num-envs must be a whole number; got 'inf'."),
+    ("--anneal-lr=perhaps", "--anneal-lr must be true or false; got 'perhaps'."),
+    ("--no-anneal-lr=true", "--no-anneal-lr takes no value; got 'true'."),
+    ("--anneal-lr False", "'False' is not a flag"),
+    ("coinrun", "'coinrun' is not a flag"),
+    ("--lr -1", "--lr must be above 0; got -1.0."),
+    ("--lr 0", "--lr must be above 0; got 0.0."),
+    ("--lr nan", "--lr must be above 0; got nan."),
+    ("--max-grad-norm inf", "--max-grad-norm must be above 0; got inf."),
+    ("--gamma 1.01", "--gamma must be at least 0 and at most 1; got 1.01."),
+    ("--clip-ratio 0", "--clip-ratio must be above 0 and at most 1; got 0.0."),
+    ("--target-kl -0.1", "--target-kl must be above 0; got -0.1."),
+    ("--num-envs 0", "--num-envs must be at least 1; got 0."),
+    ("--num-levels -1", "--num-levels must be at least 0"),
+    ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
+    ("--seed 2147483648", "at most 2147483647; got 2147483648."),
+    ("--num-steps 100", "--num-steps must divide by --num-minibatches 8; got 100, 96 or 104 would do."),
+    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64, 63 or 66 would do."),
+    ("--num-envs 1 --replicas 2", "got 1, 2 would do."),
+    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000, 512 or 1024 would do."),
+    ("--micro-batch 4096", "got 4096, 2048 would do."),
+    ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
+    ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
+    ("--critic-lr 1e-4", "--critic-lr 0.0001 needs --no-share-torso"),
+    ("--strategy one-device --replicas 2", "--strategy one-device has one replica; got --replicas 2."),
+    ("--precision float16", "--precision must be one of auto, float32, bfloat16; got 'float16'"),
+    ("--run-name a/b", "--run-name must be a folder's name"),
+    ("--run-name ..", "--run-name must be a folder's name"),
+    ("--logdir=", "--logdir must be a folder's path; got ''."),
+    ("--config nowhere.yaml", "cannot read the settings file nowhere.yaml: No such file or directory."),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), BAD_FLAGS, ids=[command for command, _ in BAD_FLAGS])
+def test_bad_flags(command, sentence):
+    assert sentence in refusal(parse, command.split())
+
+
+BAD_FILES = [
+    ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
+    ("5: 3", "has an unknown setting 5"),
+    ("config: other.yaml", "has an unknown setting 'config'"),
+    ("lr: fast", "settings.yaml must be a number; got 'fast'."),
+    ("lr: [1, 2]", "must be a number; got [1, 2]."),
+    ("lr: true", "must be a number; got True."),
+    ("num_envs: 1.5", "must be a whole number; got 1.5."),
+    ("num_envs: null", "must be a whole number; got None."),
+    ("num_envs: .inf", "must be a whole number; got inf."),
+    ("clip_value: 1", "must be true or false; got 1."),
+    ("env: 5", "must be text; got 5."),
+    ("resume: no", "must be one of auto, never, must; got False."),
+    ("preset: [easy]", "must be one of openai-easy"),
+    ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),
+    ("env: [", "is not valid YAML (line 1)."),
+    ("- a\n- b", "must hold one `name: value` a line."),
+    ("", "must hold one `name: value` a line."),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES, ids=[text for text, _ in BAD_FILES])
+def test_bad_files(tmp_path, text, sentence):
+    assert sentence in refusal(parse, ["--config", settings_file(tmp_path, text)])
+
+
+def test_a_file_that_is_not_text(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    assert "it is not text" in refusal(parse, ["--config", str(path)])
+    assert "Is a directory" in refusal(parse, ["--config", str(tmp_path)])
+
+
+def test_topology():
+    config = parse([])
+    check_topology(config, workers=4, replicas_per_worker=2)
+    sentence = refusal(check_topology, config, 3, 2)
+    assert "6 (3 workers x 2); got 64, 60 or 66 would do." in sentence
+    small = parse(["--micro-batch", "2048"])
+    assert "minibatch of 1024 samples; got 2048, 1024 would do." in refusal(check_topology, small, 2, 1)
+
+
+# The run's folder
+
+
+def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
+    """Settings of a run that stands in `folder` as the trainer would leave it."""
+    config = parse(["--logdir", str(folder), *argv])
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    if checkpoint:
+        arrays = {"step": np.array(10)}
+        store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
+        store.save(10, learner=arrays, worker_part=arrays, env_steps=10 * config.batch_size)
+    return config
+
+
+def test_a_new_run_leaves_no_trace_before_it_starts(tmp_path):
+    check_run(parse(["--logdir", str(tmp_path / "a" / "b")]))
+    check_run(parse(["--logdir", str(tmp_path), "--resume", "never"]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_command_goes_on_with_its_run(tmp_path):
+    config = run_of(tmp_path)
+    check_run(config)
+    check_run(dataclasses.replace(config, resume="must"))
+    free = {"total_steps": 50_000_000, "replicas": 2, "micro_batch": 512, "keep_checkpoints": 9}
+    check_run(dataclasses.replace(config, **free))
+
+
+def test_other_settings_do_not_touch_a_run(tmp_path):
+    config = run_of(tmp_path)
+    other = dataclasses.replace(config, lr=1e-3, share_torso=False)
+    sentence = refusal(check_run, other)
+    assert "--lr 0.0005 there, 0.001 here; --share-torso True there, False here." in sentence
+    assert "--run-name" in sentence and "gamma" not in sentence
+
+
+@pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])
+def test_auto_precision_takes_what_the_run_has(tmp_path, there, here):
+    config = run_of(tmp_path, "--precision", there)
+    check_run(dataclasses.replace(config, precision=here))
+
+
+def test_two_fixed_precisions_differ(tmp_path):
+    config = run_of(tmp_path, "--precision", "float32")
+    assert "--precision" in refusal(check_run, dataclasses.replace(config, precision="bfloat16"))
+
+
+def test_never_refuses_an_existing_run(tmp_path):
+    config = run_of(tmp_path, checkpoint=False)
+    assert "already holds a run" in refusal(check_run, dataclasses.replace(config, resume="never"))
+
+
+def test_must_refuses_a_run_without_checkpoint(tmp_path):
+    absent = parse(["--logdir", str(tmp_path), "--resume", "must"])
+    assert "found no checkpoint" in refusal(check_run, absent)
+    started = run_of(tmp_path, checkpoint=False)
+    assert "found no checkpoint" in refusal(check_run, dataclasses.replace(started, resume="must"))
+
+
+def test_a_damaged_run_is_left_alone(tmp_path):
+    config = run_of(tmp_path)
+    settings = config.run_dir / "config.yaml"
+    settings.write_text("env: [")
+    assert "is not valid YAML" in refusal(check_run, config)
+    settings.unlink()
+    assert "without its config.yaml" in refusal(check_run, config)
+
+
+def test_a_logdir_that_cannot_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    nowhere = tmp_path / "link"
+    nowhere.symlink_to(tmp_path / "gone")
+    for logdir in (file, file / "below", nowhere, "/proc"):
+        config = dataclasses.replace(Config(), logdir=str(logdir))
+        assert "choose another --logdir" in refusal(check_run_folder, config)

@@ -1,0 +1,85 @@
+"""May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
+
+import errno
+import os
+import tempfile
+
+from tfrl.checkpoint import CheckpointStore
+from tfrl.config import Config, from_yaml
+from tfrl.errors import UserError
+from tfrl.flags import flag
+
+SETTINGS_FILE = "config.yaml"
+
+# Any of these makes a folder that of a run.
+_TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
+
+# What a run may go on with otherwise than it began: its length, what it writes, and where it runs.
+_MAY_CHANGE = frozenset(
+    ("preset", "total_steps", "logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints")
+    + ("eval_every", "eval_episodes", "strategy", "replicas", "micro_batch", "env_threads", "communication")
+    + ("cluster_timeout", "stall_timeout")
+)
+
+
+def check_run(config: Config) -> None:
+    """Raise UserError if `--resume` forbids this run: it must or must not exist, or has other settings.
+
+    Whether it is already complete is left to the trainer, which knows the run's step.
+    """
+    check_run_folder(config)
+    run = config.run_dir
+    if config.resume == "must" and not CheckpointStore(run / "checkpoints", keep=1).updates():
+        raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
+    if not any((run / trace).exists() for trace in _TRACES):
+        return
+    if config.resume == "never":
+        raise UserError(
+            f"{run} already holds a run, which --resume never leaves alone; choose another --run-name."
+        )
+    if not (run / SETTINGS_FILE).exists():
+        raise UserError(
+            f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
+        )
+    _check_same(config, from_yaml(run / SETTINGS_FILE))
+
+
+def check_run_folder(config: Config) -> None:
+    """Raise UserError if the run's folder cannot be made or written in; leaves nothing behind."""
+    folder = config.run_dir
+    try:
+        while not _is_there(folder):
+            folder = folder.parent
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".tfrl-"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write in {folder} for the run's folder {config.run_dir}: {error.strerror}; "
+            "choose another --logdir."
+        ) from None
+
+
+def _is_there(folder: os.PathLike[str]) -> bool:
+    """Unlike Path.exists, also true for a link to nowhere, and any other trouble is raised."""
+    try:
+        os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_same(config: Config, existing: Config) -> None:
+    differing = []
+    for name, here in vars(config).items():
+        there = getattr(existing, name)
+        # `auto` asks for no precision of its own, so a run goes on with the one it began with.
+        left_open = name == "precision" and "auto" in (here, there)
+        if here != there and name not in _MAY_CHANGE and not left_open:
+            differing.append(f"{flag(name)} {there} there, {here} here")
+    if differing:
+        raise UserError(
+            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. "
+            "Give the same ones to go on with it, or another --run-name."
+        )
