@@ -8,34 +8,13 @@ import os
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import keras  # noqa: E402
 from rich import box  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import resnet  # noqa: E402
-
-
-def parameters(model: keras.Model) -> int:
-    """The number of trainable parameters, without the moving statistics of batch normalization."""
-    return sum(variable.shape.num_elements() for variable in model.trainable_variables)
-
-
-def mflop(model: keras.Model) -> float:
-    """Millions of floating point operations of one image's forward pass.
-
-    A multiply-add counts as two, and only those of convolutions and dense layers count, as in the papers
-    (which count a multiply-add as one).
-    """
-    multiply_adds = 0
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D):
-            _, height, width, _ = layer.output.shape
-            multiply_adds += height * width * layer.kernel.shape.num_elements()
-        elif isinstance(layer, keras.layers.Dense):
-            multiply_adds += layer.kernel.shape.num_elements()
-    return 2.0 * multiply_adds / 1e6
+from resnet.counts import mflop, parameters  # noqa: E402
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """Residual networks: their blocks, and the CIFAR family of depth 6n + 2 (He et al. 2015, arXiv:1512.03385).
 
 Where statistics of the batch do not tame them, deep networks are kept trainable by blocks that start as the
-identity. `normalization="group"` starts the scale of each residual branch's last normalization at zero, as its
-paper does (Wu and He 2018, arXiv:1803.08494, section 4). `normalization="none"` starts the last convolution of
-each branch at zero and scales the others down with the number of blocks, as in Fixup (Zhang et al. 2019,
-arXiv:1901.09321), without its scalar multipliers: SkipInit (De and Smith 2020, arXiv:2002.10444) shows that
-starting near the identity is what counts.
+identity. `normalization="group"` starts the scale of each residual branch's last normalization at zero, as
+its paper does (Wu and He 2018, arXiv:1803.08494, section 4). `normalization="none"` starts the last
+convolution of each branch at zero and scales the others down with the number of blocks, as in Fixup (Zhang et
+al. 2019, arXiv:1901.09321), without its scalar multipliers: SkipInit (De and Smith 2020, arXiv:2002.10444)
+shows that starting near the identity is what counts.
 """
 
 from __future__ import annotations
