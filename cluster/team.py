@@ -1,0 +1,137 @@
+"""One attempt of the launcher: all workers, started together, each behind an agent."""
+
+import json
+import os
+import selectors
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.output import Output
+from cluster.places import Place
+
+AGENT = str(Path(__file__).with_name("agent.py"))
+# What a remote worker gets of our environment: what decides how training runs and which programs it finds.
+# The rest belongs to the machine.
+PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
+PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
+# Batch mode, because a question cannot be answered here; the others notice a dead connection within a minute.
+SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+ORPHAN_GRACE = 30.0  # seconds that a worker has to save when its launcher is gone
+_REST = 1.0  # seconds to read the rest of the output of an agent that has ended
+
+
+class Team:
+    """The running workers. Their output goes to `output`, their exit codes to `codes`."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        command: Sequence[str],
+        output: Output,
+        terminal: tuple[int, int] | None,
+    ) -> None:
+        """Starts all workers; worker 0 gets a terminal of (rows, columns), if any."""
+        self.codes: list[int | None] = [None] * len(places)
+        self._output = output
+        self._selector = selectors.DefaultSelector()
+        self._agents: list[subprocess.Popen[bytes]] = []
+        try:
+            for index, place in enumerate(places):
+                self._start(place, command, terminal if index == 0 else None)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether any worker still runs."""
+        return None in self.codes
+
+    def pump(self, seconds: float) -> None:
+        """Passes output on for at most `seconds`, less if something happens, and notes who has ended."""
+        self._copy(seconds)
+        for index, agent in enumerate(self._agents):
+            if self.codes[index] is None and agent.poll() is not None:
+                end = time.monotonic() + _REST
+                while self._listening(index) and time.monotonic() < end:
+                    self._copy(0.1)
+                self._output.end(index)
+                self.codes[index] = agent.returncode if agent.returncode >= 0 else 128 - agent.returncode
+
+    def signal(self, letter: bytes) -> None:
+        """Sends a signal to all workers: b"T", b"I" or b"K", as SIGTERM, SIGINT and SIGKILL."""
+        for agent in self._agents:
+            try:
+                agent.stdin.write(letter)
+            except OSError:
+                continue  # it has ended
+
+    def stop(self, grace: float, *, told: bool) -> None:
+        """Ends all workers: SIGTERM unless they were `told` before, and after `grace` seconds SIGKILL."""
+        if not told:
+            self.signal(b"T")
+        for letter, seconds in ((b"", grace), (b"K", 5.0)):
+            self.signal(letter)
+            end = time.monotonic() + seconds
+            while self.running and time.monotonic() < end:
+                self.pump(0.1)
+        for agent in self._agents:
+            agent.kill()  # an ssh whose other end does not answer; those that have ended are not touched
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up on the agents: a worker that still runs is stopped by its own, with time to save."""
+        for agent in self._agents:
+            agent.stdin.close()
+        self._selector.close()
+
+    def _start(self, place: Place, command: Sequence[str], terminal: tuple[int, int] | None) -> None:
+        environment = {"PYTHONUNBUFFERED": "1", **place.environment}
+        agent_command = [sys.executable, "-IS", AGENT]
+        if place.host is not None:
+            environment = {**passed_on(os.environ), **environment}
+            agent_command = [*SSH, "--", place.host, f"exec {shlex.join(agent_command)}"]
+        order = {
+            "command": list(command),
+            "environment": environment,
+            "directory": str(Path.cwd()),
+            "terminal": terminal,
+            "grace": ORPHAN_GRACE,
+        }
+        agent = subprocess.Popen(
+            agent_command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
+        )
+        index = len(self._agents)
+        self._agents.append(agent)
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        self._selector.register(agent.stdout, selectors.EVENT_READ, (index, "stdout"))
+        self._selector.register(agent.stderr, selectors.EVENT_READ, (index, "stderr"))
+
+    def _copy(self, seconds: float) -> None:
+        if not self._selector.get_map():
+            time.sleep(min(seconds, 0.05))  # all have closed their output, and are about to end
+        for key, _ in self._selector.select(seconds if self._selector.get_map() else 0):
+            data = key.fileobj.read(1 << 16)
+            if data:
+                self._output.write(*key.data, data)
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def _listening(self, index: int) -> bool:
+        return any(key.data[0] == index for key in self._selector.get_map().values())
+
+
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the environment that remote workers get."""
+    return {
+        name: value for name, value in environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
