@@ -189,7 +189,7 @@ def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):
     launch = Launch(tmp_path, "sys.exit(75 if task == 0 else 0)", "--max-restarts", "2")
     code, _, err = launch.end()
     assert code == 1
-    assert len(launch.pids(0)) == len(launch.pids(1)) == 3
+    assert len(launch.pids(0)) == 3
     assert "restart 2 of 2" in err
     assert err.splitlines()[-1] == (
         "launch: worker 0 gave up on a worker that stalled (exit code 75); "
