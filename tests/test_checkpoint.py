@@ -300,7 +300,7 @@ def small_disk(tmp_path):
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("a full disk needs a small tmpfs, which only root can mount")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_full_disk_keeps_the_last_checkpoint(small_disk):
