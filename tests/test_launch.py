@@ -490,6 +490,19 @@ def test_over_real_ssh_a_killed_worker_is_restarted_and_a_lost_launcher_stops_al
     assert "worker 1 on 127.0.0.1 died (killed by signal 9)" in launch.end()[2]
 
 
+def test_over_real_ssh_a_worker_that_ignores_sigterm_is_killed(tmp_path, sshd):
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+all_started()
+if task == 1:
+    sys.exit(1)
+time.sleep(60)
+"""
+    launch = Launch(tmp_path, program, *HOSTS, "--max-restarts", "0", "--grace", "0.3", environ=sshd)
+    assert launch.end()[0] == 1
+    until(lambda: not alive(launch.pids(0)[0]))
+
+
 def test_a_host_that_ssh_cannot_reach_is_named(tmp_path):
     launch = Launch(tmp_path, "", "--hosts", "no-such-host.invalid", "--max-restarts", "0")
     code, _, err = launch.end()

@@ -206,7 +206,7 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
     ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
 )
 def test_strangers_are_shown_out(garbage, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 0.2)
+    monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 60.0 if garbage else 0.2)
     cluster = configs(2)
     chief = Attempt(cluster[0])
     connection, stream = connect_to(chief, cluster[0])
@@ -230,6 +230,19 @@ def test_a_worker_that_goes_on_with_garbage_is_missing_again():
     until(lambda: cluster[0].name(1) in chief.lines[-1])
     attempts = [Attempt(cluster[1]), Attempt(cluster[2]), chief]
     assert [attempt.result() for attempt in attempts] == [None] * 3
+
+
+def test_the_chief_has_given_up_its_port_when_it_says_go():
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    while "go" not in (message := json.loads(stream.readline())):
+        connection.sendall(json.dumps({"round": message["round"]}).encode() + b"\n")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(tf_config.split_address(cluster[0].workers[0]), timeout=5)
+    stream.close()
+    connection.close()
+    assert chief.result() is None
 
 
 def test_a_program_that_is_not_the_chief_is_not_taken_for_it():
