@@ -83,11 +83,15 @@ class Layers:
         initializer: Initializer = glorot,
         **settings: Any,
     ) -> keras.KerasTensor:
-        """A dense layer [B, D] -> [B, units]; `settings` as in keras.layers.Dense."""
-        kernel = initializer(seed=self.seed_of(name))
-        return keras.layers.Dense(units, kernel_initializer=kernel, dtype=self.dtype, name=name, **settings)(
-            x
-        )
+        """A dense layer [B, D] -> [B, units], as a 1 x 1 convolution; `settings` as in keras.layers.Conv2D.
+
+        A matrix product blocks its sums by the batch size, so a row's last bits depend on how many others
+        there are; a convolution treats its images one by one. That keeps the features of an image the same
+        whether 64 of them are on one replica or 16 on each of four, at about 1 % of IMPALA's time.
+        """
+        x = keras.layers.Reshape((1, 1, x.shape[-1]), dtype=self.dtype, name=f"{name}_in")(x)
+        x = self.conv(x, units, 1, name=name, initializer=initializer, **settings)
+        return keras.layers.Reshape((units,), dtype=self.dtype, name=f"{name}_out")(x)
 
     def relu(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
         """max(x, 0)."""
@@ -162,13 +166,12 @@ def _check_options(
 def add_softmax_head(torso: keras.Model, classes: int, *, seed: int) -> keras.Model:
     """Put a float32 softmax over `classes` on a torso's features; the model shares the torso's layers."""
     regularizers = (getattr(layer, "kernel_regularizer", None) for layer in torso.layers)
-    layers = Layers(dtype="float32", seed=seed)
-    logits = layers.dense(
-        torso.output,
+    logits = keras.layers.Dense(
         classes,
-        name="logits",
-        initializer=he_normal,
+        kernel_initializer=he_normal(seed=Layers(dtype="float32", seed=seed).seed_of("logits")),
         kernel_regularizer=next(filter(None, regularizers), None),
-    )
+        dtype="float32",
+        name="logits",
+    )(torso.output)
     probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
     return keras.Model(torso.input, probabilities, name=torso.name)

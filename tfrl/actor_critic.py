@@ -12,12 +12,24 @@ import tensorflow as tf
 import resnet
 
 
-def _head(units: int, features: int, gain: float, seed: int) -> keras.layers.Dense:
-    """A float32 linear layer, initialised orthogonally: rounding a logit would change the policy."""
-    initializer = keras.initializers.Orthogonal(gain, seed=seed)
-    head = keras.layers.Dense(units, kernel_initializer=initializer, dtype="float32", name="head")
-    head.build((None, features))
-    return head
+class Head(keras.layers.Dense):
+    """A float32 linear layer whose every row is computed alike, however many rows there are.
+
+    Matrix products block their sums differently for each batch size, so 32 envs would round differently on
+    one replica than 16 on each of two, and within some dozens of updates the runs would differ. Products and
+    one sum per output cost little for the few outputs of a head. float32 because a rounded logit would be
+    another policy.
+    """
+
+    def __init__(self, units: int, *, features: int, gain: float, seed: int) -> None:
+        initializer = keras.initializers.Orthogonal(gain, seed=seed)
+        super().__init__(units, kernel_initializer=initializer, dtype="float32", name="head")
+        self.build((None, features))
+
+    def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Outputs float32 [B, units] of features float32 [B, D]."""
+        products = features[:, None, :] * tf.transpose(self.kernel)  # [B, units, D]
+        return tf.reduce_sum(products, axis=-1) + self.bias
 
 
 class Actor(keras.Model):
@@ -29,7 +41,7 @@ class Actor(keras.Model):
     def __init__(self, torso: keras.Model, num_actions: int, *, seed: int) -> None:
         super().__init__(name="actor", dtype="float32")
         self.torso = torso
-        self.head = _head(num_actions, torso.output_shape[-1], 0.01, seed)
+        self.head = Head(num_actions, features=torso.output_shape[-1], gain=0.01, seed=seed)
         self.built = True
 
     def call(self, observations: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -43,7 +55,7 @@ class Critic(keras.Model):
     def __init__(self, torso: keras.Model, *, seed: int) -> None:
         super().__init__(name="critic", dtype="float32")
         self.torso = torso
-        self.head = _head(1, torso.output_shape[-1], 1.0, seed)
+        self.head = Head(1, features=torso.output_shape[-1], gain=1.0, seed=seed)
         self.built = True
 
     def call(self, observations: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -75,7 +87,7 @@ class ActorCritic(tf.Module):
             parts |= {"actor_torso": self.actor.torso, "critic_torso": self.critic.torso}
         parts |= {"actor": self.actor.head, "critic": self.critic.head}
         return {
-            f"{part}/{v.name if v.path == v.name else '/'.join(v.path.split('/')[-2:])}": v
+            f"{part}/{'/'.join(v.path.split('/')[-2:])}": v
             for part, layer in parts.items()
             for v in layer.variables
         }

@@ -20,6 +20,23 @@ _CPU_MICRO_BATCH = 512
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
+def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
+    """The sum over the first dimension in a fixed order: neighbours, then pairs of neighbours, and so on.
+
+    Written with `reduce_sum` because TensorFlow's graph optimizer turns trees of additions into chains.
+    """
+    while parts.shape[0] > 1:
+        count = parts.shape[0]
+        pairs = tf.reshape(parts[: count // 2 * 2], (count // 2, 2, *parts.shape[1:]))
+        sums = tf.reduce_sum(pairs, axis=1)
+        parts = sums if count % 2 == 0 else tf.concat([sums, parts[-1:]], axis=0)
+    return parts[0]
+
+
+def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return pairwise_sum(tf.stack(tensors))
+
+
 class Runtime:
     """A strategy and this process's place in it.
 
@@ -62,7 +79,9 @@ class Runtime:
             return min(config.micro_batch, rows)
         if self.uses_gpu:
             return rows
-        return max(d for d in range(1, min(rows, _CPU_MICRO_BATCH) + 1) if rows % d == 0)
+        # Four parts or more, so that 1, 2 and 4 replicas add up the same parts, bit for bit.
+        most = min(rows, _CPU_MICRO_BATCH, max(1, rows * self.replicas // 4))
+        return max(d for d in range(1, most + 1) if rows % d == 0)
 
     # Values per replica
 
@@ -149,7 +168,9 @@ def make(config: Config, cluster: TFConfig | None) -> Runtime:
             strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision
         )
     if strategy_name == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas))
+        # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
+        exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_list)
+        strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
     return Runtime(strategy, worker=0, num_workers=1, precision=precision)

@@ -33,7 +33,7 @@ def action_uniforms(seed: int, update: int, envs: Iterable[int], num_steps: int)
 def minibatch_steps(
     seed: int, update: int, envs: Iterable[int], *, num_steps: int, epochs: int, num_minibatches: int
 ) -> np.ndarray:
-    """Which time steps of each env make up each minibatch: int32 [E, M, T / M, B].
+    """Which time steps of each env make up each minibatch: int32 [E, M, B, T / M].
 
     Every env gives every minibatch the same number of steps (stratified by env), so all topologies form the
     same global minibatches without moving any data.
@@ -42,5 +42,5 @@ def minibatch_steps(
         [generator(seed, Use.MINIBATCH, update, epoch, i).permutation(num_steps) for i in envs]
         for epoch in range(epochs)
     ]
-    steps = np.asarray(orders, np.int32).transpose(0, 2, 1)  # [E, T, B]
-    return steps.reshape(epochs, num_minibatches, num_steps // num_minibatches, -1)
+    steps = np.asarray(orders, np.int32)  # [E, B, T]
+    return steps.reshape(epochs, len(orders[0]), num_minibatches, -1).swapaxes(1, 2)

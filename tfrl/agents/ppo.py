@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfrl import actor_critic
 from tfrl.config import Config
-from tfrl.distribute import Runtime
+from tfrl.distribute import Runtime, pairwise_sum
 from tfrl.distributions import Categorical
 from tfrl.errors import TrainingError
 from tfrl.ops import losses, returns
@@ -104,7 +104,7 @@ class PPOAgent:
 
         Args:
           rollout: what the envs did.
-          steps: int32 [R, E, M, T / M, B]: the time steps of each minibatch, from `tfrl.random`.
+          steps: int32 [R, E, M, B, T / M]: the time steps of each minibatch, from `tfrl.random`.
           learning_rate: of this update.
 
         Returns:
@@ -144,8 +144,8 @@ class PPOAgent:
             self._prepare, args=(observations, actions, log_probs, values, last_values, rewards, first, steps)
         )
         total = config.epochs * config.num_minibatches
-        index, stop = 0, False
-        sums, first_error = tf.zeros(len(_MEANS) + 1), 0.0
+        index, stop = tf.constant(0), tf.constant(False)
+        sums, first_error = tf.zeros(len(_MEANS) + 1), tf.constant(0.0)
         while index < total and not stop:
             means, errors = run(self._train_step, args=(batch, moments, index))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
@@ -170,7 +170,7 @@ class PPOAgent:
         last_values: tf.Tensor,  # [B]
         rewards: tf.Tensor,  # [T, B], like `first`
         first: tf.Tensor,
-        steps: tf.Tensor,  # [E, M, T / M, B]
+        steps: tf.Tensor,  # [E, M, B, T / M]
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor]:
         """Advantages, and the global moments that need every replica: one small collective an update."""
         config = self._config
@@ -178,7 +178,7 @@ class PPOAgent:
             rewards, values, last_values, first, gamma=config.gamma, lam=config.gae_lambda
         )
         num_envs = tf.shape(actions)[1]
-        rows = steps * num_envs + tf.range(num_envs)  # into the [T * B] arrays
+        rows = steps * num_envs + tf.range(num_envs)[:, None]  # into the [T * B] arrays
         rows = tf.reshape(rows, (config.epochs * config.num_minibatches, -1))
 
         def flat(x: tf.Tensor) -> tf.Tensor:
@@ -219,26 +219,22 @@ class PPOAgent:
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """This replica's share of the gradients, metrics, and its largest |ratio - 1|.
 
-        The parts of `micro_batch` rows are summed: the same step in less memory.
+        Parts of `micro_batch` rows are computed one after another, in less memory, and summed in pairs of
+        neighbours, pairs of those, and so on. Rows are in the order of the global envs, and replicas are
+        summed in the same way, so the additions are the same ones however many replicas share them: without
+        that, rounding grows to a different run within a few dozen steps of Adam.
         """
-        size = self._runtime.micro_batch(self._config)
-        parts = tf.reshape(rows, (-1, size))
+        parts = tf.reshape(rows, (-1, self._runtime.micro_batch(self._config)))
         if parts.shape[0] == 1:
             return self._part_gradients(parts[0], data, moments)
-
-        def add(state: tuple, part: tf.Tensor) -> tuple:
-            grads, sums, error = self._part_gradients(part, data, moments)
-            grads = [a + b for a, b in zip(state[0], grads, strict=True)]
-            return grads, state[1] + sums, tf.maximum(state[2], error)
-
-        state = ([tf.zeros(v.shape) for v in self._variables], tf.zeros(len(_MEANS)), tf.zeros(()))
-        _, *state = tf.while_loop(
-            lambda i, *_: i < tf.shape(parts)[0],
-            lambda i, *state: (i + 1, *add(state, parts[i])),
-            (0, *state),
-            parallel_iterations=1,
+        shapes = [tf.TensorSpec(v.shape) for v in self._variables]
+        grads, sums, errors = tf.map_fn(
+            lambda part: self._part_gradients(part, data, moments),
+            parts,
+            fn_output_signature=(shapes, tf.TensorSpec([len(_MEANS)]), tf.TensorSpec([])),
+            parallel_iterations=1,  # one part's activations in memory at a time
         )
-        return tuple(state)
+        return [pairwise_sum(g) for g in grads], pairwise_sum(sums), tf.reduce_max(errors)
 
     def _part_gradients(
         self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor
