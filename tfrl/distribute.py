@@ -47,7 +47,7 @@ class Runtime:
       precision: "float32" or "bfloat16", resolved.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str):
+    def __init__(self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str) -> None:
         self.strategy = strategy
         self.worker = worker
         self.num_workers = num_workers
@@ -164,9 +164,7 @@ def make(config: Config, cluster: TFConfig | None) -> Runtime:
     precision = resolve_precision(config.precision)
     if strategy_name == "multi-worker":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        return Runtime(
-            strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision
-        )
+        return Runtime(strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision)
     if strategy_name == "mirrored":
         # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
         exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_list)

@@ -11,3 +11,9 @@ class TrainingError(Exception):
     """The run itself failed (a NaN in a loss, say): one sentence. Exit code 1."""
 
     exit_code = 1
+
+
+class PeerError(TrainingError):
+    """Another worker died or hung. A launcher may start all of them again, from the last checkpoint."""
+
+    exit_code = 75

@@ -1,0 +1,25 @@
+"""How every command of tfrl ends: one sentence on stderr and an exit code, no traceback for bad input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from tfrl.errors import TrainingError, UserError
+
+
+def run(main: Callable[[Sequence[str]], int]) -> None:
+    """Runs `main(arguments)` and exits with what it returns, or with its error's code and sentence."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except (UserError, TrainingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of a pipe (head, say) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -1,0 +1,28 @@
+"""python -m tfrl.ppo_procgen: train PPO on procgen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfrl import commands, tf_config
+from tfrl.config import parse
+from tfrl.quiet import quiet_start
+from tfrl.run_folder import check_run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains with the settings of the command line; the exit code.
+
+    Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
+    takes seconds.
+    """
+    config = parse(arguments)
+    cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    check_run(config)
+    with quiet_start():
+        from tfrl import train
+    return train.train(config, cluster)
+
+
+if __name__ == "__main__":
+    commands.run(main)

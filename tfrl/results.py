@@ -1,0 +1,67 @@
+"""results.json: what a finished run came to. TensorFlow-free, so that reports can read it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfrl.evaluate import LEVEL_SETS, split_episodes
+
+RESULTS_FILE = "results.json"
+
+
+def evaluation(metrics: Mapping[str, float], episodes: int) -> dict[str, Any]:
+    """The `eval` part, from the `eval_` metrics of the last evaluation and --eval-episodes."""
+    num_envs, each = split_episodes(episodes)
+    part: dict[str, Any] = {
+        level_set: {
+            "return": metrics[f"eval_{level_set}/return"],
+            "normalized_return": metrics[f"eval_{level_set}/normalized_return"],
+            "episodes": num_envs * each,
+        }
+        for level_set in LEVEL_SETS
+    }
+    return part | {"generalization_gap": metrics["eval/generalization_gap"]}
+
+
+def write(run: Path, results: Mapping[str, Any]) -> None:
+    """Writes results.json in one step; what is not a number becomes null."""
+    staged = run / f"{RESULTS_FILE}.tmp"
+    staged.write_text(json.dumps(_finite(results), indent=2) + "\n")
+    staged.replace(run / RESULTS_FILE)
+
+
+def read(run: Path) -> dict[str, Any] | None:
+    """The content of results.json, or None if there is none that can be read."""
+    try:
+        content = json.loads((run / RESULTS_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows for people."""
+    header = [f"{results['env']}, {results['env_steps']:,} env steps", "return", "normalised", "episodes"]
+    rows = [_row("while training", results, "last 100")]
+    for level_set in LEVEL_SETS:
+        score = results["eval"][level_set]
+        rows.append(_row(f"{level_set} levels", score, str(score["episodes"])))
+    return header, rows
+
+
+def _row(name: str, score: Mapping[str, Any], episodes: str) -> list[str]:
+    episode_return = score.get("return", score.get("episode_return"))
+    cells = (episode_return, score["normalized_return"])
+    return [name, *("-" if _finite(c) is None else f"{c:.2f}" for c in cells), episodes]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
