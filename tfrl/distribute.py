@@ -146,6 +146,8 @@ def make(config: Config, cluster: TFConfig | None) -> Runtime:
     Raises:
       UserError: more replicas than devices, or --strategy multi-worker without TF_CONFIG.
     """
+    # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
+    tf.config.optimizer.set_experimental_options({"remapping": False})
     strategy_name = config.strategy
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
