@@ -5,7 +5,7 @@ import os
 __version__ = "0.1.0"
 
 # TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
-# oneDNN is off by default on x86 CPUs without AVX-512 VNNI, where it makes PPO's update more than twice as fast.
+# oneDNN is off by default on x86 CPUs without AVX-512 VNNI, where it more than doubles an update's speed.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -47,7 +47,9 @@ class Runtime:
       precision: "float32" or "bfloat16", resolved.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str) -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str
+    ) -> None:
         self.strategy = strategy
         self.worker = worker
         self.num_workers = num_workers

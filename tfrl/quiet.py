@@ -9,9 +9,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# Information and warnings of TensorFlow's C++ log, and the two things it says where there is no NVIDIA driver.
+# Information and warnings of TensorFlow's C++ log, and what it says where there is no NVIDIA driver.
 _NOISE = re.compile(
-    rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|[IW]0000 00:00:|\d{4}-\d\d-\d\d .*: [IW] )"
+    rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
     rb"|failed call to cuInit|cudart_stub"
 )
 

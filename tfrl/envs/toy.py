@@ -1,4 +1,4 @@
-"""Catch: a tiny pixel game that is learned in seconds, after bsuite's (Osband et al. 2020, arXiv:1908.03568)."""
+"""Catch: a tiny pixel game, learned in seconds, after bsuite's (Osband et al. 2020, arXiv:1908.03568)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 class Catch:
     """A ball falls down a 10 x 5 board, the paddle in the last row must be under it: reward 1, else -1.
 
-    An episode takes 9 steps. Follows `tfrl.envs.VecEnv`: observations uint8 [B, 10, 5, 1], actions left, stay,
-    right. A level is the column where the ball appears in each of a stream of episodes, drawn from a seed
+    An episode takes 9 steps. Follows `tfrl.envs.VecEnv`: observations uint8 [B, 10, 5, 1], actions left,
+    stay, right. A level is the column where the ball appears in each of a stream of episodes, drawn from a seed
     that each env draws in turn, as procgen does: `num_levels=0` means all of them.
     """
 
