@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """Bad settings or input: one sentence with what was wrong, the value, what would be right. Exit code 2."""
+    """Bad settings or input: one sentence with what was wrong, the value, what is right. Exit code 2."""
 
     exit_code = 2
 

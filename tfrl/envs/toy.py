@@ -12,8 +12,8 @@ class Catch:
     """A ball falls down a 10 x 5 board, the paddle in the last row must be under it: reward 1, else -1.
 
     An episode takes 9 steps. Follows `tfrl.envs.VecEnv`: observations uint8 [B, 10, 5, 1], actions left,
-    stay, right. A level is the column where the ball appears in each of a stream of episodes, drawn from a seed
-    that each env draws in turn, as procgen does: `num_levels=0` means all of them.
+    stay, right. As in procgen, each episode draws a level, which decides the column where the ball appears;
+    `num_levels=0` means all of them.
     """
 
     rows, columns = 10, 5

@@ -1,0 +1,89 @@
+"""python -m benchmarks.learning: our learning curve beside the published runs'.
+
+Trains with the defaults (published settings: train-procgen, easy, 200 levels), or goes on with the run if it was
+cut off, and compares `rollout/episode_return`, the mean raw return of the last 100 episodes, with that of the
+three published runs at the same env steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+import tyro  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from tfrl.envs.games import published_curve  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to train."""
+
+    env: str = "fruitbot"
+    """The game."""
+    total_steps: int = 1_000_000
+    """Env steps."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the torso."""
+    logdir: str = "logs/learning"
+    """Where the run's folder is."""
+    plot: Path | None = None
+    """A PNG of our curve and the published ones."""
+
+
+def main(options: Options) -> None:
+    """Trains, prints the table, draws the plot."""
+    name = f"{options.env}-{options.precision}"
+    command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env]
+    command += ["--total-steps", str(options.total_steps), "--precision", options.precision]
+    command += ["--logdir", options.logdir, "--run-name", name, "--checkpoint-every", "1"]
+    subprocess.run(command, check=True)
+    steps, returns = _read(Path(options.logdir) / name / "progress.csv")
+    at, published = published_curve(options.env, "train")
+    table = Table("env steps", "published runs (min ... max)", "this run", "verdict")
+    for column in np.flatnonzero(at <= steps[-1]):
+        low, high = published[:, column].min(), published[:, column].max()
+        ours = float(np.interp(at[column], steps, returns))
+        verdict = "above" if ours > high else "within" if ours >= low else "below"
+        table.add_row(f"{at[column]:,}", f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", verdict)
+    Console().print(table)
+    if options.plot:
+        _plot(options, steps, returns)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Env steps and returns of the updates after the first finished episode, both [P]."""
+    with path.open() as file:
+        rows = [r for r in csv.DictReader(file) if r["rollout/episode_return"]]
+    columns = ("env_steps", "rollout/episode_return")
+    return tuple(np.array([float(r[c]) for r in rows]) for c in columns)
+
+
+def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:
+    at, published = published_curve(options.env, "train")
+    shown = at <= max(steps[-1], at[0]) * 1.1
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    label = "published, 3 runs (train-procgen)"
+    axes.fill_between(
+        at[shown], published[:, shown].min(0), published[:, shown].max(0), color="0.8", label=label
+    )
+    axes.plot(at[shown], published[:, shown].mean(0), color="0.4", linestyle="--", label="their mean")
+    axes.plot(steps, returns, color="black", label="tfrl, 1 run")
+    axes.set(xlabel="env steps", ylabel="return, last 100 episodes", title=f"{options.env}, easy, 200 levels")
+    axes.legend()
+    figure.savefig(options.plot, dpi=120)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,214 @@
+"""python -m benchmarks.throughput: env steps a second against the compute floor, in one run.
+
+The floor is what the network alone costs, with the same code's forward pass and gradients and nothing
+else: no envs, no sampling, no optimizer, no logging. An env step takes one forward pass and `epochs`
+gradients, so
+
+    floor = 1 / (forward + epochs * gradient)     seconds a frame, the best batch sizes of those tried.
+
+Our own figure is what progress.csv of a real `python -m tfrl.ppo_procgen` says, without its first update,
+which traces the graph. The floor is measured before and after it, so that both see the same machine. With
+--peer torch the same network's floor in PyTorch is measured too, where it is installed: no PyTorch script can
+be faster than that.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+_FORWARD_BATCHES = (32, 64)
+_GRADIENT_BATCHES = (256, 512)
+_EPOCHS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    precisions: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """bfloat16 takes ten times longer than float32 on a CPU that has to emulate it."""
+    env: str = "coinrun"
+    """The game."""
+    num_envs: int = 64
+    """Envs."""
+    num_steps: int = 256
+    """Env steps of a rollout, in each env."""
+    updates: int = 3
+    """Updates of our run that count; one more comes first."""
+    floor_seconds: float = 20.0
+    """How long each floor measurement takes."""
+    peer: Literal["none", "torch"] = "none"
+    """Also measure PyTorch's floor."""
+
+
+def main(options: Options) -> None:
+    """Measures and prints."""
+    rows = []
+    for precision in options.precisions:
+        before = _in_process("tensorflow", precision, options.floor_seconds)
+        ours = _our_run(options, precision)
+        after = _in_process("tensorflow", precision, options.floor_seconds)
+        floor = statistics.mean([before, after])
+        row = {"precision": precision, "floor": floor, "floor_before": before, "floor_after": after, **ours}
+        row["ratio_to_floor"] = ours["env_steps_per_second"] / floor
+        if options.peer == "torch" and precision == "float32":
+            row["torch_floor"] = _in_process("torch", precision, options.floor_seconds)
+        rows.append(row)
+    print(
+        json.dumps({"options": dataclasses.asdict(options), "cores": os.cpu_count(), "rows": rows}, indent=2)
+    )
+    table = Table("env steps/s", *(row["precision"] for row in rows))
+    for name in dict.fromkeys(key for row in rows for key in row if key != "precision"):
+        table.add_row(name, *(f"{row[name]:.3g}" if name in row else "-" for row in rows))
+    Console().print(table)
+
+
+def _our_run(options: Options, precision: str) -> dict[str, Any]:
+    """A real run of the trainer, read from its progress.csv."""
+    batch = options.num_envs * options.num_steps
+    with tempfile.TemporaryDirectory() as logdir:
+        command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env, "--precision", precision]
+        command += ["--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
+        command += ["--total-steps", str(batch * (options.updates + 1)), "--eval-episodes", "1"]
+        command += ["--logdir", logdir, "--run-name", "throughput"]
+        started = time.time()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with (Path(logdir) / "throughput" / "progress.csv").open() as file:
+            updates = list(csv.DictReader(file))
+        first_seconds = float(updates[0]["time/rollout_seconds"]) + float(updates[0]["time/update_seconds"])
+        created = (Path(logdir) / "throughput" / "config.yaml").stat().st_mtime
+    counted = updates[1:]
+    return {
+        "env_steps_per_second": statistics.median(float(u["time/env_steps_per_second"]) for u in counted),
+        "env_wait_fraction": statistics.median(float(u["time/env_wait_fraction"]) for u in counted),
+        "seconds_to_first_step": created - started,
+        "seconds_to_first_update": created - started + first_seconds,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+    }
+
+
+def _in_process(framework: str, precision: str, seconds: float) -> float:
+    """The floor, measured in a fresh process: a framework's threads must not disturb the next measurement."""
+    code = f"from benchmarks.throughput import {framework}_floor as f; print(f({precision!r}, {seconds}))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return float(result.stdout.split()[-1])
+
+
+def _floor(forward: Any, gradient: Any, seconds: float) -> float:
+    """Env steps a second from functions that take a batch size and do one call on it."""
+    share = seconds / (len(_FORWARD_BATCHES) + len(_GRADIENT_BATCHES))
+    best = [
+        min(_seconds_per_frame(function, batch, share) for batch in batches)
+        for function, batches in ((forward, _FORWARD_BATCHES), (gradient, _GRADIENT_BATCHES))
+    ]
+    return 1.0 / (best[0] + _EPOCHS * best[1])
+
+
+def _seconds_per_frame(function: Any, batch: int, seconds: float) -> float:
+    function(batch)  # tracing, memory
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        function(batch)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / batch
+
+
+def tensorflow_floor(precision: str, seconds: float) -> float:
+    """Env steps a second of the network alone, in TensorFlow, as the trainer sets it up."""
+    import tfrl  # noqa: F401 - sets what TensorFlow reads at import
+
+    import numpy as np  # isort: skip
+    import tensorflow as tf
+
+    from tfrl import actor_critic, distribute
+    from tfrl.config import Config
+
+    distribute.make(Config(strategy="one-device"), None)
+    network = actor_critic.build(
+        torso="impala",
+        observation_shape=(64, 64, 3),
+        num_actions=15,
+        share_torso=True,
+        precision=precision,
+        seed=1,
+    )
+    variables = [v.value for v in network.trained_variables]
+    sizes = {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}
+    images = {
+        n: tf.constant(np.random.default_rng(n).integers(0, 256, (n, 64, 64, 3), np.uint8)) for n in sizes
+    }
+
+    @tf.function
+    def forward(observations: tf.Tensor) -> Any:
+        return network(observations)
+
+    @tf.function
+    def gradient(observations: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            logits, values = network(observations, training=True)
+            loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
+        return tape.gradient(loss, variables)
+
+    return _floor(lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy(), seconds)
+
+
+def torch_floor(precision: str, seconds: float) -> float:
+    """The same in PyTorch, float32, channels last (its faster layout on CPUs)."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(channels, channels, 3, padding=1)
+            self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+    layers: list[nn.Module] = []
+    channels = 3
+    for depth in (16, 32, 32):
+        layers += [nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [Block(depth), Block(depth)]
+        channels = depth
+    layers += [nn.Flatten(), nn.ReLU(), nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 16)]
+    network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    def images(n: int) -> torch.Tensor:
+        raw = torch.randint(0, 256, (n, 3, 64, 64), dtype=torch.uint8)
+        return raw.contiguous(memory_format=torch.channels_last)
+
+    cache = {n: images(n) for n in {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}}
+
+    def forward(n: int) -> None:
+        with torch.inference_mode():
+            network(cache[n].float() / 255.0)
+
+    def gradient(n: int) -> None:
+        network.zero_grad()
+        network(cache[n].float() / 255.0).square().sum().backward()
+
+    return _floor(forward, gradient, seconds)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
