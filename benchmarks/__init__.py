@@ -1,1 +1,1 @@
-"""Measurements that take minutes to hours. Each prints a table and JSON; docs/results.md has what they gave."""
+"""Measurements that take minutes to hours. Each prints its table; docs/results.md has what they gave."""
