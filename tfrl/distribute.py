@@ -108,12 +108,17 @@ class Runtime:
         """The element-wise sum of every worker's array, on every worker."""
         if self.num_workers == 1:
             return array
-        parts = [array] + [np.zeros_like(array)] * (self.local_replicas - 1)
-        return self.first(self._sum(self.per_replica(parts))).numpy()
+        # One shape and type, so that one trace serves; float64 holds float32 and any count exactly.
+        flat = array.astype(np.float64).reshape(-1)
+        parts = [flat] + [np.zeros_like(flat)] * (self.local_replicas - 1)
+        total = self.first(self._sum(self.per_replica(parts))).numpy()
+        return total.reshape(array.shape).astype(array.dtype)
 
     @tf.function(reduce_retracing=True)
     def _sum(self, values: Any) -> Any:
         def reduce(x: tf.Tensor) -> tf.Tensor:
+            # An argument has no device yet, and MultiWorkerMirroredStrategy asks for the replica's.
+            x = tf.identity(x)
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
 
         return self.strategy.run(reduce, args=(values,))
