@@ -1,0 +1,108 @@
+"""Losses worked by hand, and their gradients: zero where a loss is clipped. All in float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl.ops import losses
+
+
+def values_and_gradients(loss, x):
+    x = tf.constant(x, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = loss(x)
+    return y.numpy(), tape.gradient(y, x).numpy()
+
+
+# ratio, advantage, loss, d loss / d ratio; clipped to 0.8 ... 1.2
+SURROGATE = [
+    (0.5, 1.0, -0.5, -1.0),  # worse than before and good: all of it counts
+    (1.0, 1.0, -1.0, -1.0),
+    (1.1, 2.0, -2.2, -2.0),
+    (1.5, 1.0, -1.2, 0.0),  # moved far enough
+    (0.5, -1.0, 0.8, 0.0),  # moved away far enough
+    (0.9, -2.0, 1.8, 2.0),
+    (1.0, -1.0, 1.0, 1.0),
+    (1.5, -1.0, 1.5, 1.0),  # moved towards what is bad: all of it counts
+    (1.5, 0.0, 0.0, 0.0),
+]
+
+
+def test_clipped_surrogate_by_hand():
+    ratio, advantage, expected, gradient = np.array(SURROGATE).T
+    loss, slope = values_and_gradients(
+        lambda r: losses.clipped_surrogate(r, tf.constant(advantage), 0.2), ratio
+    )
+    np.testing.assert_allclose(loss, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-12, atol=1e-15)
+
+
+# value, old value, target, loss, d loss / d value; clipped to +-0.2 of the old value
+CLIPPED_VALUE = [
+    (1.0, 1.0, 2.0, 0.5, -1.0),
+    (1.1, 1.0, 2.0, 0.405, -0.9),  # within the clip: the plain error
+    (1.5, 1.0, 2.0, 0.32, 0.0),  # 1/2 (1.2 - 2)^2 is larger than 1/2 (1.5 - 2)^2, and does not move
+    (0.5, 1.0, 2.0, 1.125, -1.5),  # the plain error is larger
+    (3.0, 1.0, 1.0, 2.0, 2.0),
+    (0.5, 1.0, 0.0, 0.32, 0.0),
+]
+
+
+def test_clipped_value_error_by_hand():
+    value, old, target, expected, gradient = np.array(CLIPPED_VALUE).T
+    loss, slope = values_and_gradients(
+        lambda v: losses.clipped_value_error(v, tf.constant(old), tf.constant(target), 0.2), value
+    )
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_value_error_is_half_the_square():
+    loss, slope = values_and_gradients(
+        lambda v: losses.value_error(v, tf.constant([3.0, 3.0], tf.float64)), [1.0, 3.5]
+    )
+    np.testing.assert_allclose(loss, [2.0, 0.125], rtol=1e-12)
+    np.testing.assert_allclose(slope, [-2.0, 0.5], rtol=1e-12)
+
+
+def test_approx_kl_by_hand_and_never_negative():
+    ratio = np.array([0.5, 1.0, 2.0])
+    kl, slope = values_and_gradients(losses.approx_kl, np.log(ratio))
+    np.testing.assert_allclose(kl, [np.log(2) - 0.5, 0.0, 1 - np.log(2)], rtol=1e-12)
+    np.testing.assert_allclose(slope, ratio - 1, rtol=1e-12, atol=1e-15)
+    assert (losses.approx_kl(tf.constant(np.linspace(-5, 5, 101))).numpy() >= 0).all()
+
+
+def test_the_mean_of_approx_kl_is_the_divergence():
+    old, new = np.random.default_rng(0).dirichlet(np.ones(7), 2)
+    kl = losses.approx_kl(tf.constant(np.log(new / old))).numpy()
+    np.testing.assert_allclose(old @ kl, old @ np.log(old / new), rtol=1e-10)
+
+
+def test_against_numpy_on_random_input():
+    rng = np.random.default_rng(1)
+    ratio, advantage = np.exp(rng.normal(size=500)), rng.normal(size=500)
+    value, old, target = rng.normal(size=(3, 500))
+    for clip in (0.1, 0.2, 1.0):
+        surrogate = losses.clipped_surrogate(tf.constant(ratio), tf.constant(advantage), clip).numpy()
+        expected = [
+            -min(r * a, max(1 - clip, min(1 + clip, r)) * a) for r, a in zip(ratio, advantage, strict=True)
+        ]
+        np.testing.assert_allclose(surrogate, expected, rtol=1e-12)
+        error = losses.clipped_value_error(*map(tf.constant, (value, old, target)), clip).numpy()
+        expected = [
+            max((v - r) ** 2, (o + max(-clip, min(clip, v - o)) - r) ** 2) / 2
+            for v, o, r in zip(value, old, target, strict=True)
+        ]
+        np.testing.assert_allclose(error, expected, rtol=1e-12)
+
+
+def test_shapes_that_would_broadcast_are_refused():
+    column, row = tf.zeros((4, 1)), tf.zeros(4)
+    with pytest.raises(ValueError):
+        losses.clipped_surrogate(row, tf.zeros(3), 0.2)
+    with pytest.raises(ValueError):
+        losses.clipped_surrogate(column, row, 0.2)
+    with pytest.raises(ValueError):
+        losses.value_error(column, row)
