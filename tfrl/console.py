@@ -47,9 +47,19 @@ class Console:
         self._view.table((), list(rows.items()))
         self._view.line("")
 
-    def start(self, total_steps: int, start_step: int = 0) -> None:
-        """Begins to show progress, in env steps; `start_step` is where this process goes on from."""
-        self._progress = Progress(total_steps, start_step)
+    def start(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        *,
+        unit: str = "env steps",
+        highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
+    ) -> None:
+        """Begins to show progress, in `unit`; `start_step` is where this process goes on from.
+
+        `highlights` picks the texts to show from an update's metrics; None: speed and episode return.
+        """
+        self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
         self._view.start(self._progress)
 
     def phase(self, name: str) -> None:
@@ -99,9 +109,17 @@ class Progress:
     """How far the run is. One thread writes it and another reads it, each field by itself."""
 
     def __init__(
-        self, total_steps: int, start_step: int, clock: Callable[[], float] = time.monotonic
+        self,
+        total_steps: int,
+        start_step: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        unit: str = "env steps",
+        highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         self.total_steps = total_steps
+        self._unit = unit
+        self._highlights = highlights or _episode_texts
         self.env_steps: float = start_step
         self.phase = "starting"
         self._clock = clock
@@ -145,8 +163,8 @@ class Progress:
         return f"{math.floor(self.fraction * 1000) / 10:.1f}%"
 
     def steps_text(self) -> str:
-        """Env steps done and in all."""
-        return f"{int(self.env_steps):,} / {self.total_steps:,} env steps"
+        """Steps done and in all."""
+        return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
         """The time left, "ETA --" while nothing is known of it, or the time it took."""
@@ -156,23 +174,28 @@ class Progress:
         return f"ETA {'--' if math.isnan(left) else _duration(left)}"
 
     def metric_texts(self) -> list[str]:
-        """Speed and returns of the last update, as far as there are any."""
-        texts = []
-        speed = self._metrics.get("time/env_steps_per_second", math.nan)
-        if not math.isnan(speed):
-            texts.append(f"{speed:,.0f} steps/s")
-        episode_return = self._metrics.get("rollout/episode_return", math.nan)
-        if not math.isnan(episode_return):
-            normalized = self._metrics.get("rollout/normalized_return", math.nan)
-            suffix = "" if math.isnan(normalized) else f" (normalised {normalized:.2f})"
-            texts.append(f"return {episode_return:.2f}{suffix}")
-        return texts
+        """What the last update brought, as far as there is anything."""
+        return self._highlights(self._metrics)
 
     def line(self) -> str:
         """All of it in one plain line."""
         parts = [self.percent_text(), self.steps_text(), *self.metric_texts()]
         parts.insert(3 if len(parts) > 2 else 2, self.eta_text())
         return " | ".join([*parts, self.phase])
+
+
+def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
+    """Speed and returns."""
+    texts = []
+    speed = metrics.get("time/env_steps_per_second", math.nan)
+    if not math.isnan(speed):
+        texts.append(f"{speed:,.0f} steps/s")
+    episode_return = metrics.get("rollout/episode_return", math.nan)
+    if not math.isnan(episode_return):
+        normalized = metrics.get("rollout/normalized_return", math.nan)
+        suffix = "" if math.isnan(normalized) else f" (normalised {normalized:.2f})"
+        texts.append(f"return {episode_return:.2f}{suffix}")
+    return texts
 
 
 class _View:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.config import Config
-from tfrl.errors import UserError
+from tfrl.errors import PeerError, TrainingError, UserError
 from tfrl.tf_config import TFConfig
 
 # On CPUs larger parts of a minibatch gain nothing and cost memory (docs/results.md).
 _CPU_MICRO_BATCH = 512
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
+# What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
+_LOST_PEER = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+_EMPTY_LINES = ("", "Graph execution error:")
 
 
 def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
@@ -35,6 +44,30 @@ def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
 
 def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return pairwise_sum(tf.stack(tensors))
+
+
+class HardwareSettings(Protocol):
+    """What any trainer's settings tell of where it runs, as in `tfrl.config.Hardware`."""
+
+    strategy: str
+    replicas: int
+    precision: str
+    communication: str
+    stall_timeout: float
+
+
+class BatchSettings(Protocol):
+    """What any trainer's settings tell of its gradient steps."""
+
+    micro_batch: int
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an update, all workers together."""
+
+    @property
+    def num_minibatches(self) -> int:
+        """Gradient steps of an update."""
 
 
 class Runtime:
@@ -74,7 +107,7 @@ class Runtime:
         share = num_envs // self.num_workers
         return range(self.worker * share, (self.worker + 1) * share)
 
-    def micro_batch(self, config: Config) -> int:
+    def micro_batch(self, config: BatchSettings) -> int:
         """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
         rows = config.batch_size // config.num_minibatches // self.replicas
         if config.micro_batch:
@@ -144,7 +177,7 @@ class Runtime:
         return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
 
 
-def make(config: Config, cluster: TFConfig | None) -> Runtime:
+def make(config: HardwareSettings, cluster: TFConfig | None) -> Runtime:
     """The strategy that the settings and TF_CONFIG ask for.
 
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
@@ -172,7 +205,7 @@ def make(config: Config, cluster: TFConfig | None) -> Runtime:
         raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
     precision = resolve_precision(config.precision)
     if strategy_name == "multi-worker":
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = _multi_worker(config, len(gpus))
         return Runtime(strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision)
     if strategy_name == "mirrored":
         # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
@@ -183,11 +216,25 @@ def make(config: Config, cluster: TFConfig | None) -> Runtime:
     return Runtime(strategy, worker=0, num_workers=1, precision=precision)
 
 
+def _multi_worker(config: Config, gpus: int) -> tf.distribute.Strategy:
+    if config.replicas not in (0, gpus or 1):
+        # TensorFlow decides that: every GPU that the process sees, or one CPU.
+        has = f"its {gpus} GPU(s)" if gpus else "one on a CPU"
+        raise UserError(f"--replicas {config.replicas}: with TF_CONFIG each worker has a replica for {has}")
+    if config.communication == "nccl" and not gpus:
+        raise UserError("--communication nccl is for GPUs, and this machine has none; use auto or ring")
+    kind = tf.distribute.experimental.CommunicationImplementation[config.communication.upper()]
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
 def _devices(on_gpu: bool, replicas: int) -> list[str]:
     if not on_gpu:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration()] * replicas
-        tf.config.set_logical_device_configuration(cpu, parts)
+        # A process can be split only once; a second strategy takes what the first has left.
+        if len(tf.config.get_logical_device_configuration(cpu) or ()) < replicas:
+            parts = [tf.config.LogicalDeviceConfiguration()] * replicas
+            tf.config.set_logical_device_configuration(cpu, parts)
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 
 
@@ -204,6 +251,18 @@ def resolve_precision(name: str) -> str:
     except OSError:  # not Linux
         flags = set()
     return "bfloat16" if flags & _BFLOAT16_FLAGS else "float32"
+
+
+def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
+    """What an error of TensorFlow's means for the user: a PeerError where another worker is to blame.
+
+    `missing` is asked who is missing, as the beginning of a sentence, then.
+    """
+    lines = [line for line in error.message.splitlines() if line.strip() not in _EMPTY_LINES]
+    reason = f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
+    if num_workers > 1 and isinstance(error, _LOST_PEER):
+        return PeerError(f"{missing()}; TensorFlow says {reason}")
+    return TrainingError(f"TensorFlow failed, {reason}")
 
 
 class StopRequest:

@@ -34,7 +34,6 @@ COLUMNS = (
 
 _CSV = "progress.csv"
 _EVENTS = "events.out.tfevents."
-_STEP_COLUMN = "env_steps"
 _RECORD_LENGTH = struct.Struct("<Q")
 _RECORD_FRAME = 8 + 4 + 4  # the length, its checksum, and the checksum of the data
 
@@ -49,10 +48,17 @@ class MetricsWriter:
         resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
             dropped, so that each point stands there once. None: a new run, and everything is dropped.
         warn: called with one sentence if something cannot be written.
+        step_column: what the steps are: the name of the first column.
     """
 
     def __init__(
-        self, directory: Path, columns: Sequence[str], *, resume_at: int | None, warn: Callable[[str], None]
+        self,
+        directory: Path,
+        columns: Sequence[str],
+        *,
+        resume_at: int | None,
+        warn: Callable[[str], None],
+        step_column: str = "env_steps",
     ) -> None:
         self._directory = directory
         self._warn = warn
@@ -62,7 +68,7 @@ class MetricsWriter:
             for path in directory.glob(_EVENTS + "*"):
                 _trim_events(path, last_step)
             _trim_csv(directory / _CSV, last_step)
-        self._columns = _read_columns(directory / _CSV) or [_STEP_COLUMN, *columns]
+        self._columns = _read_columns(directory / _CSV) or [step_column, *columns]
         self._rows = _RecordFile(directory / _CSV, head=_csv_line(self._columns))
         name = f"{_EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0.v2"
         self._events = _RecordFile(directory / name, head=_event_record(file_version="brain.Event:2"))
@@ -97,6 +103,13 @@ class MetricsWriter:
             "<bytes>", frames, extension=".gif", plugin="pillow", duration=1000 / fps, loop=0
         )
         self._add(env_steps, _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1]))
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
+        import imageio.v3 as imageio
+
+        png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
+        self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
 
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
@@ -143,6 +156,9 @@ class NullMetricsWriter:
         """Does nothing."""
 
     def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+        """Does nothing."""
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         """Does nothing."""
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Adam for gradients that are already summed over replicas."""
+"""Optimizers for gradients that are already summed over replicas."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import keras
 import tensorflow as tf
 
 
-class SummedAdam(keras.optimizers.Adam):
-    """Adam (Kingma & Ba 2015, arXiv:1412.6980) that takes gradients as they are.
+class _Summed(keras.optimizers.Optimizer):
+    """Takes gradients as they are.
 
     Keras optimizers sum gradients over replicas themselves, after clipping, which makes the clipped norm
-    depend on the number of replicas. Here the agent sums first (together with its metrics, in one
+    depend on the number of replicas. Here the caller sums first (together with its metrics, in one
     collective), clips, and applies. `_all_reduce_sum_gradients` is Keras's own hook, though a protected one:
     tests/test_optimizers.py holds it against one replica.
     """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: list) -> list:
+        return list(grads_and_vars)
+
+
+class SummedSGD(_Summed, keras.optimizers.SGD):
+    """Gradient descent with momentum, for summed gradients."""
+
+
+class SummedAdam(_Summed, keras.optimizers.Adam):
+    """Adam (Kingma & Ba 2015, arXiv:1412.6980) for summed gradients."""
 
     def __init__(self, learning_rate: float, *, epsilon: float) -> None:
         super().__init__(learning_rate, epsilon=epsilon)
@@ -29,6 +40,3 @@ class SummedAdam(keras.optimizers.Adam):
         """One variable's step, at its own rate."""
         scale = self._rate_scales.get(self._var_key(variable), 1.0)
         super().update_step(gradient, variable, learning_rate * scale)
-
-    def _all_reduce_sum_gradients(self, grads_and_vars: list) -> list:
-        return list(grads_and_vars)

@@ -17,6 +17,8 @@ class Use(IntEnum):
     ACTION = 0
     MINIBATCH = 1
     EVALUATION = 2
+    IMAGE_ORDER = 3
+    AUGMENTATION = 4
 
 
 def generator(seed: int, use: Use, *key: int) -> np.random.Generator:

@@ -3,9 +3,12 @@
 import errno
 import os
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 from tfrl.checkpoint import CheckpointStore
-from tfrl.config import Config, from_yaml
+from tfrl.config import from_yaml
 from tfrl.errors import UserError
 from tfrl.flags import flag
 
@@ -15,15 +18,32 @@ SETTINGS_FILE = "config.yaml"
 _TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
 
 # What a run may go on with otherwise than it began: its length, what it writes, and where it runs.
-_MAY_CHANGE = frozenset(
+MAY_CHANGE = frozenset(
     ("preset", "total_steps", "logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints")
     + ("eval_every", "eval_episodes", "strategy", "replicas", "micro_batch", "env_threads", "communication")
     + ("cluster_timeout", "stall_timeout")
 )
 
 
-def check_run(config: Config) -> None:
+class RunSettings(Protocol):
+    """What any trainer's settings tell of its run's folder; a dataclass, whose fields are compared."""
+
+    logdir: str
+    resume: str
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+
+
+def check_run(
+    config: RunSettings,
+    read: Callable[[Path], RunSettings] = from_yaml,
+    may_change: frozenset[str] = MAY_CHANGE,
+) -> None:
     """Raise UserError if `--resume` forbids this run: it must or must not exist, or has other settings.
+
+    `read` gives the settings of a run's file; those in `may_change` may differ.
 
     Whether it is already complete is left to the trainer, which knows the run's step.
     """
@@ -41,10 +61,10 @@ def check_run(config: Config) -> None:
         raise UserError(
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
-    _check_same(config, from_yaml(run / SETTINGS_FILE))
+    _check_same(config, read(run / SETTINGS_FILE), may_change)
 
 
-def check_run_folder(config: Config) -> None:
+def check_run_folder(config: RunSettings) -> None:
     """Raise UserError if the run's folder cannot be made or written in; leaves nothing behind."""
     folder = config.run_dir
     try:
@@ -70,13 +90,13 @@ def _is_there(folder: os.PathLike[str]) -> bool:
     return True
 
 
-def _check_same(config: Config, existing: Config) -> None:
+def _check_same(config: RunSettings, existing: RunSettings, may_change: frozenset[str]) -> None:
     differing = []
     for name, here in vars(config).items():
         there = getattr(existing, name)
         # `auto` asks for no precision of its own, so a run goes on with the one it began with.
         left_open = name == "precision" and "auto" in (here, there)
-        if here != there and name not in _MAY_CHANGE and not left_open:
+        if here != there and name not in may_change and not left_open:
             differing.append(f"{flag(name)} {there} there, {here} here")
     if differing:
         raise UserError(

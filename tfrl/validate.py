@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import resnet
 from tfrl.envs.games import distribution_modes, env_names
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from tfrl.config import Config
 
 
-class _Range(NamedTuple):
+class FolderSettings(Protocol):
+    """Settings that name a run's folder."""
+
+    logdir: str
+    run_name: str | None
+
+
+class Range(NamedTuple):
     """Finite numbers from `low` to `high`; without `low` itself if it is `above`."""
 
     low: float
@@ -22,6 +30,7 @@ class _Range(NamedTuple):
     above: bool = False
 
     def holds(self, value: float) -> bool:
+        """Whether `value` is inside."""
         enough = value > self.low if self.above else value >= self.low
         return enough and value <= self.high and math.isfinite(value)
 
@@ -31,49 +40,46 @@ class _Range(NamedTuple):
 
 
 _INT32_MAX = 2**31 - 1  # procgen's C++ options and the random keys are 32-bit
-_POSITIVE = _Range(0, above=True)
-_NATURAL = _Range(0)
-_COUNT = _Range(1)
-_FRACTION = _Range(0, 1)
-_UNSIGNED = _Range(0, _INT32_MAX)
+POSITIVE = Range(0, above=True)
+NATURAL = Range(0)
+COUNT = Range(1)
+FRACTION = Range(0, 1)
+UNSIGNED = Range(0, _INT32_MAX)
 
-_RANGES: dict[str, _Range] = {
-    "num_levels": _UNSIGNED,
-    "start_level": _UNSIGNED,
-    "total_steps": _COUNT,
-    "seed": _UNSIGNED,
-    "num_envs": _COUNT,
-    "num_steps": _COUNT,
-    "epochs": _COUNT,
-    "num_minibatches": _COUNT,
-    "lr": _POSITIVE,
-    "critic_lr": _POSITIVE,
-    "clip_ratio": _Range(0, 1, above=True),
-    "gamma": _FRACTION,
-    "gae_lambda": _FRACTION,
-    "entropy_coef": _NATURAL,
-    "value_coef": _NATURAL,
-    "max_grad_norm": _POSITIVE,
-    "target_kl": _POSITIVE,
-    "adam_epsilon": _POSITIVE,
-    "replicas": _NATURAL,
-    "micro_batch": _NATURAL,
-    "env_threads": _NATURAL,
-    "cluster_timeout": _POSITIVE,
-    "stall_timeout": _NATURAL,
-    "checkpoint_every": _COUNT,
-    "keep_checkpoints": _COUNT,
-    "eval_every": _NATURAL,
-    "eval_episodes": _COUNT,
+_RANGES: dict[str, Range] = {
+    "num_levels": UNSIGNED,
+    "start_level": UNSIGNED,
+    "total_steps": COUNT,
+    "seed": UNSIGNED,
+    "num_envs": COUNT,
+    "num_steps": COUNT,
+    "epochs": COUNT,
+    "num_minibatches": COUNT,
+    "lr": POSITIVE,
+    "critic_lr": POSITIVE,
+    "clip_ratio": Range(0, 1, above=True),
+    "gamma": FRACTION,
+    "gae_lambda": FRACTION,
+    "entropy_coef": NATURAL,
+    "value_coef": NATURAL,
+    "max_grad_norm": POSITIVE,
+    "target_kl": POSITIVE,
+    "adam_epsilon": POSITIVE,
+    "replicas": NATURAL,
+    "micro_batch": NATURAL,
+    "env_threads": NATURAL,
+    "cluster_timeout": POSITIVE,
+    "stall_timeout": NATURAL,
+    "checkpoint_every": COUNT,
+    "keep_checkpoints": COUNT,
+    "eval_every": NATURAL,
+    "eval_episodes": COUNT,
 }
 
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    for name, allowed in _RANGES.items():
-        value = getattr(config, name)
-        if value is not None and not allowed.holds(value):
-            raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
+    check_ranges(config, _RANGES)
     _check_names(config)
     _check_game(config)
     if config.critic_lr is not None and config.share_torso:
@@ -94,6 +100,14 @@ def validate(config: Config) -> None:
         )
     # What fails for one worker fails for more: their shares are fractions of its own.
     check_topology(config, workers=1, replicas_per_worker=max(1, config.replicas))
+
+
+def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
+    """Raise UserError for the first of the settings that is outside its range."""
+    for name, allowed in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
 
 
 def check_topology(config: Config, workers: int, replicas_per_worker: int) -> None:
@@ -119,6 +133,11 @@ def _check_names(config: Config) -> None:
         reason = "takes no images" if config.torso in resnet.names() else "is not a network of the zoo"
         hint = nearest(config.torso, torsos)
         raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(torsos)}.")
+    check_folder_names(config)
+
+
+def check_folder_names(config: FolderSettings) -> None:
+    """Raise UserError if --logdir and --run-name cannot name a folder."""
     if not config.logdir or "\0" in config.logdir:
         raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
     name = config.run_name

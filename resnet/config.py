@@ -1,0 +1,281 @@
+"""The settings of a supervised run: a frozen dataclass, its presets, its YAML file and its command line.
+
+Nothing here imports TensorFlow, so that `--help` and a bad setting are answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+
+import resnet
+from resnet.catalog import check_dataset, full_name
+from tfrl.errors import UserError
+from tfrl.flags import nearest, read_flags, read_yaml
+from tfrl.validate import COUNT, NATURAL, POSITIVE, UNSIGNED, Range, check_folder_names, check_ranges
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned."""
+
+    model: str = "resnet-mini"
+    """A network of the zoo; `python -m resnet` lists the names."""
+    dataset: str = "procgen_frames"
+    """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
+    tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
+    preset: Literal["default", "he-cifar10"] = "default"
+    """A whole set of defaults, listed above; flags and files win over it."""
+    normalization: Literal["batch", "group", "none"] = "batch"
+    """Of the residual networks; PPO takes torsos with group or none. Others have none."""
+    image_size: int = 0
+    """Resize images to this many pixels, square; 0: as they are."""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """crop: pad by 4 pixels and cut out at random; flip: mirror every other image."""
+    seed: int = 1
+    """Decides everything random."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How it is learned."""
+
+    epochs: int = 3
+    """Passes over the training images."""
+    max_steps: int = 0
+    """Ends earlier, after this many gradient steps; 0: --epochs decide."""
+    batch_size: int = 128
+    """Images of a gradient step, all replicas and workers together; must divide by the number of replicas."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd: with momentum 0.9."""
+    lr: float = 0.05
+    """The learning rate, at its highest."""
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    """step: a tenth of it from half of the steps on, a hundredth from three quarters; cosine: down to 0."""
+    warmup: int = 100
+    """Steps over which the rate first grows from 0."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where it runs. With normalization group or none the result is the same up to rounding."""
+
+    strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
+    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
+    replicas: int = 0
+    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
+    micro_batch: int = 0
+    """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How workers sum gradients."""
+    cluster_timeout: float = 120.0
+    """Seconds to wait for all workers to appear before giving up."""
+    stall_timeout: float = 0.0
+    """Seconds without an answer from a worker before giving up; 0: many times the measured step time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run's folder."""
+
+    logdir: str = "logs"
+    """The run's folder is LOGDIR/RUN_NAME."""
+    run_name: str | None = None
+    """None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; one more is saved after each epoch."""
+    keep_checkpoints: int = 3
+    """Checkpoints that are kept."""
+    log_every: int = 20
+    """Steps that a row of progress.csv, and a point of the curves, stand for."""
+    pictures: bool = False
+    """Also draw the first layer's weights in TensorBoard and the network in plots/model.png."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Hardware, Learning, Task):
+    """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.logdir) / (self.run_name or default_run_name(self))
+
+    @property
+    def num_minibatches(self) -> int:
+        """One gradient step a batch; PPO has several."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Command:
+    """This command."""
+
+    config: str | None = None
+    """A YAML file of settings, such as a run's config.yaml; flags win over it."""
+    print_config: bool = False
+    """Print the settings that result, as YAML, and end."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
+    "he-cifar10": {
+        "model": "resnet20",
+        "dataset": "cifar10",
+        "augment": "crop-flip",
+        "epochs": 164,
+        "max_steps": 64_000,
+        "lr": 0.1,
+        "schedule": "step",
+        "warmup": 0,
+        "checkpoint_every": 1000,
+    },
+}
+"""What each preset changes in Config's defaults."""
+
+MAY_CHANGE = frozenset(
+    ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "pictures", "strategy")
+    + ("replicas", "micro_batch", "communication", "cluster_timeout", "stall_timeout")
+)
+"""What a run may go on with otherwise than it began."""
+
+_RANGES: dict[str, Range] = {
+    "image_size": NATURAL,
+    "seed": UNSIGNED,
+    "epochs": COUNT,
+    "max_steps": NATURAL,
+    "batch_size": COUNT,
+    "lr": POSITIVE,
+    "warmup": NATURAL,
+    "replicas": NATURAL,
+    "micro_batch": NATURAL,
+    "cluster_timeout": POSITIVE,
+    "stall_timeout": NATURAL,
+    "checkpoint_every": COUNT,
+    "keep_checkpoints": COUNT,
+    "log_every": COUNT,
+}
+_SECTIONS = (Task, Learning, Hardware, Run, Command)
+_CONFIG_KINDS = typing.get_type_hints(Config)
+_COMMAND_KINDS = _CONFIG_KINDS | typing.get_type_hints(Command)
+_ALIASES: dict[str, str] = {}
+
+
+def default_run_name(config: Config) -> str:
+    """The name of a run that was given none: the same for the same command, so that it resumes."""
+    return f"{config.model}-{full_name(config.dataset).replace('/', '-')}-seed{config.seed}"
+
+
+def parse(argv: Sequence[str], prog: str = "python -m resnet.train") -> Config:
+    """The settings of a command line: the preset's, over them the --config file's, over them the flags'.
+
+    Answers --help, --print-config and tyro's shell completion by SystemExit(0). Raises UserError for anything
+    that cannot be meant.
+    """
+    if any(token in ("-h", "--help") or token.startswith("--tyro-") for token in argv):
+        _help(argv, prog)
+    flags = read_flags(_COMMAND_KINDS, _ALIASES, argv)
+    path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+    config = _resolve((_read_file(path) if path else {}) | flags)
+    validate(config)
+    if print_config:
+        sys.stdout.write(to_yaml(config))
+        raise SystemExit(0)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """The settings as a YAML file that `from_yaml` and --config take back exactly."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def from_yaml(path: str | Path) -> Config:
+    """The settings of a YAML file; those it leaves out are its preset's. Raises UserError."""
+    return _resolve(read_yaml(_CONFIG_KINDS, _ALIASES, path))
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    check_ranges(config, _RANGES)
+    models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
+    if config.model not in models:
+        reason = "takes no images" if config.model in resnet.names() else "is not a network of the zoo"
+        hint = nearest(config.model, models)
+        raise UserError(f"--model {config.model} {reason}{hint}; known: {', '.join(models)}.")
+    if not resnet.entry(config.model).normalization and config.normalization != "batch":
+        raise UserError(
+            f"--model {config.model} has no normalization to choose, so it cannot be {config.normalization}; "
+            "leave --normalization out."
+        )
+    check_dataset(config.dataset)
+    check_folder_names(config)
+    if config.strategy == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
+    if config.micro_batch and resnet.entry(config.model).normalization and config.normalization == "batch":
+        raise UserError(
+            f"--micro-batch {config.micro_batch} would change batch normalization, which needs a replica's "
+            "whole batch at once; use --normalization group or none."
+        )
+    check_topology(config, max(1, config.replicas))
+
+
+def check_topology(config: Config, replicas: int) -> None:
+    """Raise UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""
+    if config.batch_size % replicas:
+        below = config.batch_size // replicas * replicas
+        near = f"{below} or {below + replicas}" if below else f"{replicas}"
+        raise UserError(
+            f"--batch-size must divide by the number of replicas, {replicas}; got {config.batch_size}, "
+            f"{near} would do."
+        )
+    share = config.batch_size // replicas
+    if config.micro_batch and share % config.micro_batch:
+        raise UserError(
+            f"--micro-batch must divide a replica's batch of {share} images; got {config.micro_batch}."
+        )
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """The file's settings, without a run name that follows from the others, which flags may change."""
+    values = read_yaml(_CONFIG_KINDS, _ALIASES, path)
+    if _resolve(values).run_name == _resolve({**values, "run_name": None}).run_name:
+        values.pop("run_name", None)
+    return values
+
+
+def _resolve(values: dict[str, Any]) -> Config:
+    preset = values.get("preset", Config.preset)
+    config = Config(**{**PRESETS[preset], **values})
+    config = dataclasses.replace(config, dataset=full_name(config.dataset))
+    return dataclasses.replace(config, run_name=config.run_name or default_run_name(config))
+
+
+def _help(argv: Sequence[str], prog: str) -> NoReturn:
+    """Print the help, or the completion script, and end."""
+    import tyro
+
+    changes = ", ".join(f"{k.replace('_', '-')} {v}" for k, v in PRESETS["he-cifar10"].items())
+    fields = [
+        (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
+        for section in _SECTIONS
+    ]
+    tyro.cli(
+        dataclasses.make_dataclass("Flags", fields),
+        prog=prog,
+        description=f"Train a network of the zoo on labelled images.\n\nPreset he-cifar10: {changes}.",
+        args=list(argv),
+    )
+    raise SystemExit(0)
