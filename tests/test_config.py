@@ -181,11 +181,11 @@ BAD_FLAGS = [
     ("--num-levels -1", "--num-levels must be at least 0"),
     ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
     ("--seed 2147483648", "at most 2147483647; got 2147483648."),
-    ("--num-steps 100", "--num-steps must divide by --num-minibatches 8; got 100, 96 or 104 would do."),
-    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64, 63 or 66 would do."),
-    ("--num-envs 1 --replicas 2", "got 1, 2 would do."),
-    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000, 512 or 1024 would do."),
-    ("--micro-batch 4096", "got 4096, 2048 would do."),
+    ("--num-steps 100", "--num-steps must be divisible by --num-minibatches 8; got 100; 96 or 104 would do."),
+    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64; 63 or 66 would do."),
+    ("--num-envs 1 --replicas 2", "got 1; 2 would do."),
+    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000; 512 or 1024 would do."),
+    ("--micro-batch 4096", "got 4096; 2048 would do."),
     ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
     ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
     ("--critic-lr 1e-4", "--critic-lr 0.0001 needs --no-share-torso"),
@@ -240,9 +240,9 @@ def test_topology():
     config = parse([])
     check_topology(config, workers=4, replicas_per_worker=2)
     sentence = refusal(check_topology, config, 3, 2)
-    assert "6 (3 workers x 2); got 64, 60 or 66 would do." in sentence
+    assert "6 (3 workers x 2); got 64; 60 or 66 would do." in sentence
     small = parse(["--micro-batch", "2048"])
-    assert "minibatch of 1024 samples; got 2048, 1024 would do." in refusal(check_topology, small, 2, 1)
+    assert "minibatch of 1024 samples; got 2048; 1024 would do." in refusal(check_topology, small, 2, 1)
 
 
 # The run's folder

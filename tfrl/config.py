@@ -46,9 +46,9 @@ class PPO:
     """How it is learned."""
 
     num_envs: int = 64
-    """Envs, all workers together; must divide by the number of replicas."""
+    """Envs, all workers together; must be divisible by the number of replicas."""
     num_steps: int = 256
-    """Env steps of a rollout, in each env (alias --update-freq); must divide by --num-minibatches."""
+    """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
     epochs: int = 3
     """Passes over a rollout."""
     num_minibatches: int = 8

@@ -90,8 +90,8 @@ def validate(config: Config) -> None:
         raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
     if config.num_steps % config.num_minibatches:
         raise UserError(
-            f"--num-steps must divide by --num-minibatches {config.num_minibatches}; got {config.num_steps}, "
-            f"{_multiples_near(config.num_steps, config.num_minibatches)} would do."
+            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
+            f"got {config.num_steps}; {_multiples_near(config.num_steps, config.num_minibatches)} would do."
         )
     if config.total_steps < config.batch_size:
         raise UserError(
@@ -116,13 +116,13 @@ def check_topology(config: Config, workers: int, replicas_per_worker: int) -> No
     if config.num_envs % replicas:
         made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
         raise UserError(
-            f"--num-envs must divide by the number of replicas, {replicas}{made_of}; got {config.num_envs}, "
-            f"{_multiples_near(config.num_envs, replicas)} would do."
+            f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
+            f"got {config.num_envs}; {_multiples_near(config.num_envs, replicas)} would do."
         )
     share = config.batch_size // (replicas * config.num_minibatches)
     if config.micro_batch and share % config.micro_batch:
         raise UserError(
-            f"--micro-batch must divide a replica's minibatch of {share} samples; got {config.micro_batch}, "
+            f"--micro-batch must divide a replica's minibatch of {share} samples; got {config.micro_batch}; "
             f"{_divisors_near(share, config.micro_batch)} would do."
         )
 
