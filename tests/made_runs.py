@@ -1,0 +1,44 @@
+"""Run folders with made-up numbers, for the tests of the commands that look at them."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tfrl.config import Config, to_yaml
+from tfrl.envs.games import normalized_return, published_curve
+from tfrl.metrics import COLUMNS
+
+
+def make_run(logdir: Path, env="fruitbot", seed=1, total_steps=1_000_000, finished=True, **settings) -> Path:
+    """A run near the published curves, as training would have left it; its folder."""
+    name = f"{env}-seed{seed}" + "".join(f"-{v}" for v in settings.values())
+    config = Config(env=env, seed=seed, logdir=str(logdir), run_name=name, total_steps=total_steps)
+    config = dataclasses.replace(config, **settings)
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    noise = np.random.default_rng([seed, len(env)])
+    returns = {s: np.zeros(2) for s in ("train", "test")}
+    with (config.run_dir / "progress.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ("env_steps", *COLUMNS))
+        table.writeheader()
+        for update in range(1, config.num_updates + 1):
+            steps = update * config.batch_size
+            for level_set in returns:
+                at, runs = published_curve(env, level_set)
+                value = np.interp(steps, at, runs.mean(0)) * (1 + 0.1 * noise.standard_normal())
+                returns[level_set] = value, normalized_return(env, "easy", value)
+            row = {name: abs(noise.normal()) for name in COLUMNS if name.startswith(("train/", "time/"))}
+            row |= {"rollout/episode_return": returns["train"][0], "rollout/episode_length": 100}
+            row |= {"time/env_steps_per_second": 800 + 20 * noise.normal()}
+            if update % 20 == 0 or update == config.num_updates:
+                row |= {f"eval_{s}/return": r[0] for s, r in returns.items()}
+                row |= {f"eval_{s}/normalized_return": r[1] for s, r in returns.items()}
+            table.writerow({"env_steps": steps, **row})
+    if finished:
+        scores = {s: {"return": r[0], "normalized_return": r[1], "episodes": 128} for s, r in returns.items()}
+        content = {"env": env, "seed": seed, "env_steps": steps, "eval": scores, "seconds": 3600.0}
+        (config.run_dir / "results.json").write_text(json.dumps(content | {"weights_sha256": "0" * 64}))
+    return config.run_dir

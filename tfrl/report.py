@@ -1,0 +1,86 @@
+"""python -m tfrl.report RUN [RUN ...]: one page about runs, with pictures, that opens without a network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfrl import cli, commands, runs
+from tfrl.errors import UserError
+
+_USAGE = "python -m tfrl.report RUN [RUN ...]"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where it goes."""
+
+    out: str | None = None
+    """The folder of report.html and plots/; None: the run's own, or the one that several runs lie in."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the report; the exit code."""
+    words, options = cli.parse(
+        Options, arguments, _USAGE, "Write report.html and plots/*.png about runs, or all runs in folders."
+    )
+    if not words:
+        raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
+    loaded = [runs.load(path) for path in runs.find(map(Path, words))]
+    if not any(run.env_steps for run in loaded):
+        raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
+    loaded = [run for run in loaded if run.env_steps]
+    out = Path(options.out) if options.out else loaded[0].path
+    if not options.out and len(loaded) > 1:
+        out = Path(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
+    print(write(loaded, out))
+    return 0
+
+
+def write(loaded: Sequence[runs.Run], out: Path) -> Path:
+    """Writes `out/report.html` and `out/plots/*.png`; the page's path.
+
+    Raises:
+      UserError: the folder cannot be written in.
+    """
+    from tfrl import comparison, report_page
+
+    groups = comparison.group(loaded)
+    try:
+        (out / "plots").mkdir(parents=True, exist_ok=True)
+        pictures = {}
+        for name, draw in _pictures().items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing, where a run has no number
+                figure = draw(groups)
+            path = out / "plots" / f"{name}.png"
+            path.unlink(missing_ok=True)
+            if figure is not None:
+                figure.savefig(path)
+                figure.clear()
+                pictures[name] = path.read_bytes()
+        page = out / "report.html"
+        staged = page.with_suffix(".html.tmp")
+        staged.write_text(report_page.render(loaded, groups, pictures), encoding="utf-8")
+        staged.replace(page)
+    except OSError as error:
+        raise UserError(f"cannot write the report in {out}: {error.strerror}.") from None
+    return page
+
+
+def _pictures() -> dict[str, Callable]:
+    from tfrl import plots
+
+    return {
+        "learning_curves": plots.learning_curves,
+        "final_scores": plots.final_scores,
+        "generalization_gap": plots.level_gap,
+        "performance_profiles": plots.performance_profiles,
+        "training": plots.training,
+    }
+
+
+if __name__ == "__main__":
+    commands.run(main)

@@ -1,0 +1,122 @@
+"""Statistics over few runs, after Agarwal et al. 2021, *Deep RL at the Edge of the Statistical Precipice*.
+
+https://arxiv.org/abs/2108.13264. Scores of a set of runs are a list with one array [runs] for each game, and
+games may have different numbers of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+
+
+def mean(scores: np.ndarray) -> np.ndarray:
+    """Mean over the last dimension."""
+    return np.mean(scores, axis=-1)
+
+
+def median(scores: np.ndarray) -> np.ndarray:
+    """Median over the last dimension."""
+    return np.median(scores, axis=-1)
+
+
+def iqm(scores: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last dimension: of the middle half, a quarter cut off at either end.
+
+    As scipy's `trim_mean(scores, 0.25)`, which the paper's rliable uses, floor(n / 4) are cut at each end.
+    """
+    count = np.shape(scores)[-1]
+    cut = count // 4
+    return np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1)
+
+
+def pooled(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """The scores of all games in one array [n]."""
+    return np.concatenate(list(scores))
+
+
+def standard_error(scores: np.ndarray) -> float:
+    """Of the mean of independent samples [n]; NaN for fewer than two."""
+    count = len(scores)
+    return float(np.std(scores, ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+
+
+def stratified_bootstrap(
+    scores: Sequence[np.ndarray],
+    statistic: Statistic,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """A percentile bootstrap interval of a statistic of all scores, where runs are drawn anew in each game.
+
+    Args:
+      scores: one array [runs] for each game.
+      statistic: from [..., n] to [...], such as `iqm`.
+      confidence: of the interval.
+      resamples: how often runs are drawn.
+      seed: of the drawing.
+
+    Returns:
+      Its ends; NaNs where every game has one run, which says nothing of the spread.
+    """
+    if max(len(game) for game in scores) < 2:
+        return float("nan"), float("nan")
+    generator = np.random.default_rng(seed)
+    drawn = [game[generator.integers(len(game), size=(resamples, len(game)))] for game in scores]
+    values = statistic(np.concatenate(drawn, axis=1))  # [resamples]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def performance_profile(scores: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray:
+    """The share of runs with a score above each threshold, float64 [len(thresholds)]."""
+    return (pooled(scores)[:, None] > thresholds).mean(axis=0)
+
+
+def profile_band(
+    scores: Sequence[np.ndarray],
+    thresholds: np.ndarray,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pointwise stratified-bootstrap interval of a performance profile, two arrays [len(thresholds)]."""
+    generator = np.random.default_rng(seed)
+    above = [game[:, None] > thresholds for game in scores]  # [runs, thresholds] a game
+    counts = np.zeros((resamples, len(thresholds)))
+    for game in above:
+        drawn = generator.integers(len(game), size=(resamples, len(game)))
+        counts += game[drawn].sum(axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(counts / sum(map(len, scores)), (tail, 1 - tail), axis=0)
+    return low, high
+
+
+def over_seeds(
+    curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Curves of several runs on common steps: steps, mean, least and greatest value, each [P].
+
+    Args:
+      curves: steps and values [n] of each run, n of its own. A run counts as far as it goes.
+      points: how many steps; one curve alone keeps its own.
+    """
+    curves = [(steps, values) for steps, values in curves if len(steps)]
+    if not curves:
+        return (np.zeros(0),) * 4
+    if all(np.array_equal(steps, curves[0][0]) for steps, _ in curves):
+        steps = curves[0][0]
+    else:
+        ends = min(c[0][0] for c in curves), max(c[0][-1] for c in curves)
+        steps = np.linspace(*ends, points)
+    values = np.stack([np.interp(steps, s, v, left=np.nan, right=np.nan) for s, v in curves])
+    known = np.isfinite(values).any(axis=0)
+    steps, values = steps[known], values[:, known]
+    return steps, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
