@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,8 @@ _LOST_PEER = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-_EMPTY_LINES = ("", "Graph execution error:")
+# The lines before the reason in an error of TensorFlow's.
+_STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
 
 
 def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
@@ -216,7 +218,7 @@ def make(config: HardwareSettings, cluster: TFConfig | None) -> Runtime:
     return Runtime(strategy, worker=0, num_workers=1, precision=precision)
 
 
-def _multi_worker(config: Config, gpus: int) -> tf.distribute.Strategy:
+def _multi_worker(config: HardwareSettings, gpus: int) -> tf.distribute.Strategy:
     if config.replicas not in (0, gpus or 1):
         # TensorFlow decides that: every GPU that the process sees, or one CPU.
         has = f"its {gpus} GPU(s)" if gpus else "one on a CPU"
@@ -258,8 +260,8 @@ def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], st
 
     `missing` is asked who is missing, as the beginning of a sentence, then.
     """
-    lines = [line for line in error.message.splitlines() if line.strip() not in _EMPTY_LINES]
-    reason = f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
+    lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     if num_workers > 1 and isinstance(error, _LOST_PEER):
         return PeerError(f"{missing()}; TensorFlow says {reason}")
     return TrainingError(f"TensorFlow failed, {reason}")

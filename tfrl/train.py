@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfrl import __version__, distribute, envs, evaluate, random, results
+from tfrl import agreement, distribute, envs, evaluate, random, results, summary
 from tfrl.actor_critic import weights_sha256
 from tfrl.agents.ppo import PPOAgent
 from tfrl.checkpoint import (
@@ -27,7 +27,7 @@ from tfrl.config import Config, to_yaml
 from tfrl.console import Console
 from tfrl.distribute import Runtime, StopRequest
 from tfrl.envs.games import normalized_return
-from tfrl.errors import PeerError, TrainingError, UserError
+from tfrl.errors import TrainingError, UserError
 from tfrl.export import export
 from tfrl.metrics import COLUMNS, MetricsWriter, NullMetricsWriter
 from tfrl.normalize import EpisodeStatistics, RewardNormalizer
@@ -37,6 +37,7 @@ from tfrl.rollout import Collector, Rollout
 from tfrl.run_folder import SETTINGS_FILE
 from tfrl.tf_config import TFConfig
 from tfrl.validate import check_topology
+from tfrl.watchdog import Watchdog
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
 _VIDEO_ZOOM = 3
@@ -51,8 +52,9 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
     if cluster is not None:
-        settings = {k: str(v) for k, v in dataclasses.asdict(config).items() if k not in ("logdir", "resume")}
-        rendezvous(cluster, settings | {"tfrl": __version__}, config.cluster_timeout, console.message)
+        with quiet_start():
+            mine = agreement.fingerprint(config)
+        rendezvous(cluster, mine, config.cluster_timeout, console.message)
     with quiet_start():
         runtime = distribute.make(config, cluster)
     check_topology(config, runtime.num_workers, runtime.local_replicas)
@@ -62,12 +64,16 @@ def train(config: Config, cluster: TFConfig | None) -> int:
             f"{name}: saving at the end of this update, then ending; once more ends at once"
         ),
     )
+    watchdog = Watchdog(
+        config.run_dir / "heartbeats",
+        cluster.workers if cluster else ("here",),
+        runtime.worker,
+        stall_timeout=config.stall_timeout,
+    )
     try:
-        return Trainer(config, runtime, console, stop).run()
+        return Trainer(config, runtime, console, stop, watchdog).run()
     except tf.errors.OpError as error:
-        if runtime.num_workers == 1:
-            raise TrainingError(f"TensorFlow failed: {error.message.splitlines()[0]}") from error
-        raise PeerError(f"another worker is gone: {error.message.splitlines()[0]}") from error
+        raise distribute.failure(error, runtime.num_workers, watchdog.missing) from error
     finally:
         console.stop()
         stop.restore()
@@ -76,11 +82,14 @@ def train(config: Config, cluster: TFConfig | None) -> int:
 class Trainer:
     """One process's part of a run. All workers go through the same calls in the same order."""
 
-    def __init__(self, config: Config, runtime: Runtime, console: Console, stop: StopRequest) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, console: Console, stop: StopRequest, watchdog: Watchdog
+    ) -> None:
         self._config = config
         self._runtime = runtime
         self._console = console
         self._stop = stop
+        self._watchdog = watchdog
         spec = envs.EnvSpec(
             name=config.env,
             num_envs=config.num_envs,
@@ -124,8 +133,9 @@ class Trainer:
         if self._is_complete():
             self._console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
             return self._leave(0)
+        logged = summary.logged_steps(config.run_dir / "progress.csv")
         self._writer = self._make_writer(found)
-        self._show_summary(found)
+        self._console.summary(summary.rows(config, self._runtime, self._agent.num_parameters, found, logged))
         self._console.start(config.num_updates * config.batch_size, self._env_steps)
         if self._pending is not None:  # killed while it evaluated
             self._conclude(self._pending)
@@ -138,6 +148,10 @@ class Trainer:
                 return self._end_early(code)
         return self._finish()
 
+    def _phase(self, name: str) -> None:
+        self._console.phase(name)
+        self._watchdog.beat(name, self._update)
+
     # One update
 
     def _train_once(self) -> dict[str, float]:
@@ -146,6 +160,7 @@ class Trainer:
         rollout = self._collect()
         metrics = self._learn(rollout)
         seconds = time.perf_counter() - began
+        self._watchdog.measured(seconds)
         self._update, self._seconds = self._update + 1, self._seconds + seconds
         self._writer.histogram("rollout/actions", rollout.actions, self._env_steps)
         return metrics | {
@@ -172,14 +187,18 @@ class Trainer:
     def _collect(self) -> Rollout:
         """A rollout, with normalised rewards. The console moves with the env steps."""
         config = self._config
-        self._console.phase("collecting")
+        self._phase("collecting")
         start = self._env_steps
-        rollout = self._collector.collect(
-            self._agent,
-            random.action_uniforms(config.seed, self._update, self._collector.indices, config.num_steps),
+
+        def on_step(t: int) -> None:
+            self._watchdog.beat()
             # Collecting is the smaller part of an update's time, about a fifth of it.
-            lambda t: self._console.advance_to(start + 0.2 * config.num_envs * t),
+            self._console.advance_to(start + 0.2 * config.num_envs * t)
+
+        uniforms = random.action_uniforms(
+            config.seed, self._update, self._collector.indices, config.num_steps
         )
+        rollout = self._collector.collect(self._agent, uniforms, on_step)
         local = np.stack([_by_env(rollout.rewards), _by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
@@ -193,7 +212,7 @@ class Trainer:
 
     def _learn(self, rollout: Rollout) -> dict[str, float]:
         config = self._config
-        self._console.phase("updating")
+        self._phase("updating")
         steps = random.minibatch_steps(
             config.seed,
             self._update,
@@ -230,16 +249,15 @@ class Trainer:
         metrics: dict[str, float] = {}
         num_envs, each = evaluate.split_episodes(self._config.eval_episodes)
         for level_set in evaluate.LEVEL_SETS:
-            self._console.phase(f"evaluating on {level_set} levels")
+            self._phase(f"evaluating on {level_set} levels")
             frames: list[np.ndarray] = []
             mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
             returns = np.zeros((num_envs, each))
             if mine:
                 spec = evaluate.level_spec(self._config, level_set, num_envs)
-                episodes = evaluate.play(
-                    self._agent.sample, spec, mine, episodes_each=each, on_frame=frames.append
-                )
+                episodes = evaluate.play(self._sample, spec, mine, episodes_each=each, on_frame=frames.append)
                 returns[mine] = episodes.returns
+            self._watchdog.beat(f"evaluated on {level_set} levels")  # the others may still play
             mean = float(self._runtime.sum_over_workers(returns).mean())
             metrics[f"eval_{level_set}/return"] = mean
             metrics[f"eval_{level_set}/normalized_return"] = self._normalized(mean)
@@ -252,13 +270,17 @@ class Trainer:
             scores = [metrics[f"eval_{s}/return"] for s in evaluate.LEVEL_SETS]
         return metrics | {"eval/generalization_gap": scores[0] - scores[1]}
 
+    def _sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        self._watchdog.beat()
+        return self._agent.sample(observations, uniforms)
+
     # Checkpoints
 
     def _save(self) -> None:
         """Saves; a disk that is full costs this checkpoint, not the run."""
         if self._saved_at == self._update:
             return
-        self._console.phase("saving")
+        self._phase("saving")
         self._writer.flush()
         indices, states, observations, first = self._collector.get_state()
         data, lengths = pack_bytes(states)
@@ -325,27 +347,6 @@ class Trainer:
             writer.text("settings", f"```\n{settings}\n```\n\ncommand: `{command}`", 0)
         return writer
 
-    def _show_summary(self, found: Checkpoint | None) -> None:
-        config, runtime = self._config, self._runtime
-        levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
-        if not config.num_levels:
-            levels = "all levels"
-        minibatch = config.batch_size // config.num_minibatches
-        rows = {
-            "game": f"{config.env}, {config.distribution_mode}, {levels}",
-            "computes on": f"{runtime.device}, {runtime.precision}",
-            "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
-            f"{runtime.replicas} replica(s) in all",
-            "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
-            f"{config.num_minibatches} minibatches of {minibatch:,}",
-            "network": f"{config.torso}, {self._agent.num_parameters:,} parameters",
-            "run": str(config.run_dir),
-            "curves": f"tensorboard --logdir {config.logdir}",
-        }
-        if found is not None:
-            rows["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
-        self._console.summary(rows)
-
     def _stop_code(self) -> int | None:
         """The exit code that all workers leave with, if any of them was asked to stop."""
         codes = (143, 130, 0)
@@ -377,9 +378,9 @@ class Trainer:
         """Exports, and writes and shows the results."""
         config, run = self._config, self._config.run_dir
         self._writer.close()
+        self._phase("exporting")
         if self._runtime.is_chief:
-            self._console.phase("exporting")
-            summary = {
+            outcome = {
                 "env": config.env,
                 "seed": config.seed,
                 "env_steps": self._env_steps,
@@ -404,15 +405,17 @@ class Trainer:
                     num_actions=self._collector.num_actions,
                     precision=self._runtime.precision,
                 )
-                results.write(run, summary)
+                results.write(run, outcome)
             except OSError as error:
                 raise TrainingError(f"cannot write the results in {run}: {error.strerror}") from None
-            self._console.results(*results.table(summary), [f"tensorboard --logdir {config.logdir}"])
+            self._console.results(*results.table(outcome), [f"tensorboard --logdir {config.logdir}"])
         return self._leave(0)
 
     def _leave(self, code: int) -> int:
         self._collector.close()
+        self._phase("leaving")
         self._runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
+        self._watchdog.close()
         return code
 
 

@@ -1,0 +1,51 @@
+"""What a run says of itself before it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfrl.checkpoint import Checkpoint
+from tfrl.config import Config
+from tfrl.distribute import Runtime
+
+
+def rows(
+    config: Config, runtime: Runtime, num_parameters: int, found: Checkpoint | None, logged: int
+) -> dict[str, str]:
+    """The settings that matter, by title.
+
+    Args:
+      found: the checkpoint that the run continues from, if any.
+      logged: the env steps that progress.csv had reached before that.
+    """
+    levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
+    if not config.num_levels:
+        levels = "all levels"
+    minibatch = config.batch_size // config.num_minibatches
+    lines = {
+        "game": f"{config.env}, {config.distribution_mode}, {levels}",
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+        "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
+        f"{config.num_minibatches} minibatches of {minibatch:,}",
+        "network": f"{config.torso}, {num_parameters:,} parameters",
+        "run": str(config.run_dir),
+        "curves": f"tensorboard --logdir {config.logdir}",
+    }
+    if found is not None:
+        lines["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
+        lost = logged - found.env_steps
+        if lost > 0:
+            lines["lost"] = f"{lost:,} env steps after that checkpoint, which are taken again"
+    return lines
+
+
+def logged_steps(progress: Path) -> int:
+    """The env steps of the last whole row of progress.csv; 0 where there is none."""
+    try:
+        lines = progress.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
+    return max((int(step) for step in steps if step.isdigit()), default=0)

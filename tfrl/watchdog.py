@@ -1,0 +1,258 @@
+"""Finds a worker that hangs: each writes its progress to a small file, and reads the others' when it waits.
+
+A dead worker breaks its connections, and TensorFlow notices. One that hangs (a stopped process, a disk that
+does not answer, a deadlock) leaves the others in a collective for ever, and no collective can say who is
+missing. So every worker counts its steps in `heartbeats/worker-N.json` of the run's folder, which all workers
+share anyway. When nobody has moved for too long, each one says who is behind, and where it stands itself, and
+ends the process. TensorFlow is not involved, because it may be what hangs.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfrl.errors import PeerError
+from tfrl.tf_config import split_address
+
+TICK = 1.0  # seconds between two writes
+LEAST, MULTIPLE = 60.0, 10.0  # the default limit: seconds, and times the measured update
+UNMEASURED = 1800.0  # seconds before the first update is measured: its tracing and its size are unknown
+FIRST_TIME = 300.0  # seconds for the first time of a phase, in which TensorFlow may trace
+LOOKS = 5  # at the others, at least, before a verdict
+FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
+_SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a worker's file says."""
+
+    phases: int
+    """Phases begun so far. All workers go through the same ones, so the lowest number is behind."""
+    steps: int
+    """Steps of any kind since the phase began."""
+    update: int
+    phase: str
+    at: str
+    """Where its main thread is."""
+    age: float
+    """Seconds since the last beat."""
+    ticks: int
+    """Grows with each write while the process runs at all."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows with each step, and compares one worker with another."""
+        return self.phases, self.steps
+
+
+class _Peer:
+    """What is known of another worker while this one waits, on this worker's clock."""
+
+    def __init__(self) -> None:
+        self.last: Heartbeat | None = None
+        self.moved = -1.0e9  # when it last made a step
+        self.silent = 0  # our looks since its file last changed
+
+    def look(self, now: float, heartbeat: Heartbeat | None) -> None:
+        before, self.last = self.last, heartbeat or self.last
+        self.silent = self.silent + 1 if self.last is None or self.last == before else 0
+        if heartbeat is not None and before is None:
+            self.moved = now - heartbeat.age
+        elif heartbeat is not None and heartbeat.progress != before.progress:
+            self.moved = now
+
+
+class Watchdog:
+    """Watches all workers from one of them. With one worker there is nobody to wait for, and it does nothing.
+
+    Args:
+      folder: where the files go; all workers see it.
+      addresses: "host:port" of each worker, in order.
+      worker: this one's index.
+      stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
+        is more. Longer before the first update is measured, and the first time of each phase.
+      on_stall: called, in the watchdog's thread, with the sentence; it ends the process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        addresses: Sequence[str],
+        worker: int,
+        *,
+        stall_timeout: float,
+        on_stall: Callable[[str], None] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._addresses = addresses
+        self._worker = worker
+        self._stall_timeout = stall_timeout
+        self._on_stall = on_stall or _exit
+        self._main = threading.main_thread().ident
+        self._closed = threading.Event()
+        # Only time in which this process runs: after a pause (a suspended machine) all is as before.
+        self._clock = 0.0
+        self._ticks = self._phases = self._steps = self._update = 0
+        self._last_beat = 0.0
+        self._phase, self._known = "starting", set[str]()
+        self._update_seconds: float | None = None
+        self._peers: dict[int, _Peer] = {}
+        self._looks = 0
+        if len(addresses) > 1:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    # From the main thread
+
+    def beat(self, phase: str | None = None, update: int | None = None) -> None:
+        """Notes one step of this worker, or that it begins a phase, as all workers do in the same order."""
+        if phase is None:
+            self._steps += 1
+        else:
+            self._known.add(self._phase)
+            self._phase, self._phases, self._steps = phase, self._phases + 1, 0
+        self._update = self._update if update is None else update
+        self._last_beat = self._clock
+
+    def measured(self, seconds: float) -> None:
+        """Tells how long an update takes."""
+        self._update_seconds = seconds
+
+    def close(self) -> None:
+        """Ends the watching: from here on this worker waits for nobody."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._path(self._worker).unlink(missing_ok=True)
+            self._folder.rmdir()  # by the last one
+
+    def missing(self) -> str:
+        """Who is missing, as the beginning of a sentence, after TensorFlow has lost a connection.
+
+        The watching ends here: the process is about to end anyway.
+        """
+        self._closed.set()
+        others = [w for w in range(len(self._addresses)) if w != self._worker]
+        gone = [self._name(w) for w in others if _refuses(self._addresses[w])]
+        if gone:
+            return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+        before = {w: self._read(w) for w in others}
+        time.sleep(2.5 * TICK)
+        frozen = [w for w in others if before[w] is not None and self._read(w) == before[w]]
+        return self._silent(before, frozen) or "contact with another worker is lost"
+
+    # The watchdog's thread
+
+    def _watch(self) -> None:
+        while not self._closed.wait(TICK):
+            self._clock += TICK
+            self._ticks += 1
+            self._write()
+            limit, clock = self._limit(), self._clock
+            if clock - self._last_beat < limit / 2:
+                self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
+                self._looks = 0
+                continue
+            self._looks += 1
+            for worker, peer in self._peers.items():
+                peer.look(clock, self._read(worker))
+            # Others may be at work that this one waits for: evaluation, say.
+            moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
+            if clock - moved >= limit and self._looks >= LOOKS and not self._closed.is_set():
+                self._on_stall(self._verdict(clock - moved))
+                return
+
+    def _limit(self) -> float:
+        if self._update_seconds is None:
+            return max(self._stall_timeout, UNMEASURED)
+        limit = self._stall_timeout or max(LEAST, MULTIPLE * self._update_seconds)
+        return limit if self._phase in self._known else max(limit, FIRST_TIME)
+
+    def _verdict(self, seconds: float) -> str:
+        said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._heartbeat()}
+        frozen = [w for w, peer in self._peers.items() if peer.silent >= FROZEN_LOOKS]
+        progress = {w: heartbeat.progress for w, heartbeat in said.items() if heartbeat is not None}
+        least = min(progress.values())
+        behind = [w for w in progress if progress[w] == least < max(progress.values())]
+        if frozen:
+            found = self._silent(said, frozen)
+        elif behind:
+            found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
+        else:
+            found = f"all of them are {_where(said[self._worker])}"
+        return f"no worker has made a step for {seconds:.0f} s: {found}; start all workers again"
+
+    def _silent(self, said: Mapping[int, Heartbeat | None], frozen: Sequence[int]) -> str:
+        return "; ".join(f"{self._name(w)} has fallen silent {_where(said[w])}" for w in frozen)
+
+    def _heartbeat(self) -> Heartbeat:
+        age = self._clock - self._last_beat
+        return Heartbeat(
+            self._phases, self._steps, self._update, self._phase, self._place(), age, self._ticks
+        )
+
+    def _place(self) -> str:
+        """The innermost line of ours that the main thread is in."""
+        for frame, line in traceback.walk_stack(sys._current_frames().get(self._main)):
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(_PACKAGE):
+                return f"{path.relative_to(_PACKAGE.parent)}:{line} in {frame.f_code.co_name}"
+        return "an unknown place"
+
+    def _name(self, worker: int) -> str:
+        return f"worker {worker} ({self._addresses[worker]})"
+
+    def _path(self, worker: int) -> Path:
+        return self._folder / f"worker-{worker}.json"
+
+    def _write(self) -> None:
+        data = json.dumps(asdict(self._heartbeat())).encode().ljust(_SIZE)
+        with contextlib.suppress(OSError):  # the others then know less; it must not end the training
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Opened each time: network file systems show a file to others when it is closed.
+            descriptor = os.open(self._path(self._worker), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, data, 0)
+            finally:
+                os.close(descriptor)
+
+    def _read(self, worker: int) -> Heartbeat | None:
+        try:
+            fields: dict[str, Any] = json.loads(self._path(worker).read_bytes())
+            return Heartbeat(**fields)
+        except (OSError, ValueError, TypeError):  # not there, or caught in the middle of a write
+            return None
+
+
+def _where(heartbeat: Heartbeat | None) -> str:
+    if heartbeat is None:
+        return "(it has left no heartbeat)"
+    return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
+
+
+def _refuses(address: str) -> bool:
+    """Whether nothing listens there any more. A stopped process still listens."""
+    try:
+        socket.create_connection(split_address(address), timeout=1.0).close()
+    except OSError:
+        return True
+    return False
+
+
+def _exit(sentence: str) -> None:
+    """Ends the process, whatever its main thread is in, and says where that is."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h\n")  # the progress bar hides the cursor
+    stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+    sys.stderr.write(f"error: {sentence}\nThis worker's main thread:\n{''.join(stack)}")
+    sys.stderr.flush()
+    os._exit(PeerError.exit_code)
