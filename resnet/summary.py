@@ -1,0 +1,61 @@
+"""A supervised run in words: the table before training, the progress line, the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from resnet.config import Config
+from resnet.data import Dataset
+from tfrl.distribute import Runtime
+
+
+def rows(
+    config: Config, runtime: Runtime, dataset: Dataset, *, steps: int, parameters: int
+) -> dict[str, str]:
+    """What is about to be trained, and where."""
+    shape = " x ".join(map(str, dataset.image_shape))
+    sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
+    return {
+        "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+        "steps": f"{steps:,} of {config.batch_size} images, {config.optimizer}, "
+        f"learning rate {config.lr:g}, {config.schedule}",
+        "network": f"{config.model}, {parameters:,} parameters",
+        "run": str(config.run_dir),
+        "curves": f"tensorboard --logdir {config.logdir}",
+    }
+
+
+def highlights(metrics: Mapping[str, float]) -> list[str]:
+    """What the progress line shows of a row of metrics."""
+    if not metrics:
+        return []
+    texts = [f"{metrics['time/images_per_second']:,.0f} images/s", f"loss {metrics['train/loss']:.3f}"]
+    return texts + [f"test {metrics[k]:.2%}" for k in ("test/accuracy",) if k in metrics]
+
+
+def scores(result: Mapping[str, float], test_images: int) -> dict[str, Any]:
+    """The parts `train` (the steps of the last row of metrics) and `test` of results.json."""
+    parts = {
+        part: {"accuracy": result[f"{part}/accuracy"], "loss": result[f"{part}/loss"]}
+        for part in ("train", "test")
+    }
+    parts["test"] |= {"hits": result["hits"], "images": test_images}
+    return parts
+
+
+def table(config: Config, result: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the final table."""
+    header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
+    return header, [
+        [part, f"{result[f'{part}/accuracy']:.2%}", f"{result[f'{part}/loss']:.4f}"]
+        for part in ("train", "test")
+    ]
+
+
+def next_commands(config: Config) -> list[str]:
+    """What to type after a run."""
+    return [f"python -m resnet.evaluate {config.run_dir}", f"tensorboard --logdir {config.logdir}"]

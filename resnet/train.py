@@ -1,0 +1,31 @@
+"""python -m resnet.train: train a network of the zoo on labelled images.
+
+It shares strategies, run folder, display, checkpoints and exit codes with `tfrl.ppo_procgen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resnet.config import MAY_CHANGE, from_yaml, parse
+from tfrl import commands, tf_config
+from tfrl.quiet import quiet_start
+from tfrl.run_folder import check_run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains with the settings of the command line; the exit code.
+
+    Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
+    takes seconds.
+    """
+    config = parse(arguments)
+    cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    check_run(config, from_yaml, MAY_CHANGE)
+    with quiet_start():
+        from resnet import trainer
+    return trainer.train(config, cluster)
+
+
+if __name__ == "__main__":
+    commands.run(main)
