@@ -1,4 +1,4 @@
-"""Envs: any slice of the global vector is the same envs, states go round, every game runs, nothing is printed."""
+"""Envs: a slice of the global vector is the same envs, states go round, all games run, nothing is printed."""
 
 import subprocess
 import sys
