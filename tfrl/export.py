@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import actor_critic
-from tfrl.config import Config
+from tfrl.config import Config, to_yaml
 from tfrl.distributions import Categorical
+from tfrl.run_folder import SETTINGS_FILE
 
 
 def export(
@@ -22,7 +24,7 @@ def export(
     num_actions: int,
     precision: str,
 ) -> None:
-    """Writes `weights.npz` (float32, no pickle) and `policy/`, a SavedModel.
+    """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
     The SavedModel maps uint8 observations [B, H, W, C] to a dict: `action` int32 [B], the most likely one,
     `logits` float32 [B, A] to sample from, and `value` float32 [B]. It is made from a network of its own,
@@ -32,6 +34,7 @@ def export(
     staged = directory / "weights.tmp.npz"
     np.savez(staged, **weights)
     staged.replace(directory / "weights.npz")
+    (directory / SETTINGS_FILE).write_text(to_yaml(dataclasses.replace(config, precision=precision)))
     network = actor_critic.build(
         torso=config.torso,
         observation_shape=observation_shape,

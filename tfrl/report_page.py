@@ -51,7 +51,8 @@ p.lead, figcaption, .small { color: #555; font-size: .9rem; }
 figure { margin: 0 0 1rem; } figure img { max-width: 100%; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; white-space: nowrap; }
+th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #333; }
 .videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
 .videos video, .videos img { width: 100%; }

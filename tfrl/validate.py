@@ -81,7 +81,7 @@ def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     check_ranges(config, _RANGES)
     _check_names(config)
-    _check_game(config)
+    check_game(config)
     if config.critic_lr is not None and config.share_torso:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
@@ -147,7 +147,8 @@ def check_folder_names(config: FolderSettings) -> None:
         )
 
 
-def _check_game(config: Config) -> None:
+def check_game(config: Config) -> None:
+    """Raise UserError if the game, or its distribution mode, does not exist."""
     if config.env not in env_names():
         known = ", ".join(env_names())
         raise UserError(f"there is no game {config.env!r}{nearest(config.env, env_names())}; known: {known}.")

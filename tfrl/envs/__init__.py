@@ -34,6 +34,9 @@ class VecEnv(Protocol):
     def act(self, actions: np.ndarray) -> None:
         """Starts one step with actions int32 [B]."""
 
+    def solved(self) -> np.ndarray:
+        """Whether the episode that ended last in each env solved its level, bool [B]."""
+
     def get_state(self) -> list[bytes]:
         """One opaque state per env: everything that decides its future."""
 

@@ -64,6 +64,10 @@ class Procgen:
         """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""
         return self._env.get_info()
 
+    def solved(self) -> np.ndarray:
+        """Procgen's `prev_level_complete`, bool [B]."""
+        return np.array([info["prev_level_complete"] for info in self._env.get_info()], bool)
+
     def render(self) -> list[np.ndarray]:
         """Frames uint8 [512, 512, 3] per env; needs `render_mode="rgb_array"`."""
         return [info["rgb"] for info in self._env.get_info()]

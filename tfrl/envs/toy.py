@@ -56,6 +56,10 @@ class Catch:
         for i in np.flatnonzero(self._first):
             self._restart(i)
 
+    def solved(self) -> np.ndarray:
+        """Whether the last ball was caught, bool [B]; known while `first` shows the end."""
+        return self._reward > 0
+
     def get_state(self) -> list[bytes]:
         """JSON per env: board, pending reward and `first`, random generator."""
         return [

@@ -1,0 +1,87 @@
+"""A trained policy that acts on one device, without a strategy or an optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import actor_critic, envs
+from tfrl.config import Config
+from tfrl.distribute import resolve_precision
+from tfrl.distributions import Categorical
+from tfrl.errors import UserError
+from tfrl.policy_files import PolicySource
+
+
+class Policy:
+    """Acts on observations uint8 [B, H, W, C], any B.
+
+    Args:
+      network: actor and critic.
+      observation_shape: (H, W, C).
+      precision: of the torso, "float32" or "bfloat16".
+    """
+
+    def __init__(
+        self, network: actor_critic.ActorCritic, observation_shape: tuple[int, ...], precision: str
+    ) -> None:
+        self.precision = precision
+        self._network = network
+        # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
+        observations = tf.TensorSpec((None, *observation_shape), tf.uint8)
+        uniforms = tf.TensorSpec((None,), tf.float32)
+        self._sample = tf.function(self._choose_by, input_signature=[observations, uniforms])
+        self._logits = tf.function(lambda o: self._network(o)[0], input_signature=[observations])
+
+    def _choose_by(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
+        return Categorical(self._network(observations)[0]).sample(uniforms)
+
+    def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """Actions int32 [B], drawn by uniforms float32 [B] in [0, 1)."""
+        return self._sample(observations, uniforms).numpy()
+
+    def greedy(self, observations: np.ndarray, uniforms: np.ndarray | None = None) -> np.ndarray:
+        """The most likely actions, int32 [B]; takes `uniforms` to stand in for `sample`, and ignores them."""
+        return Categorical(self._logits(observations)).mode().numpy()
+
+    def probabilities(self, observations: np.ndarray) -> np.ndarray:
+        """Of each action, float32 [B, A]."""
+        return tf.nn.softmax(self._logits(observations)).numpy()
+
+
+def load(source: PolicySource, precision: str = "run") -> Policy:
+    """The policy of found weights.
+
+    Raises:
+      UserError: they are not of the network that the settings describe.
+    """
+    if precision == "run":
+        precision = source.config.precision
+    policy, network = _build(source.config, precision)
+    try:
+        network.set_weights(source.weights)
+    except ValueError as error:
+        raise UserError(f"{error}, which the settings of this run describe.") from None
+    return policy
+
+
+def untrained(config: Config) -> Policy:
+    """The policy that a run of these settings starts from: close to uniform."""
+    return _build(config, config.precision)[0]
+
+
+def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCritic]:
+    # Grappler's remapper fails on residual networks with an error message.
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    precision = resolve_precision(precision)
+    env = envs.make(envs.EnvSpec(name=config.env, num_envs=1, seed=0, num_levels=1))
+    env.close()
+    network = actor_critic.build(
+        torso=config.torso,
+        observation_shape=env.observation_shape,
+        num_actions=env.num_actions,
+        share_torso=config.share_torso,
+        precision=precision,
+        seed=config.seed,
+    )
+    return Policy(network, env.observation_shape, precision), network

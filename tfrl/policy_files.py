@@ -1,0 +1,128 @@
+"""Finds the weights of a policy in the folder of a run or in an export; imports no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfrl import results, runs
+from tfrl.checkpoint import CheckpointStore, pack_json, unpack_json
+from tfrl.config import Config
+from tfrl.errors import UserError
+
+BEST_FILE = "checkpoints/best.npz"
+WEIGHTS_FILE = "weights.npz"
+_PREFIX = "weights/"
+_INFO = "info"
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """Weights and what they belong to.
+
+    Attributes:
+      config: the run's settings.
+      weights: float32 arrays as `ActorCritic.get_weights` gives them.
+      name: for people: which checkpoint.
+      env_steps: how long it was trained.
+    """
+
+    config: Config
+    weights: dict[str, np.ndarray]
+    name: str
+    env_steps: int
+
+
+def find(path: Path, checkpoint: str) -> PolicySource:
+    """The policy of a run's folder, or of an export, which has no other checkpoint than `last`.
+
+    Args:
+      path: the folder.
+      checkpoint: "last", "best" or the number of an update.
+
+    Raises:
+      UserError: the folder is not one of a run, or the checkpoint is not there or damaged.
+    """
+    if checkpoint not in ("last", "best") and not checkpoint.isdigit():
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {checkpoint!r}.")
+    config = runs.settings(path)
+    if checkpoint == "best":
+        return _best(path, config)
+    store = CheckpointStore(path / "checkpoints", keep=1)
+    skipped: list[str] = []
+    if checkpoint.isdigit():
+        found = store.load(skipped.append, int(checkpoint))
+    elif store.updates():
+        found = store.load(skipped.append)
+    else:
+        return _exported(path, config)
+    if found is None:
+        raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
+    return PolicySource(config, _weights(found.learner), f"update {found.update}", found.env_steps)
+
+
+def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
+    """Keeps these weights as the run's best unless an earlier evaluation scored higher.
+
+    Args:
+      run: the run's folder.
+      weights: of `ActorCritic.get_weights`.
+      score: the mean return on unseen levels.
+      env_steps: when.
+
+    Raises:
+      OSError: they cannot be written; the best before is kept.
+    """
+    path = run / BEST_FILE
+    info = _read(path).get(_INFO) if path.is_file() else None
+    before = {} if info is None else unpack_json(info)
+    # One of later steps is of a course that the run has left, by resuming from an earlier checkpoint.
+    if before and before["env_steps"] < env_steps and before["score"] >= score:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(".tmp")
+    arrays = {f"{_PREFIX}{name}": value for name, value in weights.items()}
+    with staged.open("wb") as file:
+        np.savez(file, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
+
+
+def _best(path: Path, config: Config) -> PolicySource:
+    file = path / BEST_FILE
+    if not file.is_file():
+        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+    arrays = _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is damaged; take another --checkpoint.")
+    return PolicySource(config, _weights(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _exported(path: Path, config: Config) -> PolicySource:
+    for file in (path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE):
+        if file.is_file():
+            weights = _read(file)
+            if not weights:
+                raise UserError(f"{file} is damaged; export the run again.")
+            steps = (results.read(path) or {}).get("env_steps", config.num_updates * config.batch_size)
+            return PolicySource(config, weights, "export", steps)
+    raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz; none if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
+
+
+def _weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}
