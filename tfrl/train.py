@@ -70,6 +70,7 @@ def train(config: Config, cluster: TFConfig | None) -> int:
         runtime.worker,
         stall_timeout=config.stall_timeout,
     )
+    watchdog.start()
     try:
         return Trainer(config, runtime, console, stop, watchdog).run()
     except tf.errors.OpError as error:

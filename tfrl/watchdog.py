@@ -74,7 +74,7 @@ class _Peer:
 
 
 class Watchdog:
-    """Watches all workers from one of them. With one worker there is nobody to wait for, and it does nothing.
+    """Watches all workers from one of them.
 
     Args:
       folder: where the files go; all workers see it.
@@ -109,7 +109,10 @@ class Watchdog:
         self._update_seconds: float | None = None
         self._peers: dict[int, _Peer] = {}
         self._looks = 0
-        if len(addresses) > 1:
+
+    def start(self) -> None:
+        """Begins to watch, in a thread of its own. With one worker there is nobody to watch."""
+        if len(self._addresses) > 1:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     # From the main thread
@@ -154,22 +157,29 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(TICK):
-            self._clock += TICK
-            self._ticks += 1
-            self._write()
-            limit, clock = self._limit(), self._clock
-            if clock - self._last_beat < limit / 2:
-                self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
-                self._looks = 0
-                continue
-            self._looks += 1
-            for worker, peer in self._peers.items():
-                peer.look(clock, self._read(worker))
-            # Others may be at work that this one waits for: evaluation, say.
-            moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
-            if clock - moved >= limit and self._looks >= LOOKS and not self._closed.is_set():
-                self._on_stall(self._verdict(clock - moved))
+            verdict = self.tick()
+            if verdict is not None and not self._closed.is_set():
+                self._on_stall(verdict)
                 return
+
+    def tick(self) -> str | None:
+        """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
+        self._clock += TICK
+        self._ticks += 1
+        self._write()
+        limit, clock = self._limit(), self._clock
+        if clock - self._last_beat < limit / 2:
+            self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
+            self._looks = 0
+            return None
+        self._looks += 1
+        for worker, peer in self._peers.items():
+            peer.look(clock, self._read(worker))
+        # Others may be at work that this one waits for: evaluation, say.
+        moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
+        if clock - moved < limit or self._looks < LOOKS:
+            return None
+        return self._verdict(clock - moved)
 
     def _limit(self) -> float:
         if self._update_seconds is None:
