@@ -75,7 +75,7 @@ class ActorCritic(tf.Module):
     def __call__(self, observations: tf.Tensor, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Logits float32 [B, A] and values float32 [B] of observations uint8 [B, H, W, C]."""
         if not self.shared:
-            return self.actor(observations, training), self.critic(observations, training)
+            return self.actor(observations, training=training), self.critic(observations, training=training)
         features = self.actor.torso(observations, training=training)  # [B, D]
         return self.actor.head(features), self.critic.head(features)[:, 0]
 

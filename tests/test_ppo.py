@@ -1,0 +1,254 @@
+"""The agent against an independent float64 computation, and against itself on other topologies."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl.errors import TrainingError
+
+UPDATES = 3
+
+
+def train(learner, updates=UPDATES):
+    """Rollouts in env order and metrics of some updates."""
+    history = []
+    for _ in range(updates):
+        rollout = learner.collect()
+        names = ("observations", "actions", "log_probs", "values", "rewards", "first")
+        arrays = {name: np.concatenate(list(getattr(rollout, name)), axis=1) for name in names}
+        history.append((arrays, learner.update(rollout)))
+    return history
+
+
+def largest_difference(weights, expected):
+    """Relative to each array's largest weight."""
+    assert set(weights) == set(expected)
+    return max(np.abs(weights[k] - w).max() / max(np.abs(w).max(), 1e-3) for k, w in expected.items())
+
+
+# The oracle: nothing below uses tfrl's returns, losses, distributions, random numbers or optimizer
+
+
+def oracle_gae(rollout, gamma, lam):
+    rewards, values, last, first = (
+        np.float64(x[0]) for x in (rollout.rewards, rollout.values, rollout.last_values, rollout.first)
+    )
+    advantages, running = np.zeros_like(rewards), np.zeros_like(last)
+    following = last
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * (1 - first[t]) * following - values[t]
+        running = delta + gamma * lam * (1 - first[t]) * running
+        advantages[t], following = running, values[t]
+    return advantages, advantages + values
+
+
+def oracle_minibatch(network, config, rollout, steps):
+    """Loss, its means, and the largest |ratio - 1| of one minibatch, as float64 tensors, computed eagerly.
+
+    steps: int [B, T / M].
+    """
+    advantages, targets = oracle_gae(rollout, config.gamma, config.gae_lambda)
+    pairs = [(t, b) for b, times in enumerate(steps) for t in times]
+    at = tuple(np.array(pairs).T)
+    advantage = advantages[at]
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    target, old_value, old_log_prob = (
+        np.float64(x[at]) for x in (targets, rollout.values[0], rollout.log_probs[0])
+    )
+
+    logits, value = network(tf.constant(rollout.observations[0][at]))
+    logits, value = tf.cast(logits, tf.float64), tf.cast(value, tf.float64)
+    log_probs = logits - tf.math.log(tf.reduce_sum(tf.exp(logits), axis=1, keepdims=True))
+    taken = tf.reduce_sum(log_probs * np.eye(logits.shape[1])[rollout.actions[0][at]], axis=1)
+    log_ratio = taken - old_log_prob
+    ratio = tf.exp(log_ratio)
+    eps = config.clip_ratio
+    policy_loss = -tf.minimum(ratio * advantage, tf.clip_by_value(ratio, 1 - eps, 1 + eps) * advantage)
+    clipped = old_value + tf.clip_by_value(value - old_value, -eps, eps)
+    value_loss = 0.5 * tf.maximum((value - target) ** 2, (clipped - target) ** 2)
+    entropy = -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=1)
+    means = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": ratio - 1 - log_ratio,
+        "clip_fraction": tf.cast(tf.abs(ratio - 1) > eps, tf.float64),
+    }
+    means = {name: tf.reduce_mean(x) for name, x in means.items()}
+    loss = means["policy_loss"] + config.value_coef * means["value_loss"]
+    return loss - config.entropy_coef * means["entropy"], means, float(tf.reduce_max(tf.abs(ratio - 1)))
+
+
+def off_policy_rollout(learner):
+    """A rollout that seems to come from another policy and critic, so that both clips are at work."""
+    rollout = learner.collect()
+    rng = np.random.default_rng(0)
+    rollout.log_probs += rng.normal(0, 0.2, rollout.log_probs.shape).astype(np.float32)
+    rollout.values += rng.normal(0, 0.3, rollout.values.shape).astype(np.float32)
+    rollout.rewards[:] = rng.normal(size=rollout.rewards.shape)
+    return rollout
+
+
+def test_metrics_are_those_of_a_float64_computation(small, learner):
+    config = small()
+    agent = learner(config)
+    rollout = off_policy_rollout(agent)
+    steps = agent.steps()[0].reshape(-1, config.num_envs, 4)  # [E * M, B, T / M]
+    minibatches = [oracle_minibatch(agent.agent.network, config, rollout, s) for s in steps]
+    metrics = agent.update(rollout, learning_rate=0.0)  # the weights stay as they are
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"):
+        expected = np.mean([float(means[name]) for _, means, _ in minibatches])
+        assert metrics[f"train/{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+    assert 0.05 < metrics["train/clip_fraction"] < 0.95
+    assert metrics["train/first_ratio_error"] == pytest.approx(minibatches[0][2], rel=1e-5)
+    _, targets = oracle_gae(rollout, config.gamma, config.gae_lambda)
+    explained = 1 - np.var(targets - rollout.values[0]) / np.var(targets)
+    assert metrics["train/explained_variance"] == pytest.approx(explained, abs=1e-5)
+    assert metrics["train/learning_rate"] == 0.0
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 100.0])
+def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner, max_grad_norm):
+    config = small(epochs=1, num_minibatches=1, lr=0.01, max_grad_norm=max_grad_norm)
+    agent = learner(config)
+    rollout = off_policy_rollout(agent)
+    network, before = agent.agent.network, agent.weights
+    names = list(network.named_variables)
+    with tf.GradientTape() as tape:
+        everything = np.tile(np.arange(config.num_steps), (config.num_envs, 1))
+        loss, _, _ = oracle_minibatch(network, config, rollout, everything)
+    grads = [np.float64(g) for g in tape.gradient(loss, [network.named_variables[n].value for n in names])]
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    metrics = agent.update(rollout)
+    assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)  # before clipping
+    assert 0.05 < norm < 100
+    for name, grad in zip(names, grads, strict=True):
+        grad = grad * min(1.0, max_grad_norm / norm)
+        # Adam's first step: the bias corrections leave g / (|g| + epsilon), the latter scaled.
+        scaled_epsilon = config.adam_epsilon / np.sqrt(0.001)
+        step = config.lr * grad / (np.abs(grad) + scaled_epsilon)
+        np.testing.assert_allclose(agent.weights[name], before[name] - step, rtol=0, atol=config.lr * 2e-3)
+
+
+def test_the_first_ratio_is_1(small, learner):
+    for _, metrics in train(learner(small(lr=3e-3))):
+        assert metrics["train/first_ratio_error"] < 1e-5
+        assert metrics["train/approx_kl"] > 0  # though the policy does move after it
+
+
+# Other topologies
+
+
+@pytest.fixture(scope="module")
+def one_replica():
+    return {}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, replicas):
+    agent = learner(small(replicas=replicas, lr=1e-3))
+    history = train(agent)
+    if replicas == 1:
+        one_replica.update(history=history, weights=agent.weights)
+        return
+    if not one_replica:
+        pytest.skip("compares with the case of one replica, which was not run")
+    for (rollout, metrics), (expected, same) in zip(history, one_replica["history"], strict=True):
+        for name in ("observations", "actions", "rewards", "first"):
+            np.testing.assert_array_equal(rollout[name], expected[name], err_msg=name)
+        for name in ("log_probs", "values"):
+            np.testing.assert_allclose(rollout[name], expected[name], rtol=1e-5, atol=1e-6)
+        assert metrics == pytest.approx(same, rel=1e-4, abs=1e-6)
+    assert largest_difference(agent.weights, one_replica["weights"]) < 1e-5
+    for variable in agent.agent.network.named_variables.values():
+        first, *others = map(np.asarray, agent.runtime.local_results(variable.value))
+        assert all((first == other).all() for other in others)
+
+
+def test_parts_of_a_minibatch_take_the_step_of_the_whole(small, learner):
+    runs = []
+    for micro_batch in (32, 8, 1):
+        agent = learner(small(micro_batch=micro_batch, lr=1e-3))
+        runs.append((train(agent, 1)[0][1], agent.weights))
+    for metrics, weights in runs[1:]:
+        assert metrics == pytest.approx(runs[0][0], rel=1e-4, abs=1e-6)
+        assert largest_difference(weights, runs[0][1]) < 1e-5
+
+
+# Options
+
+
+def steps_taken(agent):
+    return int(agent.agent.get_state()["optimizer/000"])
+
+
+def test_the_kl_stop_ends_the_update_early(small, learner):
+    agent = learner(small(target_kl=1e-9, lr=1e-2))
+    metrics = agent.update(agent.collect())
+    assert steps_taken(agent) == 2  # the first minibatch's divergence is 0, the second's is not
+    assert metrics["train/approx_kl"] > 1e-9 / 2
+    agent = learner(small(target_kl=1e9, lr=1e-2))
+    agent.update(agent.collect())
+    assert steps_taken(agent) == 8
+
+
+def test_separate_torsos_learn_at_their_own_rates(small, learner):
+    agent = learner(small(share_torso=False, lr=1e-3, critic_lr=1e-9))
+    before = agent.weights
+    assert {name.split("/")[0] for name in before} == {"actor_torso", "critic_torso", "actor", "critic"}
+    assert (before["actor_torso/conv1/kernel"] != before["critic_torso/conv1/kernel"]).any()
+    rollout = agent.collect()
+    rollout.rewards[:] = np.random.default_rng(0).normal(size=rollout.rewards.shape)
+    metrics = agent.update(rollout)
+    assert metrics["train/learning_rate"] == 1e-3
+    for name, weights in agent.weights.items():
+        moved = np.abs(weights - before[name]).max()
+        assert moved < 1e-7 if name.startswith("critic") else moved > 1e-4, name
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_reward_that_is_no_number_ends_the_run_and_names_the_loss(small, learner, replicas):
+    agent = learner(small(replicas=replicas))
+    rollout = agent.collect()
+    rollout.rewards[-1, :, 0] = np.nan  # one env of the last replica
+    with pytest.raises(TrainingError, match="policy_loss is not a finite number .minibatch 1 of the update"):
+        agent.update(rollout)
+    assert steps_taken(agent) == 1  # all replicas stopped there
+
+
+def test_a_state_gives_the_same_next_update_on_another_number_of_replicas(small, learner):
+    before = learner(small(lr=1e-3))
+    train(before, 1)
+    state = {name: array.copy() for name, array in before.agent.get_state().items()}
+    indices, states, _, _ = before.collector.get_state()
+    after = learner(small(lr=1e-3, replicas=2))
+    after.agent.set_state(state)
+    after.collector.set_state(dict(zip(indices, states, strict=True)))
+    after.updates = 1
+    (expected, _), (actual, _) = train(before, 1)[0], train(after, 1)[0]
+    np.testing.assert_array_equal(actual["actions"], expected["actions"])
+    assert largest_difference(after.weights, before.weights) < 1e-5
+
+
+def test_weights_of_another_network_are_refused(small, learner):
+    agent = learner(small())
+    weights = agent.weights
+    weights["actor/head/kernel"] = weights["actor/head/kernel"][:, :2]
+    with pytest.raises(ValueError, match="actor/head/kernel has shape"):
+        agent.agent.network.set_weights(weights)
+    del weights["actor/head/kernel"]
+    with pytest.raises(ValueError, match="actor/head/kernel is in one of them alone"):
+        agent.agent.network.set_weights(weights)
+
+
+def test_greedy_and_sampled_actions_follow_the_policy(small, learner):
+    agent = learner(small())
+    observations = agent.collect().observations[0, 0]
+    logits = agent.agent.network(tf.constant(observations))[0].numpy()
+    np.testing.assert_array_equal(agent.agent.greedy(observations), logits.argmax(axis=1))
+    actions, log_probs, values = agent.agent.act(observations[None], np.full((1, 8), 0.7, np.float32))
+    np.testing.assert_array_equal(agent.agent.sample(observations, np.full(8, 0.7, np.float32)), actions[0])
+    np.testing.assert_allclose(
+        log_probs[0], logits[range(8), actions[0]] - np.log(np.exp(logits).sum(1)), 1e-4
+    )
+    assert values.shape == (1, 8)
