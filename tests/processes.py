@@ -1,0 +1,114 @@
+"""Real training processes for the tests, and what they leave behind."""
+
+import csv
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 600  # seconds: never the reason for a failure on a busy machine, only the end of a hang
+
+# Runs the command as `python -m` does, and tells at the end whether TensorFlow was imported.
+_PROBED = """
+import atexit, runpy, sys
+atexit.register(lambda: print("TensorFlow imported:", "tensorflow" in sys.modules))
+runpy.run_module("tfrl.ppo_procgen", run_name="__main__", alter_sys=True)
+"""
+
+
+def environment():
+    """Ours, without what would make the process one of a cluster."""
+    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+
+
+class Answer:
+    """How a command ended that was refused, or should have been, before any work."""
+
+    def __init__(self, *flags):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBED, *map(str, flags)],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        self.code, self.stdout, self.stderr = done.returncode, done.stdout, done.stderr
+
+
+class Training:
+    """A training process of the run `folder`."""
+
+    def __init__(self, folder, *flags):
+        self.folder = folder
+        where = ("--logdir", folder.parent, "--run-name", folder.name)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tfrl.ppo_procgen", *map(str, (*where, *flags))],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self):
+        """Waits for the end: (exit code, stdout, stderr)."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            stdout, stderr = self.process.communicate()
+            pytest.fail(f"the training hangs:\n{stdout[-2000:]}\n{stderr[-2000:]}")
+        return self.process.returncode, stdout, stderr
+
+    def wait_until(self, env_steps):
+        """Waits until progress.csv tells of that many env steps."""
+        deadline = time.monotonic() + PATIENCE
+        while steps_done(self.folder) < env_steps:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                pytest.fail(f"ended before {env_steps} env steps: {self.end()}")
+            time.sleep(0.02)
+
+
+def train(folder, *flags):
+    """Trains to the end: (exit code, stdout, stderr)."""
+    return Training(folder, *flags).end()
+
+
+def rows(folder):
+    """The whole rows of progress.csv."""
+    path = folder / "progress.csv"
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+
+
+def steps_done(folder):
+    """The env steps of the newest row."""
+    found = rows(folder)
+    return int(found[-1]["env_steps"]) if found else 0
+
+
+def learned(folder):
+    """The rows of progress.csv without what differs between equal runs: times, and when it was evaluated."""
+    return [
+        {name: cell for name, cell in row.items() if not name.startswith(("time/", "eval"))}
+        for row in rows(folder)
+    ]
+
+
+def results(folder):
+    """The content of results.json."""
+    return json.loads((folder / "results.json").read_text())
