@@ -263,7 +263,7 @@ class Trainer:
         self._save()  # a kill during the test costs nothing else
         self._phase("testing")
         test = self._dataset.test
-        loss, hits = self._learner.test(self._share.batches(test, np.arange(len(test))))
+        loss, hits = self._learner.test(self._share.batches(test, data.file_order(test)))
         self._result = {"test/loss": loss, "test/accuracy": hits / len(test), "hits": hits}
         self._untested = False
         config, last = self._config, self._step - 1

@@ -89,6 +89,10 @@ class Network:
     """The part from image to features; `python -m resnet` lists the names."""
     share_torso: bool = True
     """Policy and value are two heads on one torso; otherwise each has its own."""
+    torso_weights: str | None = None
+    """The folder of a finished run of `python -m resnet.train`, whose torso this one starts from."""
+    freeze_torso: bool = False
+    """Keep the weights of --torso-weights as they are, and train the heads alone."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfrl import commands, tf_config
+from tfrl import commands, tf_config, torso_weights
 from tfrl.config import parse
 from tfrl.quiet import quiet_start
 from tfrl.run_folder import check_run
@@ -19,6 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     config = parse(arguments)
     cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
     check_run(config)
+    if config.torso_weights is not None:
+        torso_weights.read(config.torso_weights)
     with quiet_start():
         from tfrl import train
     return train.train(config, cluster)

@@ -86,6 +86,8 @@ def validate(config: Config) -> None:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
         )
+    if config.freeze_torso and config.torso_weights is None:
+        raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if config.strategy == "one-device" and config.replicas > 1:
         raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
     if config.num_steps % config.num_minibatches:

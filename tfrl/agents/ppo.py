@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import actor_critic
+from tfrl import actor_critic, torso_weights
 from tfrl.config import Config
 from tfrl.distribute import Runtime, pairwise_sum
 from tfrl.distributions import Categorical
@@ -50,6 +50,8 @@ class PPOAgent:
                 precision=runtime.precision,
                 seed=config.seed,
             )
+            if config.torso_weights is not None:
+                torso_weights.start(self.network, config.torso_weights, freeze=config.freeze_torso)
             self._variables = self.network.trained_variables
             self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
             self._optimizer.build(self._variables)

@@ -1,0 +1,112 @@
+"""python -m resnet.evaluate RUN: test what a run has exported, with or without a strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from resnet.config import Config, from_yaml
+from tfrl import cli, commands
+from tfrl.errors import UserError
+from tfrl.quiet import quiet_start
+from tfrl.run_folder import SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from tfrl.distribute import Runtime
+
+_USAGE = "python -m resnet.evaluate RUN"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is tested."""
+
+    format: Literal["keras", "saved-model"] = "keras"
+    """Which file of export/ is loaded."""
+    strategy: Literal["none", "one-device", "mirrored"] = "none"
+    """The strategy under which it is loaded and runs."""
+    replicas: int = 0
+    """Replicas of the mirrored strategy; 0: one for each GPU."""
+    batch_size: int = 0
+    """Images at once, on all replicas together; 0: that of the run."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the accuracy on the whole test set; the exit code."""
+    words, options = cli.parse(Options, arguments, _USAGE, "Test what a supervised run has exported.")
+    run = Path(cli.one(words, "run's folder", _USAGE))
+    config = _settings(run, options)
+    with quiet_start():
+        loss, hits, count = evaluate(run, config, options)
+    print(f"{config.model} on {config.dataset}, {options.format}, strategy {options.strategy}")
+    print(f"accuracy  {hits / count!r}  ({hits} of {count} test images)")
+    print(f"loss      {loss:.6f}")
+    return 0
+
+
+def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, int]:
+    """Loads the exported model under a strategy: its mean loss, hits and number of images of the test set."""
+    import keras
+    import tensorflow as tf
+
+    from resnet import data, learner
+    from resnet.export import KERAS_FILE, SAVED_MODEL
+
+    runtime = _runtime(config, options)
+    with runtime.strategy.scope():
+        if options.format == "keras":
+            model = keras.models.load_model(run / "export" / KERAS_FILE)
+        else:
+            saved = tf.saved_model.load(str(run / "export" / SAVED_MODEL))  # holds the variables
+            model = saved.serve
+    data.prepare(config.dataset)
+    split = data.load(config.dataset, config.image_size).test
+
+    @tf.function
+    def sums(*batch: Any) -> Any:
+        return runtime.strategy.run(learner.test_sums, args=(model, *batch))
+
+    share = data.Share(config.batch_size, replicas=runtime.local_replicas)
+    loss, hits = learner.test(runtime, sums, share.batches(split, data.file_order(split)))
+    return loss, hits, len(split)
+
+
+def _runtime(config: Config, options: Options) -> Runtime:
+    import tensorflow as tf
+
+    from tfrl import distribute
+
+    if options.strategy == "none":
+        return distribute.Runtime(tf.distribute.get_strategy(), worker=0, num_workers=1, precision="float32")
+    return distribute.make(config, None)
+
+
+def _settings(run: Path, options: Options) -> Config:
+    """The run's settings with this command's topology. Raises UserError without an exported model."""
+    if not (run / SETTINGS_FILE).exists():
+        raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
+    if not (run / "export").exists():
+        raise UserError(f"{run} has no export yet; the run that makes it goes on with resnet.train.")
+    if options.replicas < 0 or options.batch_size < 0:
+        raise UserError(
+            f"--replicas and --batch-size must be at least 0; got {options.replicas}, {options.batch_size}."
+        )
+    if options.replicas > 1 and options.strategy != "mirrored":
+        raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
+    config = from_yaml(run / SETTINGS_FILE)
+    batch_size = options.batch_size or config.batch_size
+    strategy = "auto" if options.strategy == "none" else options.strategy
+    replicas = max(1, options.replicas)
+    return dataclasses.replace(
+        config,
+        strategy=strategy,
+        replicas=options.replicas,
+        batch_size=-(-batch_size // replicas) * replicas,
+    )
+
+
+if __name__ == "__main__":
+    commands.run(main)
