@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from tfrl.errors import UserError
 from tfrl.random import Use, generator
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     import tensorflow_datasets as tfds
 
 MARGIN = 4
@@ -137,7 +138,7 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
     height_width = data.element_spec[0].shape[:2]
     if None in height_width:
         raise UserError(f"the images of {name} differ in size; give --image-size 64, say, to resize them.")
-    _check_memory(builder, part, name, data.element_spec[0].shape)
+    _check_memory(data, part, name)
     batches = list(tfds.as_numpy(data.batch(256).prefetch(tf.data.AUTOTUNE)))
     if not batches:
         raise UserError(f"the split {part} of the data set {name} is empty.")
@@ -147,8 +148,9 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
     return Split(images, labels.astype(np.int32))
 
 
-def _check_memory(builder: tfds.core.DatasetBuilder, part: str, name: str, shape: Sequence[int]) -> None:
-    needed = builder.info.splits[part].num_examples * int(np.prod(shape))
+def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
+    count = max(0, int(data.cardinality()))  # negative where it is not known
+    needed = count * int(np.prod(data.element_spec[0].shape))
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
