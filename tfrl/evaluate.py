@@ -41,6 +41,16 @@ class Episodes:
     solved: np.ndarray
 
 
+class Watcher:
+    """Looks on while episodes are played; this one does nothing."""
+
+    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+        """Before each step: o_t, uint8 [B, H, W, C], and a_t, int32 [B], of all envs, also of idle ones."""
+
+    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
+        """After each step: r_t, float32 [B], and whether it ended the episode, bool [B]."""
+
+
 def level_spec(config: Config, level_set: str, num_envs: int) -> envs.EnvSpec:
     """The envs of an evaluation: the run's training levels ("train") or the full distribution ("test")."""
     return envs.EnvSpec(
@@ -67,6 +77,8 @@ def play(
     episodes_each: int,
     on_frame: Callable[[np.ndarray], None] = lambda frame: None,
     on_episode: Callable[[int], None] = lambda count: None,
+    watcher: Watcher | None = None,
+    max_steps: float = math.inf,
 ) -> Episodes:
     """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
 
@@ -78,7 +90,10 @@ def play(
       episodes_each: K.
       on_frame: gets the first env's observation [H, W, C] at each step of its first episode.
       on_episode: gets the number of finished episodes.
+      watcher: sees every step.
+      max_steps: of each env, after which what is not finished stays 0 in the result.
     """
+    watcher = watcher or Watcher()
     env = envs.make(spec, indices)
     count = len(indices)
     noise = [random.generator(spec.seed, random.Use.EVALUATION, i) for i in indices]
@@ -88,15 +103,17 @@ def play(
     total, length = np.zeros(count), np.zeros(count)
     actions = np.zeros(count, np.int32)
     step = 0
-    while (active := np.flatnonzero(done < episodes_each)).size:
+    while (active := np.flatnonzero(done < episodes_each)).size and step < max_steps:
         if step % _NOISE_BLOCK == 0:
             uniforms = np.stack([g.random(_NOISE_BLOCK, np.float32) for g in noise], axis=1)
         _, observations, _ = env.observe()
         if done[0] == 0:
             on_frame(observations[0])
         actions[active] = act(observations[active], uniforms[step % _NOISE_BLOCK][active])
+        watcher.before(env, observations, actions)
         env.act(actions)
         rewards, _, first = env.observe()
+        watcher.after(rewards, first)
         total, length, step = total + rewards, length + 1, step + 1
         ended = active[first[active]]
         if ended.size:
@@ -221,6 +238,8 @@ def _task(config: Config, game: str, options: Options) -> Config:
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
     check_game(task)
+    if (task.env in envs.TOY_ENVS) != (config.env in envs.TOY_ENVS):
+        raise UserError(f"{task.env} and {config.env} have other observations: this policy cannot play both.")
     return task
 
 

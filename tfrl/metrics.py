@@ -70,8 +70,9 @@ class MetricsWriter:
             _trim_csv(directory / _CSV, last_step)
         self._columns = _read_columns(directory / _CSV) or [step_column, *columns]
         self._rows = _RecordFile(directory / _CSV, head=_csv_line(self._columns))
-        name = f"{_EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0.v2"
-        self._events = _RecordFile(directory / name, head=_event_record(file_version="brain.Event:2"))
+        self._events = _RecordFile(
+            directory / _event_name(), head=_event_record(file_version="brain.Event:2")
+        )
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out."""
@@ -97,19 +98,7 @@ class MetricsWriter:
 
     def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
         """Shows frames, uint8 [T, H, W, 3], as an animated GIF in TensorBoard's Images tab."""
-        import imageio.v3 as imageio
-
-        gif = imageio.imwrite(
-            "<bytes>", frames, extension=".gif", plugin="pillow", duration=1000 / fps, loop=0
-        )
-        self._add(env_steps, _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1]))
-
-    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
-        import imageio.v3 as imageio
-
-        png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
-        self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
+        self._add(env_steps, _video_summary(tag, frames, fps))
 
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
@@ -168,6 +157,26 @@ class NullMetricsWriter:
         """Does nothing."""
 
 
+def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+    """Shows a video with the curves of a run whose own writer may be at work or gone.
+
+    It gets an event file of its own, so that no other is touched.
+
+    Args:
+        directory: the run's folder.
+        tag: the video's name.
+        frames: uint8 [T, H, W, 3].
+        env_steps: where on the x-axis.
+        fps: frames a second.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    events = _RecordFile(directory / _event_name(), head=_event_record(file_version="brain.Event:2"))
+    events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames, fps)))
+    events.close()
+
+
 class _RecordFile:
     """A file that grows by whole records, each written at once and unbuffered, from its first one on."""
 
@@ -213,6 +222,18 @@ def _event_record(**fields: Any) -> bytes:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
     return record.getvalue()
+
+
+def _event_name() -> str:
+    """A file that no other process writes, after those of earlier seconds."""
+    return f"{_EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0.v2"
+
+
+def _video_summary(tag: str, frames: np.ndarray, fps: float) -> Any:
+    import imageio.v3 as imageio
+
+    gif = imageio.imwrite("<bytes>", frames, extension=".gif", plugin="pillow", duration=1000 / fps, loop=0)
+    return _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1])
 
 
 def _image_summary(tag: str, encoded: bytes, *, width: int, height: int) -> Any:

@@ -37,6 +37,9 @@ class VecEnv(Protocol):
     def solved(self) -> np.ndarray:
         """Whether the episode that ended last in each env solved its level, bool [B]."""
 
+    def render(self) -> Sequence[np.ndarray]:
+        """What people see, uint8 [512, 512, 3] per env; needs `EnvSpec.render`."""
+
     def get_state(self) -> list[bytes]:
         """One opaque state per env: everything that decides its future."""
 
@@ -51,7 +54,8 @@ class VecEnv(Protocol):
 class EnvSpec:
     """What decides a global vector of envs: the same spec gives the same envs everywhere.
 
-    `num_levels=0` is the full distribution of levels. `num_threads` changes speed alone.
+    `num_levels=0` is the full distribution of levels. `num_threads` changes speed alone, and `render`, which
+    makes `VecEnv.render` possible, as well.
     """
 
     name: str
@@ -61,6 +65,7 @@ class EnvSpec:
     num_levels: int = 200
     start_level: int = 0
     num_threads: int = 2
+    render: bool = False
 
 
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:

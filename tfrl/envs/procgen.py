@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Procgen:
     """A vector of procgen envs, following `tfrl.envs.VecEnv`; `act` returns while C++ threads step.
 
-    `render_mode="rgb_array"` makes `render` give 512 x 512 frames, at some cost in speed.
+    `spec.render` makes `render` give 512 x 512 frames, at some cost in speed.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, *, render_mode: str | None = None) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
         if spec.distribution_mode == "exploration":  # this mode is one level that procgen picks itself
             levels = {}
@@ -36,7 +36,7 @@ class Procgen:
             distribution_mode=spec.distribution_mode,
             rand_seed=spec.seed,  # unset, it would come from the system's random source
             num_threads=spec.num_threads,
-            render_mode=render_mode,
+            render_mode="rgb_array" if spec.render else None,
             **levels,
         )
         self.num_envs = num_envs
@@ -69,7 +69,7 @@ class Procgen:
         return np.array([info["prev_level_complete"] for info in self._env.get_info()], bool)
 
     def render(self) -> list[np.ndarray]:
-        """Frames uint8 [512, 512, 3] per env; needs `render_mode="rgb_array"`."""
+        """Frames uint8 [512, 512, 3] per env; needs `spec.render`."""
         return [info["rgb"] for info in self._env.get_info()]
 
     def close(self) -> None:

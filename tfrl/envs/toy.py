@@ -60,6 +60,15 @@ class Catch:
         """Whether the last ball was caught, bool [B]; known while `first` shows the end."""
         return self._reward > 0
 
+    def render(self) -> Sequence[np.ndarray]:
+        """The board in large, uint8 [512, 512, 3] per env."""
+        scale = 512 // self.rows
+        boards = self.observe()[1].repeat(scale, 1).repeat(scale, 2).repeat(3, 3)
+        frames = np.full((self.num_envs, 512, 512, 3), 64, np.uint8)
+        left = (512 - boards.shape[2]) // 2
+        frames[:, : boards.shape[1], left : left + boards.shape[2]] = boards
+        return frames
+
     def get_state(self) -> list[bytes]:
         """JSON per env: board, pending reward and `first`, random generator."""
         return [
