@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from tfrl.tf_config import TFConfig
 _CPU_MICRO_BATCH = 512
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
+_ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
 # What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
 _LOST_PEER = (
     tf.errors.AbortedError,
@@ -157,6 +159,25 @@ class Runtime:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
 
         return self.strategy.run(reduce, args=(values,))
+
+    def time_all_reduce(self, num_floats: int) -> float:
+        """Seconds of one sum of that many float32 over all replicas. A collective, too."""
+        values = self.per_replica([np.zeros(num_floats, np.float32)] * self.local_replicas)
+        self._sum(values)  # traced, and connected
+        self.all_agree(True)  # so that none counts its waiting for another
+        began = time.perf_counter()
+        self.first(self._sum(values)).numpy()
+        return time.perf_counter() - began
+
+    def communication(self, update: int, num_floats: int, sums: int) -> dict[str, float]:
+        """Now and then an estimate of the seconds that the workers' sums of an update take.
+
+        What a sum inside an update takes cannot be told from the waiting for the slowest worker, so one more
+        of the same size is timed after a barrier.
+        """
+        if self.num_workers == 1 or update % _ALL_REDUCE_EVERY != 1:
+            return {}
+        return {"time/allreduce_seconds": sums * self.time_all_reduce(num_floats)}
 
     def gather_envs(self, array: np.ndarray) -> np.ndarray:
         """Joins every worker's [..., B] into [..., N], in the order of the global envs.

@@ -22,7 +22,13 @@ import numpy as np
 _ROLLOUT = ("episode_return", "episode_length", "normalized_return", "episodes")
 _TRAIN = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
 _TRAIN += ("grad_norm", "learning_rate", "first_ratio_error")
-_TIME = ("env_steps_per_second", "rollout_seconds", "update_seconds", "env_wait_fraction")
+_TIME = (
+    "env_steps_per_second",
+    "rollout_seconds",
+    "update_seconds",
+    "allreduce_seconds",
+    "env_wait_fraction",
+)
 COLUMNS = (
     *(f"rollout/{name}" for name in _ROLLOUT),
     *(f"train/{name}" for name in _TRAIN),
@@ -89,6 +95,12 @@ class MetricsWriter:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._add(step, text_pb(tag, markdown))
+
+    def layout(self, settings: Mapping[str, Any]) -> None:
+        """Tells TensorBoard the settings, as hyperparameters, and which curves share a chart."""
+        from tfrl import tensorboard_layout
+
+        self._add(0, *tensorboard_layout.summaries(settings, str(self._directory)))
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Shows the distribution of numbers of any shape."""
@@ -175,6 +187,29 @@ def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int, *, 
     events = _RecordFile(directory / _event_name(), head=_event_record(file_version="brain.Event:2"))
     events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames, fps)))
     events.close()
+
+
+class EventFile:
+    """An event file of a process beside the trainers, in the run's folder.
+
+    It is opened for each record, because trainers that start again cut or remove the files they find.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _event_name()
+
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each curve. Raises OSError, and leaves the file as it was then."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        parts = [scalar_pb(name, float(value)) for name, value in values.items()]
+        summary = Summary(value=[value for part in parts for value in part.value])
+        events = _RecordFile(self._path, head=_event_record(file_version="brain.Event:2"))
+        try:
+            events.append(_event_record(step=env_steps, summary=summary))
+        finally:
+            events.close()
 
 
 class _RecordFile:

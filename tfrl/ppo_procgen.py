@@ -18,6 +18,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     config = parse(arguments)
     cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    if cluster is not None and cluster.is_evaluator:
+        with quiet_start():
+            from tfrl import evaluator
+        return evaluator.follow(config)
     check_run(config)
     if config.torso_weights is not None:
         torso_weights.read(config.torso_weights)

@@ -63,6 +63,11 @@ class PPOAgent:
         """How many numbers are trained."""
         return sum(int(np.prod(v.shape)) for v in self._variables)
 
+    @property
+    def floats_per_minibatch(self) -> int:
+        """What one minibatch sums over replicas, in one collective: gradients, metrics, ratio errors."""
+        return self.num_parameters + len(_MEANS) + self._runtime.replicas
+
     # Acting
 
     def act(

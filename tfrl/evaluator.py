@@ -1,0 +1,78 @@
+"""The evaluator of a cluster: follows a run's checkpoints beside the workers, which need not wait for it.
+
+It takes no part in the strategy. TF_CONFIG's task type `evaluator` makes a process one:
+`cluster/README.md` shows how. Its metrics go to an event file of its own in the run's folder.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tfrl import evaluate, policy, policy_files
+from tfrl.checkpoint import CheckpointStore
+from tfrl.config import Config
+from tfrl.console import Console
+from tfrl.errors import UserError
+from tfrl.metrics import EventFile
+
+POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
+SIGTERM_CODE = 143
+
+
+def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Evaluates the newest checkpoint whenever there is a new one, until that of the last update is there.
+
+    With --eval-every, that many updates lie between two evaluations. The last update is left to the workers,
+    which evaluate it for results.json.
+
+    Args:
+      config: the settings; those of the network come from the run's own config.yaml.
+      sleep: waits for that many seconds.
+
+    Returns:
+      The exit code, 0. SIGTERM raises SystemExit(143): there is nothing to save.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    console = Console(enabled=True)
+    store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
+    events = EventFile(config.run_dir)
+    console.message(f"Following the checkpoints in {config.run_dir}.")
+    evaluated, updates = 0, store.updates()
+    while not updates or updates[-1] < config.num_updates:
+        if updates and updates[-1] - evaluated >= max(1, config.eval_every):
+            try:
+                source = policy_files.find(config.run_dir, str(updates[-1]))
+            except UserError:  # pruned under our hands, or damaged: there will be another
+                source = None
+            if source is not None:
+                evaluated = updates[-1]
+                found = _evaluate(source, config.eval_episodes)
+                events.scalars(source.env_steps, found)
+                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in evaluate.LEVEL_SETS)
+                console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
+        sleep(POLL_EVERY)
+        updates = store.updates()
+    console.message("The run is complete.")
+    return 0
+
+
+def _evaluate(source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
+    """The metrics that the workers would write: the same envs and random numbers."""
+    player = policy.load(source)
+    found: dict[str, float] = {}
+    for level_set in evaluate.LEVEL_SETS:
+        played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)
+        found[f"eval_{level_set}/return"] = played["return_mean"]
+        if played["normalized_return"] is not None:
+            found[f"eval_{level_set}/normalized_return"] = played["normalized_return"]
+    kind = "normalized_return" if "eval_test/normalized_return" in found else "return"
+    gap = found[f"eval_train/{kind}"] - found[f"eval_test/{kind}"]
+    return found | {"eval/generalization_gap": gap}
+
+
+def _end(_signal: int, _frame: Any) -> NoReturn:
+    sys.exit(SIGTERM_CODE)
