@@ -133,6 +133,8 @@ class Run:
     """Checkpoints that are kept."""
     eval_every: int = 0
     """Updates between evaluations; 0: at the end only."""
+    record_every: int = 0
+    """Updates between short videos; 0: none."""
     eval_episodes: int = 128
     """Episodes of an evaluation, on training levels and as many on unseen ones."""
 

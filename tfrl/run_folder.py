@@ -21,7 +21,7 @@ _TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
 MAY_CHANGE = frozenset(
     ("preset", "total_steps", "logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints")
     + ("eval_every", "eval_episodes", "strategy", "replicas", "micro_batch", "env_threads", "communication")
-    + ("cluster_timeout", "stall_timeout")
+    + ("cluster_timeout", "stall_timeout", "record_every")
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfrl import agreement, distribute, envs, evaluate, random, results, summary
+from tfrl import agreement, distribute, envs, random, results, summary
 from tfrl.actor_critic import weights_sha256
 from tfrl.agents.ppo import PPOAgent
 from tfrl.checkpoint import (
@@ -31,6 +31,7 @@ from tfrl.errors import TrainingError, UserError
 from tfrl.export import export
 from tfrl.metrics import COLUMNS, MetricsWriter, NullMetricsWriter
 from tfrl.normalize import EpisodeStatistics, RewardNormalizer
+from tfrl.periodic import Periodic
 from tfrl.quiet import quiet_start
 from tfrl.rendezvous import rendezvous
 from tfrl.rollout import Collector, Rollout
@@ -38,9 +39,6 @@ from tfrl.run_folder import SETTINGS_FILE
 from tfrl.tf_config import TFConfig
 from tfrl.validate import check_topology
 from tfrl.watchdog import Watchdog
-
-_VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
-_VIDEO_ZOOM = 3
 
 
 def train(config: Config, cluster: TFConfig | None) -> int:
@@ -55,6 +53,8 @@ def train(config: Config, cluster: TFConfig | None) -> int:
         with quiet_start():
             mine = agreement.fingerprint(config)
         rendezvous(cluster, mine, config.cluster_timeout, console.message)
+        if cluster.cluster.get("evaluator"):
+            config = dataclasses.replace(config, eval_every=0)
     with quiet_start():
         runtime = distribute.make(config, cluster)
     check_topology(config, runtime.num_workers, runtime.local_replicas)
@@ -136,6 +136,9 @@ class Trainer:
             return self._leave(0)
         logged = summary.logged_steps(config.run_dir / "progress.csv")
         self._writer = self._make_writer(found)
+        self._periodic = Periodic(
+            config, self._runtime, writer=self._writer, phase=self._phase, warn=self._console.warn
+        )
         self._console.summary(summary.rows(config, self._runtime, self._agent.num_parameters, found, logged))
         self._console.start(config.num_updates * config.batch_size, self._env_steps)
         if self._pending is not None:  # killed while it evaluated
@@ -147,6 +150,8 @@ class Trainer:
                 self._save()
             if code is not None and self._update < config.num_updates:
                 return self._end_early(code)
+        if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
+            self._evaluation = self._evaluate()
         return self._finish()
 
     def _phase(self, name: str) -> None:
@@ -164,6 +169,8 @@ class Trainer:
         self._watchdog.measured(seconds)
         self._update, self._seconds = self._update + 1, self._seconds + seconds
         self._writer.histogram("rollout/actions", rollout.actions, self._env_steps)
+        sums = self._config.epochs * self._config.num_minibatches
+        metrics |= self._runtime.communication(self._update, self._agent.floats_per_minibatch, sums)
         return metrics | {
             "time/env_steps_per_second": self._config.batch_size / seconds,
             "time/rollout_seconds": rollout.seconds,
@@ -182,6 +189,8 @@ class Trainer:
             self._pending = None
             self._evaluation = self._evaluate()
             metrics = metrics | self._evaluation
+        if config.record_every and self._update % config.record_every == 0:
+            self._periodic.record(self._sample, self._env_steps)
         self._writer.write(self._env_steps, metrics)
         self._console.update(self._env_steps, metrics)
 
@@ -246,30 +255,11 @@ class Trainer:
     # Evaluation
 
     def _evaluate(self) -> dict[str, float]:
-        """Returns on training and unseen levels; every worker plays its share of the envs."""
-        metrics: dict[str, float] = {}
-        num_envs, each = evaluate.split_episodes(self._config.eval_episodes)
-        for level_set in evaluate.LEVEL_SETS:
-            self._phase(f"evaluating on {level_set} levels")
-            frames: list[np.ndarray] = []
-            mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
-            returns = np.zeros((num_envs, each))
-            if mine:
-                spec = evaluate.level_spec(self._config, level_set, num_envs)
-                episodes = evaluate.play(self._sample, spec, mine, episodes_each=each, on_frame=frames.append)
-                returns[mine] = episodes.returns
-            self._watchdog.beat(f"evaluated on {level_set} levels")  # the others may still play
-            mean = float(self._runtime.sum_over_workers(returns).mean())
-            metrics[f"eval_{level_set}/return"] = mean
-            metrics[f"eval_{level_set}/normalized_return"] = self._normalized(mean)
-            if frames:
-                video = np.stack(frames[:_VIDEO_STEPS]).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
-                video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
-                self._writer.video(f"eval_{level_set}/episode", video, self._env_steps)
-        scores = [metrics[f"eval_{s}/normalized_return"] for s in evaluate.LEVEL_SETS]
-        if np.isnan(scores).any():  # a game without a published range
-            scores = [metrics[f"eval_{s}/return"] for s in evaluate.LEVEL_SETS]
-        return metrics | {"eval/generalization_gap": scores[0] - scores[1]}
+        """Returns on training and unseen levels; keeps the weights if they are the best so far."""
+        metrics = self._periodic.evaluate(self._sample, self._env_steps)
+        weights = self._agent.network.get_weights()
+        self._periodic.keep_best(weights, metrics["eval_test/return"], self._env_steps)
+        return metrics
 
     def _sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         self._watchdog.beat()
@@ -346,6 +336,7 @@ class Trainer:
         if found is None:
             command = " ".join(sys.argv)
             writer.text("settings", f"```\n{settings}\n```\n\ncommand: `{command}`", 0)
+            writer.layout(dataclasses.asdict(self._config))
         return writer
 
     def _stop_code(self) -> int | None:

@@ -73,6 +73,7 @@ _RANGES: dict[str, Range] = {
     "checkpoint_every": COUNT,
     "keep_checkpoints": COUNT,
     "eval_every": NATURAL,
+    "record_every": NATURAL,
     "eval_episodes": COUNT,
 }
 

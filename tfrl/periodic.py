@@ -1,0 +1,107 @@
+"""What a run does every so many updates besides learning: evaluates, keeps its best policy, shows itself.
+
+None of it touches the training envs or the run's random numbers, so a run takes the same steps without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tfrl import evaluate, policy_files, record
+from tfrl.config import Config
+from tfrl.distribute import Runtime
+from tfrl.envs.games import normalized_return
+from tfrl.errors import UserError
+from tfrl.metrics import MetricsWriter, NullMetricsWriter
+
+_VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
+_VIDEO_ZOOM = 3
+
+Sample = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Periodic:
+    """Evaluations and videos of one run. All workers make the same calls; the chief writes.
+
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+      writer: where videos go.
+      phase: told what is being done.
+      warn: told in one sentence what could not be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        *,
+        writer: MetricsWriter | NullMetricsWriter,
+        phase: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._writer = writer
+        self._phase = phase
+        self._warn = warn
+
+    def evaluate(self, sample: Sample, env_steps: int) -> dict[str, float]:
+        """Metrics of training and unseen levels; every worker plays its share of the envs.
+
+        Args:
+          sample: actions int32 [B] of observations uint8 [B, H, W, C] and uniforms float32 [B].
+          env_steps: how long the policy was trained.
+        """
+        metrics: dict[str, float] = {}
+        for level_set in evaluate.LEVEL_SETS:
+            self._phase(f"evaluating on {level_set} levels")
+            mean = self._mean_return(sample, level_set, env_steps)
+            score = normalized_return(self._config.env, self._config.distribution_mode, mean)
+            metrics[f"eval_{level_set}/return"] = mean
+            metrics[f"eval_{level_set}/normalized_return"] = float("nan") if score is None else score
+        scores = [metrics[f"eval_{s}/normalized_return"] for s in evaluate.LEVEL_SETS]
+        if np.isnan(scores).any():  # a game without a published range
+            scores = [metrics[f"eval_{s}/return"] for s in evaluate.LEVEL_SETS]
+        return metrics | {"eval/generalization_gap": scores[0] - scores[1]}
+
+    def keep_best(self, weights: dict[str, np.ndarray], score: float, env_steps: int) -> None:
+        """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""
+        if not self._runtime.is_chief:
+            return
+        try:
+            policy_files.keep_best(self._config.run_dir, weights, score=score, env_steps=env_steps)
+        except OSError as error:
+            self._warn(f"The best policy so far could not be saved ({error.strerror}). Training goes on.")
+
+    def record(self, sample: Sample, env_steps: int) -> None:
+        """A short video on unseen levels, in the run's `videos` folder and in TensorBoard."""
+        if not self._runtime.is_chief:
+            return
+        self._phase("recording")
+        options = record.Options(episodes=1, max_steps=_VIDEO_STEPS)
+        path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
+        try:
+            frames = record.save(sample, self._config, path, options)
+        except UserError as error:
+            self._warn(f"{error} Training goes on.")
+        else:
+            self._writer.video("video/test", frames, env_steps)
+
+    def _mean_return(self, sample: Sample, level_set: str, env_steps: int) -> float:
+        num_envs, each = evaluate.split_episodes(self._config.eval_episodes)
+        mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
+        frames: list[np.ndarray] = []
+        returns = np.zeros((num_envs, each))
+        if mine:
+            spec = evaluate.level_spec(self._config, level_set, num_envs)
+            played = evaluate.play(sample, spec, mine, episodes_each=each, on_frame=frames.append)
+            returns[mine] = played.returns
+        self._phase(f"evaluated on {level_set} levels")  # the other workers may still play
+        if frames:
+            video = np.stack(frames[:_VIDEO_STEPS]).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
+            video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
+            self._writer.video(f"eval_{level_set}/episode", video, env_steps)
+        return float(self._runtime.sum_over_workers(returns).mean())

@@ -1,0 +1,67 @@
+"""How TensorBoard shows a run: charts with the curves that belong together, and a row of hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CHARTS = {
+    "return": {
+        "raw": ("rollout/episode_return", "eval_train/return", "eval_test/return"),
+        "normalised": (
+            "rollout/normalized_return",
+            "eval_train/normalized_return",
+            "eval_test/normalized_return",
+        ),
+        "train/test gap": ("eval/generalization_gap",),
+    },
+    "losses": {
+        "policy and value": ("train/policy_loss", "train/value_loss"),
+        "entropy": ("train/entropy",),
+        "size of updates": ("train/approx_kl", "train/clip_fraction"),
+    },
+    "time": {
+        "env steps per second": ("time/env_steps_per_second",),
+        "seconds": ("time/rollout_seconds", "time/update_seconds"),
+    },
+}
+# Final values that the HParams tab shows beside the settings.
+_METRICS = ("rollout/episode_return", "eval_train/return", "eval_test/return", "eval/generalization_gap")
+
+
+def summaries(settings: Mapping[str, Any], run: str) -> list[Any]:
+    """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
+
+    Args:
+      settings: name to value; None becomes text.
+      run: what tells this run from others.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2, summary
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    categories = [
+        layout_pb2.Category(
+            title=title,
+            chart=[
+                layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=_exactly(tags)))
+                for name, tags in charts.items()
+            ],
+        )
+        for title, charts in _CHARTS.items()
+    ]
+    values = {name: "None" if value is None else value for name, value in settings.items()}
+    return [
+        # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
+        Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),
+        hparams.hparams_config_pb(
+            hparams=[hparams.HParam(name) for name in values],
+            metrics=[hparams.Metric(tag, display_name=tag) for tag in _METRICS],
+        ),
+        hparams.hparams_pb(values, trial_id=run),
+    ]
+
+
+def _exactly(tags: tuple[str, ...]) -> list[str]:
+    """Regular expressions, as the plugin wants them."""
+    return [f"^{tag}$" for tag in tags]
