@@ -1,0 +1,32 @@
+"""One worker of `benchmarks.scaling`: times all-reduces of many sizes over the real workers of TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from tfrl import distribute, tf_config
+from tfrl.config import Config
+from tfrl.quiet import quiet_start
+
+SIZES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 626_256, 1 << 20, 1 << 21)  # float32 numbers
+REPEATS = 15
+
+
+def main(output: Path) -> None:
+    """Writes {bytes: [seconds, ...]} as JSON, from the chief."""
+    cluster = tf_config.read()
+    with quiet_start():
+        runtime = distribute.make(Config(), cluster)
+    times = {4 * size: [runtime.time_all_reduce(size) for _ in range(REPEATS)] for size in SIZES}
+    if runtime.is_chief:
+        output.write_text(json.dumps(times))
+        best = {size: statistics.median(seconds) for size, seconds in times.items()}
+        print(best)
+    runtime.all_agree(True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

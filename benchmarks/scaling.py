@@ -1,0 +1,195 @@
+"""python -m benchmarks.scaling: what synchronous training on N workers costs, measured here and predicted.
+
+1. Collectives: the median time of all-reduces of many sizes over 2 and 4 real worker processes on loopback.
+   The ring's model, t(W, n) = 2 (W - 1) a + 2 (W - 1) / W n b, is fitted to 2 workers (a: seconds a message,
+   b: seconds a byte) and held against 4.
+2. Training: 1 worker of one core and 2 workers of one core each, the same envs for each worker: the measured
+   weak-scaling efficiency, and the compute time of an update.
+3. Prediction: efficiency = C / (C + sums * t(W, n)) with a message delay and a link's rate of a real network,
+   for 2 to 512 workers. It leaves out stragglers: each update waits for the slowest worker.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.collectives import SIZES
+
+_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+_LINKS = (10, 25, 100)  # Gb/s
+_WORKERS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+_EXTRA_FLOATS = 5  # metrics that travel with the gradients; each replica adds one more
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    torso: str = "impala"
+    """The network, which decides bytes and compute."""
+    envs_each: int = 16
+    """Envs of each worker."""
+    num_steps: int = 64
+    """Env steps of a rollout, in each env."""
+    updates: int = 3
+    """Updates that count; one more comes first, which traces."""
+    hop_microseconds: float = 30.0
+    """Delay that a network adds to each message of the ring: an assumption, not measured here."""
+    out: str | None = None
+    """Where to write the figures as JSON."""
+
+
+def main(options: Options) -> None:
+    """Measures, predicts and prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = {workers: _time_collectives(workers, Path(folder)) for workers in (2, 4)}
+        alone = _train(1, options, Path(folder))
+        pair = _train(2, options, Path(folder))
+    delay, per_byte = fit_ring(measured[2], workers=2)
+    size = 4 * (alone["parameters"] + _EXTRA_FLOATS)
+    sums = alone["sums"]
+    compute = alone["seconds"]
+    figures = {
+        "message_seconds": delay,
+        "seconds_per_byte": per_byte,
+        "all_reduce_seconds": measured,
+        "predicted_4_workers": {n: ring_seconds(4, n, delay, per_byte) for n in measured[4]},
+        "bytes_per_minibatch": size,
+        "collectives_per_minibatch": 1,
+        "minibatches_per_update": sums,
+        "compute_seconds_per_update": compute,
+        "weak_scaling_2_workers": compute / pair["seconds"],
+        "all_reduce_share_2_workers": pair["all_reduce"] / pair["seconds"],
+        "predicted_efficiency": {
+            link: {w: efficiency(w, link, size, sums, compute, delay, per_byte, options) for w in _WORKERS}
+            for link in _LINKS
+        },
+    }
+    _show(figures)
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.out:
+        Path(options.out).write_text(text + "\n")
+
+
+def ring_seconds(workers: int, size: int, delay: float, per_byte: float) -> float:
+    """Seconds of one ring all-reduce of `size` bytes: 2 (W - 1) rounds of a W-th of the bytes each."""
+    rounds = 2 * (workers - 1)
+    return rounds * (delay + size / workers * per_byte)
+
+
+def fit_ring(seconds: Mapping[int, float], *, workers: int) -> tuple[float, float]:
+    """(delay of a message, seconds a byte) of the measured {bytes: seconds}: relative least squares."""
+    sizes, times = np.array(list(seconds)), np.array(list(seconds.values()))
+    rounds = 2 * (workers - 1)
+    columns = np.stack([np.full(len(sizes), rounds), rounds * sizes / workers], axis=1)
+    delay, per_byte = np.linalg.lstsq(columns / times[:, None], np.ones(len(sizes)), rcond=None)[0]
+    return max(float(delay), 0.0), max(float(per_byte), 0.0)
+
+
+def efficiency(
+    workers: int,
+    link: int,
+    size: int,
+    sums: int,
+    compute: float,
+    delay: float,
+    per_byte: float,
+    options: Options,
+) -> float:
+    """Of weak scaling: the share of an update that a worker computes.
+
+    A byte takes as long as TensorFlow's transport took here, or as the link takes, whichever is slower.
+    """
+    byte_time = max(per_byte, 8 / (link * 1e9))
+    seconds = sums * ring_seconds(workers, size, delay + options.hop_microseconds * 1e-6, byte_time)
+    return compute / (compute + seconds)
+
+
+def _time_collectives(workers: int, folder: Path) -> dict[int, float]:
+    output = folder / f"collectives-{workers}.json"
+    _launch(workers, ["-m", "benchmarks.collectives", str(output)])
+    times = json.loads(output.read_text())
+    assert len(times) == len(SIZES)
+    return {int(size): statistics.median(seconds) for size, seconds in times.items()}
+
+
+def _train(workers: int, options: Options, folder: Path) -> dict[str, float]:
+    """A short run: median seconds of an update, its all-reduce estimate, and what decides the bytes."""
+    num_envs, epochs, minibatches = options.envs_each * workers, 3, 8
+    steps = num_envs * options.num_steps * (options.updates + 1)
+    flags = ["--env", "coinrun", "--torso", options.torso, "--precision", "float32", "--eval-episodes", "1"]
+    flags += ["--num-envs", str(num_envs), "--num-steps", str(options.num_steps), "--epochs", str(epochs)]
+    flags += ["--num-minibatches", str(minibatches), "--total-steps", str(steps), "--env-threads", "1"]
+    flags += ["--logdir", str(folder), "--run-name", f"train-{workers}"]
+    _launch(workers, ["-m", "tfrl.ppo_procgen", *flags])
+    run = folder / f"train-{workers}"
+    with (run / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    seconds = [float(r["time/rollout_seconds"]) + float(r["time/update_seconds"]) for r in rows[1:]]
+    with np.load(run / "export" / "weights.npz") as weights:
+        parameters = sum(weights[name].size for name in weights.files)
+    return {
+        "seconds": statistics.median(seconds),
+        "all_reduce": float(rows[0].get("time/allreduce_seconds") or "nan"),
+        "parameters": parameters,
+        "sums": epochs * minibatches,
+    }
+
+
+def _launch(workers: int, arguments: Sequence[str]) -> None:
+    launcher = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--max-restarts", "0"]
+    subprocess.run(
+        [*launcher, "--", sys.executable, *arguments],
+        env={**os.environ, **_THREADS},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+
+
+def _show(figures: Mapping) -> None:
+    console = Console()
+    table = Table(title="one all-reduce over loopback, milliseconds (median)")
+    for name in ("bytes", "2 workers", "4 workers", "4 workers, by the model"):
+        table.add_column(name, justify="right")
+    for size, seconds in figures["all_reduce_seconds"][2].items():
+        four, model = figures["all_reduce_seconds"][4][size], figures["predicted_4_workers"][size]
+        table.add_row(f"{size:,}", *(f"{1e3 * t:.2f}" for t in (seconds, four, model)))
+    console.print(table)
+    console.print(
+        f"a message takes {1e6 * figures['message_seconds']:.0f} us, "
+        f"and bytes flow at {1e-9 / max(figures['seconds_per_byte'], 1e-12):.2f} GB/s; a minibatch sums "
+        f"{figures['bytes_per_minibatch']:,} bytes in one collective, an update has "
+        f"{figures['minibatches_per_update']} of them and takes {figures['compute_seconds_per_update']:.2f} s "
+        "in one process"
+    )
+    console.print(
+        f"2 workers of one core each against 1: efficiency {figures['weak_scaling_2_workers']:.2f}, "
+        f"all-reduce {figures['all_reduce_share_2_workers']:.1%} of an update (an estimate)"
+    )
+    table = Table(title="predicted weak-scaling efficiency, without stragglers")
+    table.add_column("workers", justify="right")
+    for link in _LINKS:
+        table.add_column(f"{link} Gb/s", justify="right")
+    for workers in _WORKERS:
+        row = (figures["predicted_efficiency"][link][workers] for link in _LINKS)
+        table.add_row(str(workers), *(f"{value:.3f}" for value in row))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
