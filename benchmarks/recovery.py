@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,11 +150,14 @@ def _workers(launcher: int) -> list[int]:
     return [worker for agent in _children(launcher) for worker in _children(agent)]
 
 
-def _children(process: int) -> Sequence[int]:
-    try:
-        return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
+def _children(process: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()  # a name may hold spaces
+            if int(fields[1]) == process:
+                found.append(int(stat.parent.name))
+    return sorted(found)
 
 
 if __name__ == "__main__":

@@ -174,8 +174,8 @@ def _show(figures: Mapping) -> None:
         f"a message takes {1e6 * figures['message_seconds']:.0f} us, "
         f"and bytes flow at {1e-9 / max(figures['seconds_per_byte'], 1e-12):.2f} GB/s; a minibatch sums "
         f"{figures['bytes_per_minibatch']:,} bytes in one collective, an update has "
-        f"{figures['minibatches_per_update']} of them and takes {figures['compute_seconds_per_update']:.2f} s "
-        "in one process"
+        f"{figures['minibatches_per_update']} of them and takes "
+        f"{figures['compute_seconds_per_update']:.2f} s in one process"
     )
     console.print(
         f"2 workers of one core each against 1: efficiency {figures['weak_scaling_2_workers']:.2f}, "

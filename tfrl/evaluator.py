@@ -18,6 +18,7 @@ from tfrl.config import Config
 from tfrl.console import Console
 from tfrl.errors import UserError
 from tfrl.metrics import EventFile
+from tfrl.quiet import quiet_start
 
 POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
 SIGTERM_CODE = 143
@@ -62,7 +63,8 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
 
 def _evaluate(source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
     """The metrics that the workers would write: the same envs and random numbers."""
-    player = policy.load(source)
+    with quiet_start():  # the first one starts TensorFlow
+        player = policy.load(source)
     found: dict[str, float] = {}
     for level_set in evaluate.LEVEL_SETS:
         played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)
