@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from tfrl.random import Use, generator
 if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
+
+    from tfrl.distribute import Runtime
 
 MARGIN = 4
 """Pixels of padding that a crop is cut from."""
@@ -101,6 +103,21 @@ def load(name: str, image_size: int = 0) -> Dataset:
             raise UserError(f"the labels of {name} are not classes; choose a classification set.")
         train, test = (_read(builder, part, name, image_size) for part in parts)
     return Dataset(train, test, tuple(classes))
+
+
+def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str], None]) -> Dataset:
+    """`load` on all workers. The chief prepares the set first, in a folder that all may share."""
+    failure = None
+    if runtime.is_chief:
+        say(f"Preparing {name}; the first time takes a minute or more")
+        try:
+            prepare(name)
+        except UserError as error:
+            failure = error
+    if not runtime.all_agree(failure is None):
+        raise failure or UserError(f"the chief could not prepare {name} and says why in its own output")
+    prepare(name)  # where there is no such folder, each worker makes its own
+    return load(name, image_size)
 
 
 def _builder(name: str) -> tfds.core.DatasetBuilder:

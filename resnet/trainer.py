@@ -16,6 +16,7 @@ from resnet.data import Dataset, Prefetched, Share
 from resnet.export import export
 from resnet.learner import VOTES, Learner, get_weights
 from resnet.schedule import learning_rate
+from resnet.window import Window
 from tfrl import agreement, distribute, results
 from tfrl.actor_critic import weights_sha256
 from tfrl.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
@@ -47,7 +48,9 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
     if cluster is not None:
-        rendezvous(cluster, agreement.fingerprint(config), config.cluster_timeout, console.message)
+        with quiet_start():
+            settings = agreement.fingerprint(config)
+        rendezvous(cluster, settings, config.cluster_timeout, console.message)
     with quiet_start():
         runtime = distribute.make(config, cluster)
     check_topology(config, runtime.replicas)
@@ -60,28 +63,13 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     watchdog = Watchdog(folder, addresses, runtime.worker, stall_timeout=config.stall_timeout)
     try:
         with quiet_start():
-            dataset = load(config, runtime, console)
+            dataset = data.load_on_all(config.dataset, config.image_size, runtime, console.message)
         return Trainer(config, runtime, dataset, console, stop, watchdog).run()
     except tf.errors.OpError as error:
         raise distribute.failure(error, runtime.num_workers, watchdog.missing) from error
     finally:
         console.stop()
         stop.restore()
-
-
-def load(config: Config, runtime: Runtime, console: Console) -> Dataset:
-    """The data set in this worker's memory. The chief prepares it first, in a folder that all may share."""
-    failure = None
-    if runtime.is_chief:
-        console.message(f"Preparing {config.dataset}; the first time takes a minute or more")
-        try:
-            data.prepare(config.dataset)
-        except UserError as error:
-            failure = error
-    if not runtime.all_agree(failure is None):
-        raise failure or UserError(f"the chief could not prepare {config.dataset} and says why")
-    data.prepare(config.dataset)
-    return data.load(config.dataset, config.image_size)
 
 
 class Trainer:
@@ -129,8 +117,7 @@ class Trainer:
         self._resumed_at: list[int] = []  # images
         self._saved_at = -1
         self._untested = False  # an epoch is done, but its test is not
-        # Since the last row of metrics: sums of loss, accuracy and gradient norm, steps, seconds, waited.
-        self._window = np.zeros(6)
+        self._window = Window()
         self._result: dict[str, float] = {}
 
     @property
@@ -139,8 +126,11 @@ class Trainer:
 
     @property
     def _images(self) -> int:
-        """Training images seen by all workers, after `_step` steps."""
-        epochs, steps = divmod(self._step, self._steps_per_epoch)
+        """Training images seen by all workers so far."""
+        return self._images_after(self._step)
+
+    def _images_after(self, steps: int) -> int:
+        epochs, steps = divmod(steps, self._steps_per_epoch)
         return epochs * len(self._dataset.train) + steps * self._config.batch_size
 
     def run(self) -> int:
@@ -152,8 +142,7 @@ class Trainer:
             return self._leave(0)
         self._writer = self._make_writer(found)
         self._show_summary(found)
-        whole = config.epochs * len(self._dataset.train)
-        total = min(whole, self._num_steps * config.batch_size)
+        total = self._images_after(self._num_steps)
         self._console.start(total, self._images, unit="images", highlights=summary.highlights)
         if self._untested:  # stopped or killed while it tested
             self._conclude_epoch()
@@ -195,9 +184,10 @@ class Trainer:
                 )
                 # A step's sums are read after the next one is on its way: the device always has work.
                 while len(waiting) > (0 if due or code is not None else 1):
-                    code = self._take(waiting.pop(0), self._step - len(waiting)) or code
+                    wish = self._take(waiting.pop(0), self._step - len(waiting))
+                    code = code if wish is None else wish
                 now = time.perf_counter()
-                self._window[4:] += now - began, batches.wait_seconds - waited
+                self._window.add_time(now - began, batches.wait_seconds - waited)
                 began, waited = now, batches.wait_seconds
                 if self._step == end:
                     return code
@@ -224,7 +214,7 @@ class Trainer:
                 f"step {step}: the loss or its gradient is not a finite number; {kept}. A lower --lr than "
                 f"{self._config.lr:g} or a longer --warmup may help."
             )
-        self._window[:4] += values[0], values[1], values[_NORM], 1
+        self._window.add_step(values[0], values[1], values[_NORM])
         votes = values[2:_NORM]
         return next((code for code, vote in zip(_STOP_CODES, votes, strict=True) if vote > 0), None)
 
@@ -237,19 +227,11 @@ class Trainer:
 
     def _metrics(self, rate: float) -> dict[str, float]:
         """Means since the last row; begins a new window."""
-        loss, accuracy, norm, steps, seconds, waited = self._window
-        self._window = np.zeros(6)
-        self._seconds += seconds
-        self._watchdog.measured(seconds / max(1.0, steps))
-        return {
-            "epoch": self._step / self._steps_per_epoch,
-            "train/loss": loss / steps,
-            "train/accuracy": accuracy / steps,
-            "train/grad_norm": norm / steps,
-            "train/learning_rate": rate,
-            "time/images_per_second": steps * self._config.batch_size / seconds,
-            "time/input_wait_fraction": waited / seconds,
-        }
+        window, self._window = self._window, Window()
+        self._seconds += window.seconds
+        self._watchdog.measured(window.seconds_per_step)
+        metrics = window.means(self._config.batch_size)
+        return {"epoch": self._step / self._steps_per_epoch, "train/learning_rate": rate} | metrics
 
     def _write(self, metrics: Mapping[str, float]) -> None:
         self._writer.write(self._images, metrics)
@@ -285,7 +267,7 @@ class Trainer:
         self._phase("saving")
         self._writer.flush()
         progress = {"seconds": self._seconds, "resumed_at": self._resumed_at, "untested": self._untested}
-        progress |= {"window": self._window.tolist()}
+        progress |= {"window": self._window.get_state()}
         learner = self._learner.get_state() | {"progress": pack_json(progress)}
         try:
             self._store.save(self._step, learner=learner, worker_part={}, env_steps=self._images)
@@ -313,7 +295,7 @@ class Trainer:
         progress = unpack_json(found.learner["progress"])
         self._step = self._saved_at = found.update
         self._seconds, self._untested = progress["seconds"], progress["untested"]
-        self._window = np.array(progress["window"])
+        self._window = Window.of_state(progress["window"])
         self._resumed_at = [*progress["resumed_at"], found.env_steps]
         return found
 
