@@ -16,9 +16,18 @@ def pytest_collection_finish(session):
 
     Where no test of them uses TensorFlow, nothing waits for its import.
     """
-    if tf := sys.modules.get("tensorflow"):
-        parts = [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    tf = sys.modules.get("tensorflow")
+    if tf is None:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+        )
+    except RuntimeError:
+        raise pytest.UsageError(
+            "a test file uses TensorFlow when it is imported; do so in tests alone"
+        ) from None
 
 
 SMALL = Config(
