@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,18 +41,22 @@ def environment(**more):
     return {**inherited, **THREADS, "PYTHONPATH": str(ROOT), **more}
 
 
+def addresses(count):
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
 @contextlib.contextmanager
-def started(*workers, each=lambda worker: []):
-    """One process for each of `workers`, its arguments to Python; `each` adds a worker's own."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(workers))]
+def started(*workers, cluster=None, role="worker"):
+    """One process for each of `workers`, which are arguments to Python; `cluster` may have more roles."""
+    cluster = cluster or {"worker": addresses(len(workers))}
     processes = []
     try:
         for index, arguments in enumerate(workers):
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            tf_config = {"cluster": cluster, "task": {"type": role, "index": index}}
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, *arguments, *each(index)],
-                    env=environment(TF_CONFIG=json.dumps(task)),
+                    [sys.executable, *arguments],
+                    env=environment(TF_CONFIG=json.dumps(tf_config)),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -135,17 +140,54 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path):
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
+def cut_off(logdir, run, update):
+    """Copies a run as it was after that update, for another process to go on with."""
+    shutil.copytree(run, logdir / "run")
+    for later in range(update + 1, UPDATES + 1):
+        shutil.rmtree(logdir / "run" / "checkpoints" / f"update-{later:08d}")
+    (logdir / "run" / "results.json").unlink()
+
+
+def points(event_file, tag):
+    """Steps and values of a curve."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    accumulator = EventAccumulator(str(event_file)).Reload()
+    if tag not in accumulator.Tags()["tensors"]:
+        return []
+    return [(e.step, float(make_ndarray(e.tensor_proto))) for e in accumulator.Tensors(tag)]
+
+
 def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
-    first = tmp_path / "run"
-    shutil.copytree(alone / "run", first)
-    for update in (3, 4):
-        shutil.rmtree(first / "checkpoints" / f"update-{update:08d}")
-    (first / "results.json").unlink()
+    cut_off(tmp_path, alone / "run", 2)
     ends = run_workers(*[[*TRAIN, *flags(tmp_path)]] * 2)
     assert [code for code, _ in ends] == [0, 0], ends
     assert results(tmp_path)["resumed_at"] == [2 * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
     assert env_steps(tmp_path) == env_steps(alone)
+
+
+def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_path):
+    cut_off(tmp_path, alone / "run", 3)
+    command = [*TRAIN, *flags(tmp_path, "--eval-every", "1")]
+    chief, worker, evaluator = addresses(3)
+    cluster = {"chief": [chief], "worker": [worker], "evaluator": [evaluator]}
+    theirs = set((tmp_path / "run").glob("events.out.tfevents.*"))
+    with started(command, cluster=cluster, role="evaluator") as (following,):
+        end = time.monotonic() + PATIENCE
+        while not (mine := set((tmp_path / "run").glob("events.out.tfevents.*")) - theirs):
+            assert following.poll() is None, ended(following)
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        with (
+            started(command, cluster=cluster, role="chief") as (first,),
+            started(command, cluster=cluster, role="worker") as (second,),
+        ):
+            assert [ended(p)[0] for p in (first, second, following)] == [0, 0, 0]
+    (own,) = mine
+    assert [step for step, _ in points(own, "eval_test/return")] == [3 * BATCH]
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
