@@ -26,6 +26,7 @@ class Policy:
         self, network: actor_critic.ActorCritic, observation_shape: tuple[int, ...], precision: str
     ) -> None:
         self.precision = precision
+        self.observation_shape = observation_shape
         self._network = network
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_shape), tf.uint8)

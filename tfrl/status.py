@@ -1,0 +1,85 @@
+"""python -m tfrl.status [LOGDIR]: every run with its state, progress and time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfrl import cli, commands, runs
+from tfrl.checkpoint import CheckpointStore
+from tfrl.errors import UserError
+
+_USAGE = "python -m tfrl.status [LOGDIR]"
+_SPEED_WINDOW = 8  # updates
+_GRACE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """It has no flags of its own."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table; the exit code."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    words, _ = cli.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
+    found = runs.find([Path(cli.one(words or ["logs"], "folder of runs", _USAGE))])
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("run", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("env steps", "of", "return", "steps/s", "left", "checkpoint"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for path in found:
+        try:
+            table.add_row(*row(runs.load(path), time.time()))
+        except UserError as error:
+            table.add_row(path.name, str(error))
+    Console().print(table)
+    return 0
+
+
+def row(run: runs.Run, now: float) -> list[str]:
+    """The cells of one run: name, state, env steps, their total, return, steps/s, time left, checkpoint.
+
+    A run is taken for running while its files change at least every few updates; `now` is a time of
+    `time.time`.
+    """
+    total = run.config.num_updates * run.config.batch_size
+    speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
+    returns = run.points("rollout/episode_return")[1]
+    saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()
+    state = _state(run, now, total)
+    left = (total - run.env_steps) / speeds.mean() if speeds.size and state == "running" else None
+    return [
+        run.name,
+        state,
+        f"{run.env_steps:,}",
+        f"{total:,}",
+        f"{returns[-1]:.2f}" if returns.size else "-",
+        f"{speeds.mean():.0f}" if speeds.size else "-",
+        "-" if left is None else _duration(left),
+        f"update {saved[-1]}" if saved else "-",
+    ]
+
+
+def _state(run: runs.Run, now: float, total: int) -> str:
+    if run.results is not None and run.env_steps >= total:
+        return "done"
+    speeds = run.points("time/env_steps_per_second")[1]
+    update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
+    changed = max(file.stat().st_mtime for file in [run.path, *run.path.iterdir()])
+    return "running" if now - changed < 3 * update_seconds + _GRACE_SECONDS else "interrupted"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+
+
+if __name__ == "__main__":
+    commands.run(main)
