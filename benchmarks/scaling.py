@@ -2,7 +2,7 @@
 
 1. Collectives: the median time of all-reduces of many sizes over 2 and 4 real worker processes on loopback.
    The ring's model, t(W, n) = 2 (W - 1) a + 2 (W - 1) / W n b, is fitted to 2 workers (a: seconds a message,
-   b: seconds a byte) and held against 4.
+   b: seconds a byte) and held against 4, and against 2 in network namespaces with a slow cable between them.
 2. Training: 1 worker of one core and 2 workers of one core each, the same envs for each worker: the measured
    weak-scaling efficiency, and the compute time of an update.
 3. Prediction: efficiency = C / (C + sums * t(W, n)) with a message delay and a link's rate of a real network,
@@ -27,6 +27,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import namespaces
+
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s
 _WORKERS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -47,6 +49,8 @@ class Options:
     """Updates that count; one more comes first, which traces."""
     hop_microseconds: float = 30.0
     """Delay that a network adds to each message of the ring: an assumption, not measured here."""
+    cable: float = 1.0
+    """Gb/s between two network namespaces, in which the model is tried too, where root may make them."""
     out: str | None = None
     """Where to write the figures as JSON."""
 
@@ -61,11 +65,15 @@ def main(options: Options) -> None:
     size = 4 * (alone["parameters"] + _EXTRA_FLOATS)
     sums = alone["sums"]
     compute = alone["seconds"]
+    cable = _time_cable(options.cable) if namespaces.available() else {}
     figures = {
         "message_seconds": delay,
         "seconds_per_byte": per_byte,
         "all_reduce_seconds": measured,
         "predicted_4_workers": {n: ring_seconds(4, n, delay, per_byte) for n in measured[4]},
+        "cable_gigabits": options.cable,
+        "cable_seconds": cable,
+        "cable_predicted": {n: ring_seconds(2, n, delay, max(per_byte, 8e-9 / options.cable)) for n in cable},
         "bytes_per_minibatch": size,
         "collectives_per_minibatch": 1,
         "minibatches_per_update": sums,
@@ -125,6 +133,24 @@ def _time_collectives(workers: int, folder: Path) -> dict[int, float]:
     return {int(size): statistics.median(seconds) for size, seconds in times.items()}
 
 
+def _time_cable(gigabits: float) -> dict[int, float]:
+    """All-reduces between two network namespaces."""
+    cluster = {"worker": [f"{address}:2222" for address in namespaces.ADDRESSES]}
+    with tempfile.TemporaryDirectory() as folder, namespaces.two_machines(gigabits) as places:
+        output = Path(folder) / "collectives.json"
+        workers = []
+        for index, place in enumerate(places):
+            tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+            command = [*place, sys.executable, "-m", "benchmarks.collectives", str(output)]
+            environment = {**os.environ, **_THREADS, "TF_CONFIG": tf_config}
+            workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        codes = [worker.wait() for worker in workers]
+        if any(codes):
+            raise SystemExit(f"the workers in network namespaces ended with exit codes {codes}")
+        times = json.loads(output.read_text())
+    return {int(size): statistics.median(seconds) for size, seconds in times.items()}
+
+
 def _train(workers: int, options: Options, folder: Path) -> dict[str, float]:
     """A short run: median seconds of an update, its all-reduce estimate, and what decides the bytes."""
     num_envs, epochs, minibatches = options.envs_each * workers, 3, 8
@@ -167,6 +193,14 @@ def _show(figures: Mapping) -> None:
         four, model = figures["all_reduce_seconds"][4][size], figures["predicted_4_workers"][size]
         table.add_row(f"{size:,}", *(f"{1e3 * t:.2f}" for t in (seconds, four, model)))
     console.print(table)
+    if figures["cable_seconds"]:
+        table = Table(title=f"between two network namespaces, {figures['cable_gigabits']} Gb/s, milliseconds")
+        for name in ("bytes", "2 workers", "by the model"):
+            table.add_column(name, justify="right")
+        for size, seconds in figures["cable_seconds"].items():
+            model = figures["cable_predicted"][size]
+            table.add_row(f"{size:,}", f"{1e3 * seconds:.2f}", f"{1e3 * model:.2f}")
+        console.print(table)
     console.print(
         f"a message takes {1e6 * figures['message_seconds']:.0f} us, "
         f"and bytes flow at {1e-9 / max(figures['seconds_per_byte'], 1e-12):.2f} GB/s; a minibatch sums "

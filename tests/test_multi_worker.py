@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import namespaces
 from cluster.places import free_ports
 from tfrl.checkpoint import CheckpointStore
 
@@ -46,8 +47,11 @@ def addresses(count):
 
 
 @contextlib.contextmanager
-def started(*workers, cluster=None, role="worker"):
-    """One process for each of `workers`, which are arguments to Python; `cluster` may have more roles."""
+def started(*workers, cluster=None, role="worker", places=None):
+    """One process for each of `workers`, which are arguments to Python; `cluster` may have more roles.
+
+    `places` has for each the beginning of its command, which leads to another machine.
+    """
     cluster = cluster or {"worker": addresses(len(workers))}
     processes = []
     try:
@@ -55,7 +59,7 @@ def started(*workers, cluster=None, role="worker"):
             tf_config = {"cluster": cluster, "task": {"type": role, "index": index}}
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, *arguments],
+                    [*(places[index] if places else []), sys.executable, *arguments],
                     env=environment(TF_CONFIG=json.dumps(tf_config)),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -128,6 +132,19 @@ def test_two_workers_write_one_run(alone, pair):
     assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
     assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
     assert not (pair / "run" / "heartbeats").exists()
+
+
+@pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
+def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
+    cluster = {"worker": [f"{address}:2222" for address in namespaces.ADDRESSES]}
+    command = [*TRAIN, *flags(tmp_path)]
+    with (
+        namespaces.two_machines() as places,
+        started(command, command, cluster=cluster, places=places) as processes,
+    ):
+        ends = [ended(process) for process in processes]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
 def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path):
