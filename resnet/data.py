@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import queue
 import threading
@@ -32,6 +33,7 @@ MARGIN = 4
 """Pixels of padding that a crop is cut from."""
 
 _PREFETCH = 4  # batches
+_RETRIES = 3  # of a download: tfds's own ten take four minutes to tell that there is no network
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ def prepare(name: str) -> None:
         builder = _builder(name)
     if builder.info.supervised_keys is None or len(builder.info.supervised_keys) != 2:
         raise UserError(f"the data set {name} has no images with labels; choose a classification set.")
+    from tensorflow_datasets.core.download import downloader
+
+    downloader.MAX_RETRIES = _RETRIES
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would report every attempt
     try:
         with _quiet():
             builder.download_and_prepare()
