@@ -58,13 +58,14 @@ def test_nothing_of_tensorflow_is_heard(finished):
 # Its folder
 
 
-def test_the_folder_holds_what_is_promised_and_nothing_else(run):
+def test_the_folder_holds_what_is_promised(run):
     names = {path.name for path in run.iterdir()}
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(events) == 1
-    assert names - events == {"config.yaml", "progress.csv", "checkpoints", "results.json", "export"}
+    assert names - events >= {"config.yaml", "progress.csv", "checkpoints", "results.json", "export"}
+    assert not any(name.endswith((".tmp", "stop")) for name in names)
     assert {path.name for path in (run / "export").iterdir()} >= {"weights.npz", "policy"}
-    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    checkpoints = sorted(path.name for path in (run / "checkpoints").glob("update-*"))
     assert checkpoints == ["update-00000020", "update-00000030", "update-00000032"]
 
 
@@ -119,8 +120,8 @@ def test_tensorboards_reader_finds_what_progress_csv_holds(run):
     table = rows(run)
     for name in COLUMNS:
         written = [(int(row["env_steps"]), float(row[name])) for row in table if row[name]]
-        if not written:  # catch has no published range
-            assert "normalized" in name and name not in tags
+        if not written:  # catch has no published range, and one worker reduces nothing
+            assert ("normalized" in name or name == "time/allreduce_seconds") and name not in tags
             continue
         read = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(name)]
         assert [step for step, _ in read] == [step for step, _ in written]
