@@ -1,0 +1,292 @@
+"""Evaluation, videos and trajectories: against scripted envs, and with policies read back from files."""
+
+import json
+import re
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from made_runs import make_run
+
+from tfrl import collect, envs, evaluate, policy_files, record, video
+from tfrl.config import Config
+from tfrl.errors import UserError
+
+
+class Scripted:
+    """Env i's episodes take `lengths[i]` steps and return `returns[i]`, all of it at the end."""
+
+    num_actions, observation_shape = 2, (1, 1, 1)
+
+    def __init__(self, lengths, returns):
+        self.num_envs = len(lengths)
+        self._lengths, self._returns = np.array(lengths), np.array(returns, np.float32)
+        self._step = np.zeros(self.num_envs, int)
+        self._first = np.ones(self.num_envs, bool)
+        self._reward = np.zeros(self.num_envs, np.float32)
+
+    def observe(self):
+        return self._reward, np.zeros((self.num_envs, 1, 1, 1), np.uint8), self._first
+
+    def act(self, actions):
+        self._step += 1
+        self._first = self._step % self._lengths == 0
+        self._reward = np.where(self._first, self._returns, 0).astype(np.float32)
+
+    def solved(self):
+        return self._returns > 0
+
+    def close(self):
+        pass
+
+
+def still(observations, uniforms):
+    return np.zeros(len(observations), np.int32)
+
+
+def scripted(monkeypatch, lengths, returns):
+    monkeypatch.setattr(envs, "make", lambda spec, indices: Scripted(lengths, returns))
+    return envs.EnvSpec(name="catch", num_envs=len(lengths), seed=0)
+
+
+def test_short_episodes_do_not_count_more_often(monkeypatch):
+    spec = scripted(monkeypatch, [1, 10, 100], [3.0, 0.0, -3.0])
+    played = evaluate.play(still, spec, range(3), episodes_each=4)
+    np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
+    np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
+    np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
+
+
+def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
+    asked = []
+
+    def act(observations, uniforms):
+        asked.append(len(observations))
+        return still(observations, uniforms)
+
+    evaluate.play(act, scripted(monkeypatch, [1, 3], [1, 1]), range(2), episodes_each=2)
+    assert asked == [2, 2, 1, 1, 1, 1]
+
+
+def test_statistics_of_an_evaluation(monkeypatch):
+    lengths, returns = [2, 3, 4, 5], [0.0, 10.0, 10.0, 20.0]
+    scripted(monkeypatch, lengths, returns)
+    row = evaluate.evaluate_levels(still, Config(env="coinrun"), "test", 4)
+    assert (row["return_mean"], row["return_median"], row["return_iqm"]) == (10.0, 10.0, 10.0)
+    assert row["return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 2)
+    assert row["normalized_return"] == pytest.approx((10 - 5) / (10 - 5))
+    assert (row["solve_rate"], row["length_mean"], row["episodes"]) == (0.75, 3.5, 4)
+
+
+def test_any_worker_plays_the_same_episodes():
+    spec = envs.EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
+
+    def act(observations, uniforms):
+        return (uniforms * 3).astype(np.int32)
+
+    whole = evaluate.play(act, spec, range(6), episodes_each=5)
+    part = evaluate.play(act, spec, [1, 4], episodes_each=5)
+    np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
+
+
+# A policy from files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An untrained run of catch whose best policy is another one than its last."""
+    from tfrl import actor_critic
+
+    folder = tmp_path_factory.mktemp("logs")
+    path = make_run(folder, "fruitbot", total_steps=40_000, torso="cookbook", precision="float32")
+    settings = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
+    (path / "config.yaml").write_text(settings)
+    (path / "results.json").unlink()
+    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "share_torso": True, "precision": "float32"}
+    weights = actor_critic.build(torso="cookbook", seed=1, **shape).get_weights()
+    (path / "export").mkdir()
+    np.savez(path / "export" / "weights.npz", **weights)
+    (path / "export" / "config.yaml").write_text(settings)
+    policy_files.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
+    return path
+
+
+def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
+    arguments = ["--episodes", "20", "--seed", "7"]
+    assert evaluate.main([str(run), *arguments]) == 0
+    table = capsys.readouterr().out
+    first = (run / "eval.json").read_bytes()
+    evaluate.main([str(run), *arguments])
+    assert (run / "eval.json").read_bytes() == first
+    evaluate.main([str(run / "export"), *arguments])
+    alone = json.loads((run / "export" / "eval.json").read_text())
+    assert alone["evaluations"] == json.loads(first)["evaluations"]
+    assert [e["levels"] for e in alone["evaluations"]] == ["train", "test"]
+    assert "catch" in table and max(map(len, table.splitlines())) <= 80
+
+
+def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    made = make_run(tmp_path, total_steps=40_000)
+    for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
+        policy_files.keep_best(made, weights, score=score, env_steps=env_steps)
+        assert policy_files.find(made, "best").env_steps == kept
+    (made / policy_files.BEST_FILE).write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="damaged"):
+        policy_files.find(made, "best")
+    assert policy_files.find(run, "best").weights.keys() == policy_files.find(run, "last").weights.keys()
+
+
+def test_a_policy_of_other_observations_is_refused(run):
+    with pytest.raises(UserError, match="observations"):
+        evaluate.main([str(run), "--envs", "coinrun"])
+    with pytest.raises(UserError, match="did you mean coinrun"):
+        evaluate.main([str(run), "--envs", "coinrum"])
+
+
+def test_weights_of_another_network_are_refused(run, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    settings = (run / "config.yaml").read_text().replace("torso: cookbook", "torso: nature")
+    (other / "config.yaml").write_text(settings.replace("env: catch", "env: coinrun"))
+    (other / "weights.npz").write_bytes((run / "export" / "weights.npz").read_bytes())
+    with pytest.raises(UserError, match="another network"):
+        evaluate.main([str(other), "--episodes", "1"])
+    (other / "weights.npz").write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="damaged"):
+        evaluate.main([str(other), "--episodes", "1"])
+
+
+# Videos
+
+
+def read_mp4(path):
+    import imageio_ffmpeg
+
+    frames = imageio_ffmpeg.read_frames(str(path))
+    width, height = next(frames)["size"]
+    return np.stack([np.frombuffer(f, np.uint8).reshape(height, width, 3) for f in frames])
+
+
+def pictures(count):
+    """Frames that differ plainly: a white square that moves."""
+    frames = np.zeros((count, 96, 128, 3), np.uint8)
+    for t in range(count):
+        frames[t, 16 : 16 + 32, 8 * t : 8 * t + 32] = 255
+    return frames
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_what_is_written_is_read_back(suffix, tmp_path):
+    path = tmp_path / f"video{suffix}"
+    frames = pictures(9)
+    with video.Writer(path, fps=15) as writer:
+        for frame in frames:
+            writer.append(frame)
+    back = read_mp4(path) if suffix == ".mp4" else imageio.imread(path, plugin="pillow", index=None)
+    assert back.shape == frames.shape
+    assert np.abs(back.astype(int) - frames).mean() < 6
+
+
+@pytest.mark.parametrize("kind", ["mp4", "gif"])
+def test_a_run_is_recorded(kind, run):
+    assert record.main([str(run), "--format", kind, "--episodes", "3"]) == 0
+    (path,) = (run / "videos").glob(f"*.{kind}")
+    frames = read_mp4(path) if kind == "mp4" else imageio.imread(path, plugin="pillow", index=None)
+    scale = 1 if kind == "mp4" else 2
+    assert len(frames) == 10  # 9 steps, and the end
+    assert frames.shape[1:] == (2 * 576 // scale, 1024 // scale, 3)
+    tile = frames[0, : 512 // scale, : 512 // scale]
+    assert (tile.max(axis=2) > 200).mean() == pytest.approx(2 / 50 * 0.5, abs=0.01)  # ball and paddle
+    assert frames[-1].mean() < frames[-2].mean()  # episodes that are over are darker
+    assert not list((run / "videos").glob(".*"))
+
+
+def test_the_video_is_in_tensorboard(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record.main([str(run), "--episodes", "1"])
+    events = EventAccumulator(str(run)).Reload()
+    assert "video/test" in events.Tags()["tensors"]
+
+
+def test_procgen_is_rendered_in_full_size():
+    spec = envs.EnvSpec(name="coinrun", num_envs=2, seed=0, render=True)
+    env = envs.make(spec)
+    frames = env.render()
+    plain = envs.make(envs.EnvSpec(name="coinrun", num_envs=2, seed=0))
+    np.testing.assert_array_equal(env.observe()[1], plain.observe()[1])
+    assert [f.shape for f in frames] == [(512, 512, 3)] * 2
+    assert np.asarray(frames[0]).std() > 5
+    assert env.solved().dtype == bool
+    env.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one run"),
+        (["--random", "pong"], "no game 'pong'"),
+        (["--random", "coinrun", "--episodes", "0"], "--episodes must be at least 1"),
+        (["--format", "avi"], "--format must be one of"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        record.main(arguments)
+
+
+# Trajectories
+
+
+class Examples:
+    def __init__(self):
+        self.found = []
+
+    def add_examples(self, examples):
+        self.found += examples["train"]
+
+
+def test_trajectories_are_what_the_envs_did():
+    spec = envs.EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
+    examples = Examples()
+    buffer = collect.EpisodeBuffer(3, 2, examples)
+    played = evaluate.play(
+        lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer
+    )
+    assert len(examples.found) == 6
+    env, pending = envs.make(spec), [[], [], []]
+    for example in examples.found:
+        pending[example["env_index"]].append(example["steps"])
+    for episode in range(2):
+        for t in range(9):
+            observations = env.observe()[1]
+            steps = [pending[i][episode][t] for i in range(3)]
+            np.testing.assert_array_equal([s["observation"] for s in steps], observations)
+            env.act(np.array([s["action"] for s in steps]))
+            rewards, _, first = env.observe()
+            np.testing.assert_array_equal([s["reward"] for s in steps], rewards)
+            np.testing.assert_array_equal([s["discount"] for s in steps], ~first)
+            assert [s["is_first"] for s in steps] == [t == 0] * 3
+            assert not any(s["is_last"] for s in steps)
+        lasts = [pending[i][episode][9] for i in range(3)]
+        assert all(s["is_last"] and s["is_terminal"] and s["reward"] == 0 for s in lasts)
+        returns = [sum(s["reward"] for s in pending[i][episode]) for i in range(3)]
+        np.testing.assert_allclose(returns, played.returns[:, episode])
+
+
+def test_plain_tfds_loads_the_data_set(run, tmp_path):
+    import tensorflow_datasets as tfds
+
+    out = tmp_path / "data"
+    arguments = [str(run), "--episodes", "8", "--shard-episodes", "3", "--out", str(out)]
+    assert collect.main(arguments) == 0
+    builder = tfds.builder_from_directory(out)
+    assert builder.info.splits["train"].num_shards == 3
+    episodes = [list(e["steps"].as_numpy_iterator()) for e in builder.as_dataset(split="train")]
+    assert [len(steps) for steps in episodes] == [10] * 8
+    assert episodes[0][0]["observation"].shape == (10, 5, 1)
+    assert {float(sum(s["reward"] for s in steps)) for steps in episodes} <= {1.0, -1.0}
+    with pytest.raises(UserError, match="exists already"):
+        collect.main(arguments)
