@@ -143,27 +143,26 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
 
 @pytest.fixture(scope="module")
 def coinrun(tmp_path_factory):
-    """A killed and continued run, and the same one in one go on two replicas."""
+    """A killed and continued run, and the same one in one go."""
     killed, whole = (tmp_path_factory.mktemp("logs") / name for name in ("killed", "whole"))
     moment = random.SystemRandom()
     kill_at = moment.randint(3, 6) * COINRUN_UPDATE
     stop_after(killed, COINRUN, kill_at, signal.SIGKILL, moment.uniform(0, 0.2))
     total = steps_done(killed) + 2 * COINRUN_UPDATE
     ends = [train(killed, *COINRUN, "--total-steps", total)]
-    ends.append(train(whole, *COINRUN, "--total-steps", total, "--replicas", 2))
+    ends.append(train(whole, *COINRUN, "--total-steps", total))
     return killed, whole, ends
 
 
-def test_a_killed_run_of_procgen_goes_on_bit_for_bit_and_replicas_do_not_matter(coinrun):
+def test_a_killed_run_of_procgen_goes_on_bit_for_bit(coinrun):
     killed, whole, ends = coinrun
     assert [end[0] for end in ends] == [0, 0]
     ours, theirs = results(killed), results(whole)
-    assert (ours["replicas"], theirs["replicas"]) == (1, 2)
     assert len(ours["resumed_at"]) == 1 and theirs["resumed_at"] == []
     assert ours["weights_sha256"] == theirs["weights_sha256"]
     assert ours["eval"] == theirs["eval"]
     assert learned(killed) == learned(whole)
 
 
-def test_procgen_and_replicas_print_no_noise(coinrun):
+def test_procgen_prints_no_noise(coinrun):
     assert [end[2] for end in coinrun[2]] == ["", ""]
