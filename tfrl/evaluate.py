@@ -260,9 +260,9 @@ def _show(content: dict[str, Any]) -> None:
     actions = content["evaluations"][0]["actions"]
     title = f"{content['checkpoint']}, {content['env_steps']:,} env steps, {actions} actions"
     # Narrow, so that it fits a terminal of 80 columns.
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("game", "levels"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("episodes", "return", "median", "IQM", "normalised", "solved", "length"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in content["evaluations"]:

@@ -102,7 +102,7 @@ def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     header += [f"return, {level_set_title(s)}" for s in LEVEL_SETS]
     header += [f"normalised, {level_set_title(s)}" for s in LEVEL_SETS]
     published = any(published_applies(g.runs[0].config) for g in groups)
-    header += [f"published at 25 M, {level_set_title(s)}" for s in LEVEL_SETS] if published else []
+    header += [f"published return at 25 M, {level_set_title(s)}" for s in LEVEL_SETS] if published else []
     rows = []
     for g in groups:
         row = [g.env, *([g.label] if several else []), str(len(g.runs))]

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 
     words, _ = cli.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
     found = runs.find([Path(cli.one(words or ["logs"], "folder of runs", _USAGE))])
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("run", "state"):
         table.add_column(name, overflow="fold")
     for name in ("env steps", "of", "return", "steps/s", "left", "checkpoint"):
