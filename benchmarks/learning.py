@@ -1,8 +1,8 @@
 """python -m benchmarks.learning: our learning curve beside the published runs'.
 
 Trains with the defaults, which are the published settings (train-procgen, easy, 200 levels), or goes on with
-the run if it was cut off, and compares `rollout/episode_return` (the mean raw return of the last 100 episodes)
-with that of the three published runs at the same env steps.
+the run if it was cut off, and compares `rollout/episode_return`, the mean of the last 100 raw returns, with
+that of the three published runs at the same env steps.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Collector:
         self._replicas = replicas
         each = len(self.indices) // replicas
         # Two groups, one stepping while the policy looks at the other, where there are envs enough.
-        halves = 2 if each % 2 == 0 else 1
+        # Batches of one are avoided: TensorFlow rounds them differently (docs/architecture.md).
+        halves = 2 if each % 2 == 0 and each >= 4 else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)
         self._groups = []

@@ -347,8 +347,6 @@ class Trainer:
         return next((code for code, votes in zip(codes, said, strict=True) if votes), None)
 
     def _end_early(self, code: int) -> int:
-        if self._runtime.is_chief:
-            (self._config.run_dir / "stop").unlink(missing_ok=True)
         self._writer.close()
         self._console.stop()
         saved = self._saved_at == self._update
@@ -408,6 +406,10 @@ class Trainer:
         self._phase("leaving")
         self._runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
         self._watchdog.close()
+        if (
+            self._runtime.is_chief
+        ):  # after the barrier, so that all have seen it; it must not end the next run
+            (self._config.run_dir / "stop").unlink(missing_ok=True)
         return code
 
 
