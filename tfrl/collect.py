@@ -49,9 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     from tfrl import policy_files
 
     run = Path(cli.one(words, "run", _USAGE))
-    for name in ("episodes", "shard_episodes"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(options, name)}.")
+    cli.check_least(options, episodes=1, shard_episodes=1, seed=0)
     out = Path(options.out) if options.out else run / "trajectories"
     source = policy_files.find(run, options.checkpoint)
     if out.exists():

@@ -162,8 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     from tfrl import policy_files
 
     run = Path(cli.one(words, "run", _USAGE))
-    if options.episodes < 1:
-        raise UserError(f"--episodes must be at least 1; got {options.episodes}.")
+    cli.check_least(options, episodes=1, seed=0)
     source = policy_files.find(run, options.checkpoint)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():

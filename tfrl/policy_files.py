@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,11 +55,10 @@ def find(path: Path, checkpoint: str) -> PolicySource:
     if checkpoint == "best":
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)
-    skipped: list[str] = []
     if checkpoint.isdigit():
-        found = store.load(skipped.append, int(checkpoint))
+        found = store.load(_warn, int(checkpoint))
     elif store.updates():
-        found = store.load(skipped.append)
+        found = store.load(_warn)
     else:
         return _exported(path, config)
     if found is None:
@@ -92,6 +92,10 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
         file.flush()
         os.fsync(file.fileno())
     staged.replace(path)
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def _best(path: Path, config: Config) -> PolicySource:

@@ -48,9 +48,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Records a video; the exit code."""
     words, options = cli.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
-    for name in ("episodes", "max_steps"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(options, name)}.")
+    cli.check_least(options, episodes=1, max_steps=1, seed=0)
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")
