@@ -229,9 +229,8 @@ def test_a_stopped_worker_is_found_and_named(tmp_path):
     with started(command, command) as (chief, _):
         code, stderr = ended(chief)
     assert code == 75, stderr
-    assert "error: " in stderr
-    assert "worker 1 (127.0.0.1:" in stderr
-    assert "has fallen silent in update 3" in stderr
+    # On a busy machine TensorFlow may lose the connection in another way than by missing heartbeats.
+    assert "worker 1 (127.0.0.1:" in stderr[stderr.index("error: ") :]
 
 
 def test_a_worker_that_hangs_is_found_and_says_where(tmp_path):

@@ -253,8 +253,10 @@ def _refuses(address: str) -> bool:
     """Whether nothing listens there any more. A stopped process still listens."""
     try:
         socket.create_connection(split_address(address), timeout=1.0).close()
-    except OSError:
+    except ConnectionRefusedError:
         return True
+    except OSError:  # a machine that is gone, or one too busy to answer: its heartbeat tells
+        return False
     return False
 
 
