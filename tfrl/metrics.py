@@ -112,6 +112,13 @@ class MetricsWriter:
         """Shows frames, uint8 [T, H, W, 3], as an animated GIF in TensorBoard's Images tab."""
         self._add(env_steps, _video_summary(tag, frames, fps))
 
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
+        import imageio.v3 as imageio
+
+        png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
+        self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
+
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
         with self._going_on():
@@ -151,6 +158,9 @@ class NullMetricsWriter:
         """Does nothing."""
 
     def text(self, tag: str, markdown: str, step: int) -> None:
+        """Does nothing."""
+
+    def layout(self, settings: Mapping[str, Any]) -> None:
         """Does nothing."""
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
