@@ -72,7 +72,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:
     at, published = published_curve(options.env, "train")
-    shown = at <= max(steps[-1], at[0]) * 1.1
+    shown = slice(0, np.searchsorted(at, steps[-1]) + 1)  # up to the first published point after our last
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     label = "published, 3 runs (train-procgen)"
     axes.fill_between(
