@@ -1,4 +1,4 @@
-"""The settings of a supervised run: a frozen dataclass, its presets, its YAML file and its command line.
+"""The settings of a supervised run: a frozen dataclass, its presets, and which values are possible.
 
 Nothing here imports TensorFlow, so that `--help` and a bad setting are answered at once.
 """
@@ -6,20 +6,25 @@ Nothing here imports TensorFlow, so that `--help` and a bad setting are answered
 from __future__ import annotations
 
 import dataclasses
-import sys
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
-
-import yaml
+from typing import Any, Literal
 
 import resnet
 from resnet.catalog import check_dataset, full_name
 from tfrl.errors import UserError
-from tfrl.flags import nearest, read_flags, read_yaml
-from tfrl.validate import COUNT, NATURAL, POSITIVE, UNSIGNED, Range, check_folder_names, check_ranges
+from tfrl.flags import nearest
+from tfrl.settings import (
+    COUNT,
+    NATURAL,
+    POSITIVE,
+    UNSIGNED,
+    Range,
+    Reader,
+    check_folder_names,
+    check_ranges,
+    in_words,
+)
 
 
 @dataclass(frozen=True)
@@ -119,16 +124,6 @@ class Config(Run, Hardware, Learning, Task):
         return 1
 
 
-@dataclass(frozen=True)
-class Command:
-    """This command."""
-
-    config: str | None = None
-    """A YAML file of settings, such as a run's config.yaml; flags win over it."""
-    print_config: bool = False
-    """Print the settings that result, as YAML, and end."""
-
-
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
@@ -168,10 +163,6 @@ _RANGES: dict[str, Range] = {
     "keep_checkpoints": COUNT,
     "log_every": COUNT,
 }
-_SECTIONS = (Task, Learning, Hardware, Run, Command)
-_CONFIG_KINDS = typing.get_type_hints(Config)
-_COMMAND_KINDS = _CONFIG_KINDS | typing.get_type_hints(Command)
-_ALIASES: dict[str, str] = {}
 
 
 def default_run_name(config: Config) -> str:
@@ -179,32 +170,10 @@ def default_run_name(config: Config) -> str:
     return f"{config.model}-{full_name(config.dataset).replace('/', '-')}-seed{config.seed}"
 
 
-def parse(argv: Sequence[str], prog: str = "python -m resnet.train") -> Config:
-    """The settings of a command line: the preset's, over them the --config file's, over them the flags'.
-
-    Answers --help, --print-config and tyro's shell completion by SystemExit(0). Raises UserError for anything
-    that cannot be meant.
-    """
-    if any(token in ("-h", "--help") or token.startswith("--tyro-") for token in argv):
-        _help(argv, prog)
-    flags = read_flags(_COMMAND_KINDS, _ALIASES, argv)
-    path, print_config = flags.pop("config", None), flags.pop("print_config", False)
-    config = _resolve((_read_file(path) if path else {}) | flags)
-    validate(config)
-    if print_config:
-        sys.stdout.write(to_yaml(config))
-        raise SystemExit(0)
-    return config
-
-
-def to_yaml(config: Config) -> str:
-    """The settings as a YAML file that `from_yaml` and --config take back exactly."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
-
-
-def from_yaml(path: str | Path) -> Config:
-    """The settings of a YAML file; those it leaves out are its preset's. Raises UserError."""
-    return _resolve(read_yaml(_CONFIG_KINDS, _ALIASES, path))
+def _complete(config: Config) -> Config:
+    """With the data set's full name and a name for the run."""
+    config = dataclasses.replace(config, dataset=full_name(config.dataset))
+    return dataclasses.replace(config, run_name=config.run_name or default_run_name(config))
 
 
 def validate(config: Config) -> None:
@@ -248,34 +217,14 @@ def check_topology(config: Config, replicas: int) -> None:
         )
 
 
-def _read_file(path: str) -> dict[str, Any]:
-    """The file's settings, without a run name that follows from the others, which flags may change."""
-    values = read_yaml(_CONFIG_KINDS, _ALIASES, path)
-    if _resolve(values).run_name == _resolve({**values, "run_name": None}).run_name:
-        values.pop("run_name", None)
-    return values
-
-
-def _resolve(values: dict[str, Any]) -> Config:
-    preset = values.get("preset", Config.preset)
-    config = Config(**{**PRESETS[preset], **values})
-    config = dataclasses.replace(config, dataset=full_name(config.dataset))
-    return dataclasses.replace(config, run_name=config.run_name or default_run_name(config))
-
-
-def _help(argv: Sequence[str], prog: str) -> NoReturn:
-    """Print the help, or the completion script, and end."""
-    import tyro
-
-    changes = ", ".join(f"{k.replace('_', '-')} {v}" for k, v in PRESETS["he-cifar10"].items())
-    fields = [
-        (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
-        for section in _SECTIONS
-    ]
-    tyro.cli(
-        dataclasses.make_dataclass("Flags", fields),
-        prog=prog,
-        description=f"Train a network of the zoo on labelled images.\n\nPreset he-cifar10: {changes}.",
-        args=list(argv),
-    )
-    raise SystemExit(0)
+_READER = Reader(
+    Config,
+    sections=(Task, Learning, Hardware, Run),
+    presets=PRESETS,
+    complete=_complete,
+    check=validate,
+    prog="python -m resnet.train",
+    summary="Train a network of the zoo on labelled images.\n\n"
+    f"Preset he-cifar10: {in_words(PRESETS['he-cifar10'])}.",
+)
+parse, from_yaml = _READER.parse, _READER.from_yaml

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from resnet import data, pictures, summary
-from resnet.config import Config, check_topology, to_yaml
+from resnet.config import Config, check_topology
 from resnet.data import Dataset, Prefetched, Share
 from resnet.export import export
 from resnet.learner import VOTES, Learner, get_weights
@@ -27,6 +27,7 @@ from tfrl.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.quiet import quiet_start
 from tfrl.rendezvous import rendezvous
 from tfrl.run_folder import SETTINGS_FILE
+from tfrl.settings import to_yaml
 from tfrl.tf_config import TFConfig
 from tfrl.watchdog import Watchdog
 

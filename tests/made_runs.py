@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tfrl.config import Config, to_yaml
+from tfrl.config import Config
 from tfrl.envs.games import normalized_return, published_curve
 from tfrl.metrics import COLUMNS
+from tfrl.settings import to_yaml
 
 
 def make_run(logdir: Path, env="fruitbot", seed=1, total_steps=1_000_000, finished=True, **settings) -> Path:

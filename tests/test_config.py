@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tfrl.checkpoint import CheckpointStore
-from tfrl.config import PRESETS, Config, from_yaml, parse, to_yaml
+from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
 from tfrl.errors import UserError
 from tfrl.run_folder import check_run, check_run_folder
-from tfrl.validate import check_topology
+from tfrl.settings import to_yaml
 
 
 def refusal(call, *arguments) -> str:

@@ -12,8 +12,8 @@ import urllib.request
 import pytest
 
 from tfrl import policy_files, results, suite, train
-from tfrl.config import to_yaml
 from tfrl.errors import UserError
+from tfrl.settings import to_yaml
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")

@@ -13,7 +13,7 @@ import pytest
 from processes import PATIENCE, ROOT, environment
 
 from resnet import learner, trainer
-from resnet.config import PRESETS, Config, from_yaml, parse, to_yaml
+from resnet.config import PRESETS, Config, from_yaml, parse
 from resnet.data import Dataset, Share, Split, epoch_order
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.learner import Learner, get_weights
@@ -22,6 +22,7 @@ from tfrl import distribute, torso_weights
 from tfrl.actor_critic import build, weights_sha256
 from tfrl.console import Console
 from tfrl.errors import TrainingError, UserError
+from tfrl.settings import to_yaml
 from tfrl.watchdog import Watchdog
 
 SMALL = Config(model="cookbook", precision="float32", batch_size=16, lr=0.02, warmup=0)

@@ -1,21 +1,31 @@
-"""The settings of a PPO run: a frozen dataclass, its presets, its YAML file and its command line.
+"""The settings of a PPO run: a frozen dataclass, its presets, and which values are possible.
 
 Nothing here imports TensorFlow or an env, so that `--help` and a bad setting are answered at once.
 """
 
 import dataclasses
+import math
 import re
-import sys
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-import yaml
-
-from tfrl.flags import read_flags, read_yaml
-from tfrl.validate import validate
+import resnet
+from tfrl.envs.games import distribution_modes, env_names
+from tfrl.errors import UserError
+from tfrl.flags import nearest
+from tfrl.settings import (
+    COUNT,
+    FRACTION,
+    NATURAL,
+    POSITIVE,
+    UNSIGNED,
+    Range,
+    Reader,
+    check_folder_names,
+    check_ranges,
+    in_words,
+)
 
 # The sections below are the groups of --help. `Config` joins them into one flat set of fields; the text under
 # a field is its help.
@@ -163,16 +173,6 @@ class Config(Run, Hardware, Network, PPO, Task):
         return -(-self.total_steps // self.batch_size)
 
 
-@dataclass(frozen=True)
-class Command:
-    """This command."""
-
-    config: str | None = None
-    """A YAML file of settings, such as a run's config.yaml; flags win over it."""
-    print_config: bool = False
-    """Print the settings that result, as YAML, and end."""
-
-
 PRESETS: dict[str, dict[str, Any]] = {
     "openai-easy": {},
     "openai-hard": {
@@ -202,10 +202,36 @@ _PRESET_SUMMARIES = {
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
 }
-_ALIASES = {"update_freq": "num_steps", "actor_lr": "lr"}
-_SECTIONS = (Task, PPO, Network, Hardware, Run, Command)
-_CONFIG_KINDS = typing.get_type_hints(Config)
-_COMMAND_KINDS = _CONFIG_KINDS | typing.get_type_hints(Command)
+_RANGES: dict[str, Range] = {
+    "num_levels": UNSIGNED,
+    "start_level": UNSIGNED,
+    "total_steps": COUNT,
+    "seed": UNSIGNED,
+    "num_envs": COUNT,
+    "num_steps": COUNT,
+    "epochs": COUNT,
+    "num_minibatches": COUNT,
+    "lr": POSITIVE,
+    "critic_lr": POSITIVE,
+    "clip_ratio": Range(0, 1, above=True),
+    "gamma": FRACTION,
+    "gae_lambda": FRACTION,
+    "entropy_coef": NATURAL,
+    "value_coef": NATURAL,
+    "max_grad_norm": POSITIVE,
+    "target_kl": POSITIVE,
+    "adam_epsilon": POSITIVE,
+    "replicas": NATURAL,
+    "micro_batch": NATURAL,
+    "env_threads": NATURAL,
+    "cluster_timeout": POSITIVE,
+    "stall_timeout": NATURAL,
+    "checkpoint_every": COUNT,
+    "keep_checkpoints": COUNT,
+    "eval_every": NATURAL,
+    "record_every": NATURAL,
+    "eval_episodes": COUNT,
+}
 
 
 def default_run_name(env: str, seed: int) -> str:
@@ -213,74 +239,106 @@ def default_run_name(env: str, seed: int) -> str:
     return f"{env}-seed{seed}"
 
 
-def parse(argv: Sequence[str], prog: str = "python -m tfrl.ppo_procgen") -> Config:
-    """The settings of a command line: the preset's, over them the --config file's, over them the flags'.
-
-    Answers --help, --print-config and tyro's shell completion by SystemExit(0). Raises UserError for anything
-    that cannot be meant.
-    """
-    if any(token in ("-h", "--help") or token.startswith("--tyro-") for token in argv):
-        _help(argv, prog)
-    flags = read_flags(_COMMAND_KINDS, _ALIASES, argv)
-    path, print_config = flags.pop("config", None), flags.pop("print_config", False)
-    config = _resolve((_read_file(path) if path else {}) | flags)
-    validate(config)
-    if print_config:
-        sys.stdout.write(to_yaml(config))
-        raise SystemExit(0)
-    return config
-
-
-def to_yaml(config: Config) -> str:
-    """The settings as a YAML file that `from_yaml` and --config take back exactly."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
-
-
-def from_yaml(path: str | Path) -> Config:
-    """The settings of a YAML file; those it leaves out are its preset's. Raises UserError."""
-    return _resolve(read_yaml(_CONFIG_KINDS, _ALIASES, path))
-
-
-def _read_file(path: str) -> dict[str, Any]:
-    """The file's settings, without a run name that follows from its env and seed, which flags may change."""
-    values = read_yaml(_CONFIG_KINDS, _ALIASES, path)
-    if _resolve(values).run_name == _resolve({**values, "run_name": None}).run_name:
-        values.pop("run_name", None)
-    return values
-
-
-def _resolve(values: dict[str, Any]) -> Config:
-    preset = values.get("preset", Config.preset)
-    config = Config(**{**PRESETS[preset], **values})
-    env = _game(config.env)
+def _complete(config: Config) -> Config:
+    """With the game's own name, from any of the spellings that Gym has used, and a name for the run."""
+    found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", config.env)
+    env = found[1] if found else config.env
     return dataclasses.replace(
         config, env=env, run_name=config.run_name or default_run_name(env, config.seed)
     )
 
 
-def _game(spelled: str) -> str:
-    """The game's own name from any of the spellings that Gym has used."""
-    found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", spelled)
-    return found[1] if found else spelled
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    check_ranges(config, _RANGES)
+    _check_torso(config)
+    check_folder_names(config)
+    check_game(config)
+    if config.critic_lr is not None and config.share_torso:
+        raise UserError(
+            f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
+        )
+    if config.freeze_torso and config.torso_weights is None:
+        raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
+    if config.strategy == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
+    if config.num_steps % config.num_minibatches:
+        raise UserError(
+            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
+            f"got {config.num_steps}; {_multiples_near(config.num_steps, config.num_minibatches)} would do."
+        )
+    if config.total_steps < config.batch_size:
+        raise UserError(
+            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
+            f"{config.num_steps} = {config.batch_size}; got {config.total_steps}."
+        )
+    # What fails for one worker fails for more: their shares are fractions of its own.
+    check_topology(config, workers=1, replicas_per_worker=max(1, config.replicas))
 
 
-def _help(argv: Sequence[str], prog: str) -> NoReturn:
-    """Print the help, or the completion script, and end."""
-    import tyro
+def check_topology(config: Config, workers: int, replicas_per_worker: int) -> None:
+    """Raise UserError if the envs, or a replica's minibatch, do not divide by what there is."""
+    replicas = workers * replicas_per_worker
+    if config.num_envs % replicas:
+        made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+        raise UserError(
+            f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
+            f"got {config.num_envs}; {_multiples_near(config.num_envs, replicas)} would do."
+        )
+    share = config.batch_size // (replicas * config.num_minibatches)
+    if config.micro_batch and share % config.micro_batch:
+        raise UserError(
+            f"--micro-batch must divide a replica's minibatch of {share} samples; got {config.micro_batch}; "
+            f"{_divisors_near(share, config.micro_batch)} would do."
+        )
 
-    presets = "\n\n".join(f"{name} ({_PRESET_SUMMARIES[name]}){_changes(name)}." for name in PRESETS)
-    fields = [
-        (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
-        for section in _SECTIONS
-    ]
-    flags = dataclasses.make_dataclass("Flags", fields)
-    tyro.cli(
-        flags, prog=prog, description=f"Train PPO on procgen. The presets:\n\n{presets}", args=list(argv)
-    )
-    raise SystemExit(0)
+
+def _check_torso(config: Config) -> None:
+    torsos = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
+    if config.torso not in torsos:
+        reason = "takes no images" if config.torso in resnet.names() else "is not a network of the zoo"
+        hint = nearest(config.torso, torsos)
+        raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(torsos)}.")
 
 
-def _changes(preset: str) -> str:
-    """What the preset changes, written as flags' names and values."""
-    changes = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in PRESETS[preset].items())
-    return changes and f": {changes}"
+def check_game(config: Config) -> None:
+    """Raise UserError if the game, or its distribution mode, does not exist."""
+    if config.env not in env_names():
+        known = ", ".join(env_names())
+        raise UserError(f"there is no game {config.env!r}{nearest(config.env, env_names())}; known: {known}.")
+    modes = distribution_modes(config.env)
+    if config.distribution_mode not in modes:
+        raise UserError(
+            f"{config.env} has no distribution mode {config.distribution_mode!r}; it has {', '.join(modes)}."
+        )
+
+
+def _multiples_near(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def _divisors_near(value: int, wanted: int) -> str:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    divisors = sorted({*small, *(value // d for d in small)})
+    below = [str(d) for d in divisors if d < wanted][-1:]
+    above = [str(d) for d in divisors if d > wanted][:1]
+    return " or ".join(below + above)
+
+
+def _preset_help(name: str) -> str:
+    changes = in_words(PRESETS[name])
+    return f"{name} ({_PRESET_SUMMARIES[name]}){changes and f': {changes}'}."
+
+
+_READER = Reader(
+    Config,
+    sections=(Task, PPO, Network, Hardware, Run),
+    presets=PRESETS,
+    complete=_complete,
+    check=validate,
+    prog="python -m tfrl.ppo_procgen",
+    summary="Train PPO on procgen. The presets:\n\n" + "\n\n".join(map(_preset_help, PRESETS)),
+    aliases={"update_freq": "num_steps", "actor_lr": "lr"},
+)
+parse, from_yaml = _READER.parse, _READER.from_yaml

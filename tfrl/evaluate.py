@@ -232,7 +232,7 @@ def _task(config: Config, game: str, options: Options) -> Config:
     Raises:
       UserError: there is no such game, or not in the run's distribution mode.
     """
-    from tfrl.validate import check_game
+    from tfrl.config import check_game
 
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)

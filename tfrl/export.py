@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import actor_critic
-from tfrl.config import Config, to_yaml
+from tfrl.config import Config
 from tfrl.distributions import Categorical
 from tfrl.run_folder import SETTINGS_FILE
+from tfrl.settings import to_yaml
 
 
 def export(

@@ -134,7 +134,7 @@ def _record_run(run: Path, options: Options) -> int:
 
 
 def _untrained(options: Options) -> tuple[Config, Callable, Callable | None]:
-    from tfrl.validate import check_game
+    from tfrl.config import check_game
 
     config = Config(env=options.random or "", num_levels=0, seed=1 if options.seed is None else options.seed)
     check_game(config)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from tfrl import results
-from tfrl.config import Config, from_yaml
+from tfrl.config import Config, from_yaml, validate
 from tfrl.envs.games import normalized_return
 from tfrl.errors import UserError
 from tfrl.run_folder import SETTINGS_FILE
-from tfrl.validate import validate
 
 STEPS = "env_steps"
 PROGRESS_FILE = "progress.csv"

@@ -23,7 +23,7 @@ from tfrl.checkpoint import (
     unpack_bytes,
     unpack_json,
 )
-from tfrl.config import Config, to_yaml
+from tfrl.config import Config, check_topology
 from tfrl.console import Console
 from tfrl.distribute import Runtime, StopRequest
 from tfrl.envs.games import normalized_return
@@ -36,8 +36,8 @@ from tfrl.quiet import quiet_start
 from tfrl.rendezvous import rendezvous
 from tfrl.rollout import Collector, Rollout
 from tfrl.run_folder import SETTINGS_FILE
+from tfrl.settings import to_yaml
 from tfrl.tf_config import TFConfig
-from tfrl.validate import check_topology
 from tfrl.watchdog import Watchdog
 
 

@@ -1,0 +1,173 @@
+"""What the settings of all trainers share: how they are read, from flags and files, and which numbers may be.
+
+A trainer's settings are one frozen dataclass in a module of its own, such as `tfrl/config.py`. Nothing here
+imports TensorFlow, so that `--help` and a bad setting are answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+import yaml
+
+from tfrl.errors import UserError
+from tfrl.flags import flag, read_flags, read_yaml
+
+Settings = TypeVar("Settings")
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Command:
+    """This command."""
+
+    config: str | None = None
+    """A YAML file of settings, such as a run's config.yaml; flags win over it."""
+    print_config: bool = False
+    """Print the settings that result, as YAML, and end."""
+
+
+@dataclass(frozen=True)
+class Reader(Generic[Settings]):
+    """Reads the settings of one trainer.
+
+    Attributes:
+      kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`.
+      sections: dataclasses that together have its fields: the groups of --help. The text under a field is its
+        help.
+      presets: what each preset changes in the defaults.
+      complete: the settings with what follows from others, such as the run's name, filled in.
+      check: raises UserError for the first setting that cannot work on any machine.
+      prog: how the command is called.
+      summary: what --help says before the flags.
+      aliases: further names of fields.
+    """
+
+    kind: type[Settings]
+    sections: Sequence[type]
+    presets: Mapping[str, Mapping[str, Any]]
+    complete: Callable[[Settings], Settings]
+    check: Callable[[Settings], None]
+    prog: str
+    summary: str
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def parse(self, argv: Sequence[str]) -> Settings:
+        """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
+
+        Answers --help, --print-config and tyro's shell completion by SystemExit(0). Raises UserError for
+        anything that cannot be meant.
+        """
+        if any(token in ("-h", "--help") or token.startswith("--tyro-") for token in argv):
+            self._help(argv)
+        flags = read_flags(self._kinds | typing.get_type_hints(Command), self.aliases, argv)
+        path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+        config = self._resolve((self._read_file(path) if path else {}) | flags)
+        self.check(config)
+        if print_config:
+            sys.stdout.write(to_yaml(config))
+            raise SystemExit(0)
+        return config
+
+    def from_yaml(self, path: str | Path) -> Settings:
+        """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
+        return self._resolve(read_yaml(self._kinds, self.aliases, path))
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.kind)
+
+    def _read_file(self, path: str) -> dict[str, Any]:
+        """The file's settings, without a run name that follows from the others, which flags may change."""
+        values = read_yaml(self._kinds, self.aliases, path)
+        if self._resolve(values).run_name == self._resolve({**values, "run_name": None}).run_name:
+            values.pop("run_name", None)
+        return values
+
+    def _resolve(self, values: Mapping[str, Any]) -> Settings:
+        preset = values.get("preset", self.kind.preset)
+        return self.complete(self.kind(**{**self.presets[preset], **values}))
+
+    def _help(self, argv: Sequence[str]) -> NoReturn:
+        """Print the help, or the completion script, and end."""
+        import tyro
+
+        fields = [
+            (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
+            for section in (*self.sections, Command)
+        ]
+        flags = dataclasses.make_dataclass("Flags", fields)
+        tyro.cli(flags, prog=self.prog, description=self.summary, args=list(argv))
+        raise SystemExit(0)
+
+
+def to_yaml(config: Any) -> str:
+    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def in_words(preset: Mapping[str, Any]) -> str:
+    """What a preset changes, as flags' names and values."""
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
+
+
+# Checks
+
+
+class Range(NamedTuple):
+    """Finite numbers from `low` to `high`; without `low` itself if it is `above`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` is inside."""
+        enough = value > self.low if self.above else value >= self.low
+        return enough and value <= self.high and math.isfinite(value)
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return low if self.high == math.inf else f"{low} and at most {self.high:.10g}"
+
+
+POSITIVE = Range(0, above=True)
+NATURAL = Range(0)
+COUNT = Range(1)
+FRACTION = Range(0, 1)
+UNSIGNED = Range(0, 2**31 - 1)  # procgen's C++ options and the random keys are 32-bit
+
+
+class FolderSettings(Protocol):
+    """Settings that name a run's folder."""
+
+    logdir: str
+    run_name: str | None
+
+
+def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
+    """Raise UserError for the first of the settings that is outside its range."""
+    for name, allowed in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
+
+
+def check_folder_names(config: FolderSettings) -> None:
+    """Raise UserError if --logdir and --run-name cannot name a folder."""
+    if not config.logdir or "\0" in config.logdir:
+        raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
+    name = config.run_name
+    if name is not None and (name in ("", ".", "..") or len(name) > 200 or {"/", "\\", "\0"} & {*name}):
+        raise UserError(
+            f"--run-name must be a folder's name of at most 200 characters, no slashes; got {name[:60]!r}."
+        )
