@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import resnet
 from resnet.catalog import check_dataset, full_name
+from tfrl import settings
 from tfrl.errors import UserError
 from tfrl.flags import nearest
 from tfrl.settings import (
@@ -69,39 +70,23 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(settings.Hardware):
     """Where it runs. With normalization group or none the result is the same up to rounding."""
 
-    strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
-    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
-    replicas: int = 0
-    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
     micro_batch: int = 0
     """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
-    communication: Literal["auto", "ring", "nccl"] = "auto"
-    """How workers sum gradients."""
-    cluster_timeout: float = 120.0
-    """Seconds to wait for all workers to appear before giving up."""
     stall_timeout: float = 0.0
     """Seconds without an answer from a worker before giving up; 0: many times the measured step time."""
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(settings.Run):
     """The run's folder."""
 
-    logdir: str = "logs"
-    """The run's folder is LOGDIR/RUN_NAME."""
     run_name: str | None = None
     """None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
-    resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
     checkpoint_every: int = 200
     """Steps between checkpoints; one more is saved after each epoch."""
-    keep_checkpoints: int = 3
-    """Checkpoints that are kept."""
     log_every: int = 20
     """Steps that a row of progress.csv, and a point of the curves, stand for."""
     pictures: bool = False
@@ -141,10 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What each preset changes in Config's defaults."""
 
-MAY_CHANGE = frozenset(
-    ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "pictures", "strategy")
-    + ("replicas", "micro_batch", "communication", "cluster_timeout", "stall_timeout")
-)
+MAY_CHANGE = settings.MAY_CHANGE | {"pictures"}
 """What a run may go on with otherwise than it began."""
 
 _RANGES: dict[str, Range] = {

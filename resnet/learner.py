@@ -16,12 +16,9 @@ import tensorflow as tf
 import resnet
 from resnet.config import Config
 from resnet.data import Batch
-from tfrl.distribute import Runtime, pairwise_sum
+from tfrl.distribute import NUM_VOTES, Runtime, pairwise_sum
 from tfrl.errors import TrainingError
 from tfrl.optimizers import SummedAdam, SummedSGD
-
-VOTES = 3
-"""Numbers that every worker adds to a step, for itself to read their sums."""
 
 
 class Learner:
@@ -61,13 +58,13 @@ class Learner:
     # Training
 
     def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
-        """One gradient step; its sums over all replicas, float32 [2 + VOTES + 1].
+        """One gradient step; its sums over all replicas, float32 [2 + NUM_VOTES + 1].
 
-        They are the mean loss (without the penalty), the share of hits, the votes (float32 [VOTES] of this
-        worker) and the norm of the gradient. Reading them waits for the step, so do that later.
+        They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
+        this worker) and the norm of the gradient. Reading them waits for the step, so do that later.
         """
         self._optimizer.learning_rate.assign(learning_rate)
-        mine = np.zeros((self._runtime.local_replicas, VOTES), np.float32)
+        mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
         mine[0] = 0.0 if votes is None else votes
         counts = np.full(len(mine), batch.count, np.float32)
         parts = (batch.images, batch.labels, batch.weights, counts, mine)

@@ -7,26 +7,34 @@ from typing import Any
 
 from resnet.config import Config
 from resnet.data import Dataset
+from tfrl.checkpoint import Checkpoint
 from tfrl.distribute import Runtime
+from tfrl.summary import folder, hardware
 
 
 def rows(
-    config: Config, runtime: Runtime, dataset: Dataset, *, steps: int, parameters: int
+    config: Config,
+    runtime: Runtime,
+    dataset: Dataset,
+    found: Checkpoint | None,
+    *,
+    steps: int,
+    parameters: int,
 ) -> dict[str, str]:
-    """What is about to be trained, and where."""
+    """What is about to be trained, and where; `found` is the checkpoint that it goes on from, if any."""
     shape = " x ".join(map(str, dataset.image_shape))
     sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
-    return {
+    lines = {
         "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
-        "computes on": f"{runtime.device}, {runtime.precision}",
-        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
-        f"{runtime.replicas} replica(s) in all",
+        **hardware(runtime),
         "steps": f"{steps:,} of {config.batch_size} images, {config.optimizer}, "
         f"learning rate {config.lr:g}, {config.schedule}",
         "network": f"{config.model}, {parameters:,} parameters",
-        "run": str(config.run_dir),
-        "curves": f"tensorboard --logdir {config.logdir}",
+        **folder(config),
     }
+    if found is not None:
+        lines["continues at"] = f"{found.env_steps:,} images (step {found.update})"
+    return lines
 
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:

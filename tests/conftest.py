@@ -1,11 +1,13 @@
-"""Four logical CPUs for all tests of this process, and the parts of a small run."""
+"""Four logical CPUs for all tests of this process, the parts of a small run, a store, a disk."""
 
 import dataclasses
+import shutil
+import subprocess
 import sys
 
-import numpy as np
 import pytest
 
+from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config
 
 LOGICAL_CPUS = 4
@@ -87,19 +89,11 @@ class Learner:
 
     def steps(self):
         """The next update's minibatches: int32 [R, E, M, B, T / M]."""
-        from tfrl import random
+        from tfrl.learner import minibatches
 
-        config = self.config
-        steps = random.minibatch_steps(
-            config.seed,
-            self.updates,
-            range(config.num_envs),
-            num_steps=config.num_steps,
-            epochs=config.epochs,
-            num_minibatches=config.num_minibatches,
+        return minibatches(
+            self.config, self.updates, range(self.config.num_envs), self.runtime.local_replicas
         )
-        replicas = self.runtime.local_replicas
-        return np.moveaxis(steps.reshape(*steps.shape[:2], replicas, -1, steps.shape[-1]), 2, 0)
 
     def update(self, rollout, learning_rate=None):
         """Learns from the rollout; the metrics."""
@@ -118,3 +112,32 @@ class Learner:
 def learner():
     """Makes a Learner from settings."""
     return Learner
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Where the checkpoints of a run go."""
+    return tmp_path / "run" / "checkpoints"
+
+
+@pytest.fixture
+def store(directory):
+    """The store of that run."""
+    return CheckpointStore(directory, keep=3)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a disk of a size, "2m" say, and gives its folder. Skips the test where that is not allowed."""
+    place = tmp_path / "small"
+
+    def mount(size):
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("a full disk needs a small tmpfs, which only root can mount")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -11,23 +11,23 @@ import sys
 import time
 from pathlib import Path
 
-from tfrl import commands, ppo_procgen, train
+from tfrl import commands, learner, ppo_procgen
 
 
 def main(arguments):
     fault, worker, update, marker = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
-    learn = train.Trainer._learn
+    learn = learner.Learner._learn
 
     def faulty_learn(self, rollout):
         mine = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
-        if mine == worker and self._update == update and not marker.exists():
+        if mine == worker and self._session.step == update and not marker.exists():
             marker.touch()
             if fault == "HANG":
                 time.sleep(3600)
             os.kill(os.getpid(), getattr(signal, fault))
         return learn(self, rollout)
 
-    train.Trainer._learn = faulty_learn
+    learner.Learner._learn = faulty_learn
     return ppo_procgen.main(arguments[4:])
 
 

@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from tfrl import run_folder
 from tfrl.checkpoint import CheckpointStore
-from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
+from tfrl.config import MAY_CHANGE, PRESETS, Config, check_topology, from_yaml, parse
 from tfrl.errors import UserError
-from tfrl.run_folder import check_run, check_run_folder
+from tfrl.run_folder import check_run_folder
 from tfrl.settings import to_yaml
 
 
@@ -246,6 +247,10 @@ def test_topology():
 
 
 # The run's folder
+
+
+def check_run(config):
+    run_folder.check_run(config, from_yaml, MAY_CHANGE)
 
 
 def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:

@@ -10,6 +10,7 @@ from made_runs import make_run
 
 from tfrl import collect, envs, evaluate, policy_files, record, video
 from tfrl.config import Config
+from tfrl.episodes import play
 from tfrl.errors import UserError
 
 
@@ -51,7 +52,7 @@ def scripted(monkeypatch, lengths, returns):
 
 def test_short_episodes_do_not_count_more_often(monkeypatch):
     spec = scripted(monkeypatch, [1, 10, 100], [3.0, 0.0, -3.0])
-    played = evaluate.play(still, spec, range(3), episodes_each=4)
+    played = play(still, spec, range(3), episodes_each=4)
     np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
     np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
     np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
@@ -64,7 +65,7 @@ def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
         asked.append(len(observations))
         return still(observations, uniforms)
 
-    evaluate.play(act, scripted(monkeypatch, [1, 3], [1, 1]), range(2), episodes_each=2)
+    play(act, scripted(monkeypatch, [1, 3], [1, 1]), range(2), episodes_each=2)
     assert asked == [2, 2, 1, 1, 1, 1]
 
 
@@ -84,8 +85,8 @@ def test_any_worker_plays_the_same_episodes():
     def act(observations, uniforms):
         return (uniforms * 3).astype(np.int32)
 
-    whole = evaluate.play(act, spec, range(6), episodes_each=5)
-    part = evaluate.play(act, spec, [1, 4], episodes_each=5)
+    whole = play(act, spec, range(6), episodes_each=5)
+    part = play(act, spec, [1, 4], episodes_each=5)
     np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
 
 
@@ -252,9 +253,7 @@ def test_trajectories_are_what_the_envs_did():
     spec = envs.EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
     examples = Examples()
     buffer = collect.EpisodeBuffer(3, 2, examples)
-    played = evaluate.play(
-        lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer
-    )
+    played = play(lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer)
     assert len(examples.found) == 6
     env, pending = envs.make(spec), [[], [], []]
     for example in examples.found:

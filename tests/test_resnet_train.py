@@ -19,9 +19,12 @@ from resnet.evaluate import Options, _settings, evaluate
 from resnet.learner import Learner, get_weights
 from resnet.schedule import learning_rate
 from tfrl import distribute, torso_weights
-from tfrl.actor_critic import build, weights_sha256
+from tfrl.actor_critic import build
 from tfrl.console import Console
+from tfrl.distribute import StopRequest
 from tfrl.errors import TrainingError, UserError
+from tfrl.results import weights_sha256
+from tfrl.session import Session
 from tfrl.settings import to_yaml
 from tfrl.watchdog import Watchdog
 
@@ -59,8 +62,8 @@ def steps(made, count, replicas=1, size=16):
     raise AssertionError
 
 
-class Silent:
-    """A StopRequest that asks at a given look, or never."""
+class StopAt(StopRequest):
+    """Is asked to stop at a given look, or never, and listens to no signals."""
 
     def __init__(self, at=None, exit_code=130):
         self._at, self._looks, self.exit_code = at, 0, exit_code
@@ -76,8 +79,8 @@ def run(folder, name, *, stop_at=None, exit_code=130, **changes):
     config = dataclasses.replace(SMALL, logdir=str(folder), run_name=name, **changes)
     runtime = distribute.make(config, None)
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
-    parts = (config, runtime, DATA, Console(enabled=False), Silent(stop_at, exit_code), watchdog)
-    code = trainer.Trainer(*parts).run()
+    parts = (config, runtime, Console(enabled=False), StopAt(stop_at, exit_code), watchdog)
+    code = trainer.Trainer(config, Session(*parts, step_name="step"), DATA).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None
 

@@ -7,6 +7,7 @@ from processes import Answer, results, rows, train
 
 from tfrl.config import from_yaml
 from tfrl.metrics import COLUMNS
+from tfrl.results import weights_sha256
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 32 --num-steps 18"
 CATCH += " --num-minibatches 2 --epochs 6 --lr 4e-3 --anneal-lr --gamma 0.9"
@@ -145,7 +146,7 @@ def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run)
     with np.load(run / "export" / "weights.npz", allow_pickle=False) as file:
         weights = dict(file)
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
-    assert actor_critic.weights_sha256(weights) == results(run)["weights_sha256"]
+    assert weights_sha256(weights) == results(run)["weights_sha256"]
     network = actor_critic.build(
         torso="cookbook",
         observation_shape=(10, 5, 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import keras
@@ -146,12 +145,3 @@ def build(
         critic_torso = resnet.build(torso, observation_shape, dtype=dtype, seed=seeds[1], **options)
     actor = Actor(actor_torso, num_actions, seed=seeds[2])
     return ActorCritic(actor, Critic(critic_torso, seed=seeds[3]))
-
-
-def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
-    """A fingerprint of names, shapes and bytes of float32 weights, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(f"{name}{weights[name].shape}".encode())
-        digest.update(np.ascontiguousarray(weights[name], "<f4").tobytes())
-    return digest.hexdigest()

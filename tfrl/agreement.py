@@ -10,15 +10,15 @@ import keras
 import tensorflow as tf
 
 from tfrl import distribute
-from tfrl.config import Config
+from tfrl.settings import Hardware
 
 # Machines may differ in these: where the shared disk is, how many cores there are, how patient one is.
 _OWN = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
 
 
-def fingerprint(config: Config) -> dict[str, str]:
-    """Settings, code, versions and devices of this worker, by names that a user knows."""
+def fingerprint(config: Hardware) -> dict[str, str]:
+    """All settings, code, versions and devices of this worker, by names that a user knows."""
     settings = {name: str(value) for name, value in vars(config).items() if name not in _OWN}
     return settings | {
         "precision": distribute.resolve_precision(config.precision),

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import cli, commands, envs, evaluate
+from tfrl import cli, commands, envs, policy_files
+from tfrl.episodes import Watcher, level_spec, play
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
 
@@ -46,8 +47,6 @@ def main(arguments: Sequence[str]) -> int:
     words, options = cli.parse(
         Options, arguments, _USAGE, "Write episodes of a run's policy as an RLDS data set."
     )
-    from tfrl import policy_files
-
     run = Path(cli.one(words, "run", _USAGE))
     cli.check_least(options, episodes=1, shard_episodes=1, seed=0)
     out = Path(options.out) if options.out else run / "trajectories"
@@ -62,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
         import tensorflow_datasets as tfds
     num_envs = min(options.episodes, _ENVS)
     config = dataclasses.replace(source.config, seed=seed)
-    spec = evaluate.level_spec(config, options.levels, num_envs)
+    spec = level_spec(config, options.levels, num_envs)
     try:
         out.mkdir(parents=True)
         writer = _writer(tfds, out, config.env, player.observation_shape, options.shard_episodes)
-        evaluate.play(
+        play(
             player.greedy if options.greedy else player.sample,
             spec,
             range(num_envs),
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class EpisodeBuffer(evaluate.Watcher):
+class EpisodeBuffer(Watcher):
     """Holds the running episode of each env, and hands it on when it ends.
 
     A step holds o_t, a_t and what a_t earned: reward r_t and discount, 0 where it ended the episode. As RLDS

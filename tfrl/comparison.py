@@ -10,7 +10,7 @@ import numpy as np
 
 from tfrl.config import PPO, Network, Task
 from tfrl.envs.games import normalized_return, published_curve
-from tfrl.evaluate import LEVEL_SETS
+from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
 from tfrl.runs import Run, published_applies
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import resnet
+from tfrl import settings
 from tfrl.envs.games import distribution_modes, env_names
 from tfrl.errors import UserError
 from tfrl.flags import nearest
@@ -106,41 +107,19 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(settings.Hardware):
     """Where it runs. The result is the same up to rounding."""
 
-    strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
-    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
-    replicas: int = 0
-    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
-    micro_batch: int = 0
-    """Sum gradients over parts of this many samples: less memory, the same step. 0: chosen for speed."""
     env_threads: int = 0
     """Threads that step this process's envs; 0: chosen by the number of cores."""
-    communication: Literal["auto", "ring", "nccl"] = "auto"
-    """How workers sum gradients."""
-    cluster_timeout: float = 120.0
-    """Seconds to wait for all workers to appear before giving up."""
-    stall_timeout: float = 0.0
-    """Seconds without an answer from a worker before giving up; 0: many times the measured update time."""
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(settings.Run):
     """The run's folder."""
 
-    logdir: str = "logs"
-    """The run's folder is LOGDIR/RUN_NAME."""
     run_name: str | None = None
     """None: ENV-seedSEED, coinrun-seed1 say, so that the same command goes on with the same run."""
-    resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
-    checkpoint_every: int = 10
-    """Updates between checkpoints."""
-    keep_checkpoints: int = 3
-    """Checkpoints that are kept."""
     eval_every: int = 0
     """Updates between evaluations; 0: at the end only."""
     record_every: int = 0
@@ -202,6 +181,11 @@ _PRESET_SUMMARIES = {
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
 }
+MAY_CHANGE = settings.MAY_CHANGE | {
+    *("preset", "total_steps", "eval_every", "eval_episodes", "record_every", "env_threads")
+}
+"""What a run may go on with otherwise than it began: its length, too."""
+
 _RANGES: dict[str, Range] = {
     "num_levels": UNSIGNED,
     "start_level": UNSIGNED,

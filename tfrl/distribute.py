@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.errors import PeerError, TrainingError, UserError
+from tfrl.settings import Hardware
 from tfrl.tf_config import TFConfig
 
 # On CPUs larger parts of a minibatch gain nothing and cost memory (docs/results.md).
@@ -48,16 +49,6 @@ def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
 
 def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return pairwise_sum(tf.stack(tensors))
-
-
-class HardwareSettings(Protocol):
-    """What any trainer's settings tell of where it runs, as in `tfrl.config.Hardware`."""
-
-    strategy: str
-    replicas: int
-    precision: str
-    communication: str
-    stall_timeout: float
 
 
 class BatchSettings(Protocol):
@@ -200,7 +191,7 @@ class Runtime:
         return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
 
 
-def make(config: HardwareSettings, cluster: TFConfig | None) -> Runtime:
+def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
     """The strategy that the settings and TF_CONFIG ask for.
 
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
@@ -239,7 +230,7 @@ def make(config: HardwareSettings, cluster: TFConfig | None) -> Runtime:
     return Runtime(strategy, worker=0, num_workers=1, precision=precision)
 
 
-def _multi_worker(config: HardwareSettings, gpus: int) -> tf.distribute.Strategy:
+def _multi_worker(config: Hardware, gpus: int) -> tf.distribute.Strategy:
     if config.replicas not in (0, gpus or 1):
         # TensorFlow decides that: every GPU that the process sees, or one CPU.
         has = f"its {gpus} GPU(s)" if gpus else "one on a CPU"
@@ -288,6 +279,15 @@ def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], st
     return TrainingError(f"TensorFlow failed, {reason}")
 
 
+_STOP_CODES = (143, 130, 0)  # SIGTERM, Ctrl-C, the file `stop`
+NUM_VOTES = len(_STOP_CODES)
+
+
+def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
+    """The exit code that all workers leave with, by the sum of their votes [NUM_VOTES]; None: go on."""
+    return next((code for code, count in zip(_STOP_CODES, votes, strict=True) if count > 0), None)
+
+
 class StopRequest:
     """Remembers Ctrl-C, SIGTERM and the run's `stop` file until the end of the update.
 
@@ -310,6 +310,11 @@ class StopRequest:
     def requested(self) -> bool:
         """Whether this worker was asked to stop."""
         return bool(self.exit_code) or self._stop_file.exists()
+
+    def votes(self) -> np.ndarray:
+        """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was asked."""
+        wanted = self.requested()
+        return np.array([wanted and self.exit_code == code for code in _STOP_CODES], np.float32)
 
     def restore(self) -> None:
         """Puts the earlier handlers back."""

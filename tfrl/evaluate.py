@@ -1,7 +1,4 @@
-"""python -m tfrl.evaluate RUN, and the loop that every evaluation plays.
-
-A fixed number of episodes is played in every env, so that short episodes do not count more often.
-"""
+"""python -m tfrl.evaluate RUN: how good a policy is, on training and unseen levels."""
 
 from __future__ import annotations
 
@@ -15,118 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import cli, commands, envs, random, statistics
-from tfrl.config import Config
+from tfrl import cli, commands, envs, policy_files, statistics
+from tfrl.config import Config, check_game
 from tfrl.envs.games import normalized_return
+from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
+from tfrl.run_folder import write_text
 
-LEVEL_SETS = ("train", "test")
 EVALUATION_FILE = "eval.json"
-_MOST_ENVS = 64
-_NOISE_BLOCK = 256  # steps whose random numbers are drawn at once
 _USAGE = "python -m tfrl.evaluate RUN"
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Finished episodes [N, K]: K in each of N envs.
-
-    Attributes:
-      returns: raw, float64; lengths: in env steps, float64; solved: bool, whether the level was solved.
-    """
-
-    returns: np.ndarray
-    lengths: np.ndarray
-    solved: np.ndarray
-
-
-class Watcher:
-    """Looks on while episodes are played; this one does nothing."""
-
-    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Before each step: o_t, uint8 [B, H, W, C], and a_t, int32 [B], of all envs, also of idle ones."""
-
-    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """After each step: r_t, float32 [B], and whether it ended the episode, bool [B]."""
-
-
-def level_spec(config: Config, level_set: str, num_envs: int) -> envs.EnvSpec:
-    """The envs of an evaluation: the run's training levels ("train") or the full distribution ("test")."""
-    return envs.EnvSpec(
-        name=config.env,
-        num_envs=num_envs,
-        seed=config.seed + 1 + LEVEL_SETS.index(level_set),  # other episodes than training's
-        distribution_mode=config.distribution_mode,
-        num_levels=config.num_levels if level_set == "train" else 0,
-        start_level=config.start_level if level_set == "train" else 0,
-    )
-
-
-def split_episodes(episodes: int) -> tuple[int, int]:
-    """How many envs, and how many episodes in each: at least `episodes` in all, rounded up."""
-    num_envs = min(episodes, _MOST_ENVS)
-    return num_envs, -(-episodes // num_envs)
-
-
-def play(
-    act: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    spec: envs.EnvSpec,
-    indices: Sequence[int],
-    *,
-    episodes_each: int,
-    on_frame: Callable[[np.ndarray], None] = lambda frame: None,
-    on_episode: Callable[[int], None] = lambda count: None,
-    watcher: Watcher | None = None,
-    max_steps: float = math.inf,
-) -> Episodes:
-    """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
-
-    Args:
-      act: actions int32 [B] from observations uint8 [B, H, W, C] and uniform numbers float32 [B]. Only envs
-        that still have episodes to play are asked for.
-      spec: the global vector of evaluation envs.
-      indices: this worker's share of them.
-      episodes_each: K.
-      on_frame: gets the first env's observation [H, W, C] at each step of its first episode.
-      on_episode: gets the number of finished episodes.
-      watcher: sees every step.
-      max_steps: of each env, after which what is not finished stays 0 in the result.
-    """
-    watcher = watcher or Watcher()
-    env = envs.make(spec, indices)
-    count = len(indices)
-    noise = [random.generator(spec.seed, random.Use.EVALUATION, i) for i in indices]
-    returns, lengths = np.zeros((count, episodes_each)), np.zeros((count, episodes_each))
-    solved = np.zeros((count, episodes_each), bool)
-    done = np.zeros(count, np.int64)  # finished episodes of each env
-    total, length = np.zeros(count), np.zeros(count)
-    actions = np.zeros(count, np.int32)
-    step = 0
-    while (active := np.flatnonzero(done < episodes_each)).size and step < max_steps:
-        if step % _NOISE_BLOCK == 0:
-            uniforms = np.stack([g.random(_NOISE_BLOCK, np.float32) for g in noise], axis=1)
-        _, observations, _ = env.observe()
-        if done[0] == 0:
-            on_frame(observations[0])
-        actions[active] = act(observations[active], uniforms[step % _NOISE_BLOCK][active])
-        watcher.before(env, observations, actions)
-        env.act(actions)
-        rewards, _, first = env.observe()
-        watcher.after(rewards, first)
-        total, length, step = total + rewards, length + 1, step + 1
-        ended = active[first[active]]
-        if ended.size:
-            at = ended, done[ended]
-            returns[at], lengths[at], solved[at] = total[ended], length[ended], env.solved()[ended]
-            done[ended] += 1
-            on_episode(int(done.sum()))
-        total[first], length[first] = 0.0, 0.0
-    env.close()
-    return Episodes(returns, lengths, solved)
-
-
-# The command
 
 
 @dataclass(frozen=True)
@@ -159,8 +54,6 @@ def main(arguments: Sequence[str]) -> int:
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    from tfrl import policy_files
-
     run = Path(cli.one(words, "run", _USAGE))
     cli.check_least(options, episodes=1, seed=0)
     source = policy_files.find(run, options.checkpoint)
@@ -232,8 +125,6 @@ def _task(config: Config, game: str, options: Options) -> Config:
     Raises:
       UserError: there is no such game, or not in the run's distribution mode.
     """
-    from tfrl.config import check_game
-
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
     check_game(task)
@@ -244,9 +135,7 @@ def _task(config: Config, game: str, options: Options) -> Config:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     try:
-        staged = path.with_name(path.name + ".tmp")
-        staged.write_text(json.dumps(content, indent=2) + "\n")
-        staged.replace(path)
+        write_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from None
 

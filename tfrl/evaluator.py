@@ -16,6 +16,7 @@ from tfrl import evaluate, policy, policy_files
 from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config
 from tfrl.console import Console
+from tfrl.episodes import LEVEL_SETS
 from tfrl.errors import UserError
 from tfrl.metrics import EventFile
 from tfrl.quiet import quiet_start
@@ -53,7 +54,7 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
                 evaluated = updates[-1]
                 found = _evaluate(source, config.eval_episodes)
                 events.scalars(source.env_steps, found)
-                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in evaluate.LEVEL_SETS)
+                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
         sleep(POLL_EVERY)
         updates = store.updates()
@@ -66,7 +67,7 @@ def _evaluate(source: policy_files.PolicySource, episodes: int) -> dict[str, flo
     with quiet_start():  # the first one starts TensorFlow
         player = policy.load(source)
     found: dict[str, float] = {}
-    for level_set in evaluate.LEVEL_SETS:
+    for level_set in LEVEL_SETS:
         played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)
         found[f"eval_{level_set}/return"] = played["return_mean"]
         if played["normalized_return"] is not None:

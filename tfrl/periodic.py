@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfrl import evaluate, policy_files, record
+from tfrl import policy_files, record
 from tfrl.config import Config
 from tfrl.distribute import Runtime
 from tfrl.envs.games import normalized_return
+from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.metrics import MetricsWriter, NullMetricsWriter
 
@@ -56,15 +57,15 @@ class Periodic:
           env_steps: how long the policy was trained.
         """
         metrics: dict[str, float] = {}
-        for level_set in evaluate.LEVEL_SETS:
+        for level_set in LEVEL_SETS:
             self._phase(f"evaluating on {level_set} levels")
             mean = self._mean_return(sample, level_set, env_steps)
             score = normalized_return(self._config.env, self._config.distribution_mode, mean)
             metrics[f"eval_{level_set}/return"] = mean
             metrics[f"eval_{level_set}/normalized_return"] = float("nan") if score is None else score
-        scores = [metrics[f"eval_{s}/normalized_return"] for s in evaluate.LEVEL_SETS]
+        scores = [metrics[f"eval_{s}/normalized_return"] for s in LEVEL_SETS]
         if np.isnan(scores).any():  # a game without a published range
-            scores = [metrics[f"eval_{s}/return"] for s in evaluate.LEVEL_SETS]
+            scores = [metrics[f"eval_{s}/return"] for s in LEVEL_SETS]
         return metrics | {"eval/generalization_gap": scores[0] - scores[1]}
 
     def keep_best(self, weights: dict[str, np.ndarray], score: float, env_steps: int) -> None:
@@ -91,13 +92,13 @@ class Periodic:
             self._writer.video("video/test", frames, env_steps)
 
     def _mean_return(self, sample: Sample, level_set: str, env_steps: int) -> float:
-        num_envs, each = evaluate.split_episodes(self._config.eval_episodes)
+        num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
         frames: list[np.ndarray] = []
         returns = np.zeros((num_envs, each))
         if mine:
-            spec = evaluate.level_spec(self._config, level_set, num_envs)
-            played = evaluate.play(sample, spec, mine, episodes_each=each, on_frame=frames.append)
+            spec = level_spec(self._config, level_set, num_envs)
+            played = play(sample, spec, mine, episodes_each=each, on_frame=frames.append)
             returns[mine] = played.returns
         self._phase(f"evaluated on {level_set} levels")  # the other workers may still play
         if frames:

@@ -20,7 +20,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl import statistics
 from tfrl.comparison import Group, published_scores, variants
 from tfrl.envs.games import published_curve
-from tfrl.evaluate import LEVEL_SETS
+from tfrl.episodes import LEVEL_SETS
 from tfrl.runs import level_set_title, published_applies
 
 # Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well.

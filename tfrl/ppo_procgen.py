@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfrl import commands, tf_config, torso_weights
-from tfrl.config import parse
+from tfrl.config import MAY_CHANGE, from_yaml, parse
 from tfrl.quiet import quiet_start
 from tfrl.run_folder import check_run
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         with quiet_start():
             from tfrl import evaluator
         return evaluator.follow(config)
-    check_run(config)
+    check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
         torso_weights.read(config.torso_weights)
     with quiet_start():

@@ -10,8 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from tfrl import cli, commands, evaluate
-from tfrl.config import Config
+from tfrl import cli, commands, policy_files
+from tfrl.config import Config, check_game
+from tfrl.episodes import level_spec, play
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
 
@@ -70,7 +71,7 @@ def save(
     """Plays one episode in each of `options.episodes` envs and writes the video.
 
     Args:
-      act: actions of observations and uniforms, as for `evaluate.play`.
+      act: actions of observations and uniforms, as for `play`.
       config: the game and its training levels.
       path: the file; its folder is made.
       options: what of it is shown.
@@ -84,7 +85,7 @@ def save(
     """
     from tfrl import video
 
-    spec = evaluate.level_spec(config, options.levels, options.episodes)
+    spec = level_spec(config, options.levels, options.episodes)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.tmp{path.suffix}")
@@ -97,7 +98,7 @@ def save(
                 probabilities=probabilities,
                 scale=2 if path.suffix == ".gif" or options.episodes > 4 else 1,
             )
-            evaluate.play(
+            play(
                 act,
                 dataclasses.replace(spec, render=True),
                 range(options.episodes),
@@ -112,8 +113,6 @@ def save(
 
 
 def _record_run(run: Path, options: Options) -> int:
-    from tfrl import policy_files
-
     source = policy_files.find(run, options.checkpoint)
     seed = source.config.seed if options.seed is None else options.seed
     config = dataclasses.replace(source.config, seed=seed)
@@ -134,8 +133,6 @@ def _record_run(run: Path, options: Options) -> int:
 
 
 def _untrained(options: Options) -> tuple[Config, Callable, Callable | None]:
-    from tfrl.config import check_game
-
     config = Config(env=options.random or "", num_levels=0, seed=1 if options.seed is None else options.seed)
     check_game(config)
     with quiet_start():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfrl import cli, commands, runs
 from tfrl.errors import UserError
+from tfrl.run_folder import write_text
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
 
@@ -62,9 +63,7 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
                 figure.clear()
                 pictures[name] = path.read_bytes()
         page = out / "report.html"
-        staged = page.with_suffix(".html.tmp")
-        staged.write_text(report_page.render(loaded, groups, pictures), encoding="utf-8")
-        staged.replace(page)
+        write_text(page, report_page.render(loaded, groups, pictures))
     except OSError as error:
         raise UserError(f"cannot write the report in {out}: {error.strerror}.") from None
     return page

@@ -13,7 +13,7 @@ from typing import Any
 from tfrl import __version__, comparison, statistics
 from tfrl.comparison import Group
 from tfrl.envs.games import published_scores
-from tfrl.evaluate import LEVEL_SETS
+from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
 from tfrl.runs import Run, level_set_title, published_applies, read_json
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfrl.evaluate import LEVEL_SETS, split_episodes
+import numpy as np
+
+from tfrl.episodes import LEVEL_SETS, split_episodes
+from tfrl.run_folder import write_text
 
 RESULTS_FILE = "results.json"
 
@@ -27,11 +31,18 @@ def evaluation(metrics: Mapping[str, float], episodes: int) -> dict[str, Any]:
     return part | {"generalization_gap": metrics["eval/generalization_gap"]}
 
 
+def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
+    """A fingerprint of names, shapes and bytes of float32 weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}{weights[name].shape}".encode())
+        digest.update(np.ascontiguousarray(weights[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
 def write(run: Path, results: Mapping[str, Any]) -> None:
     """Writes results.json in one step; what is not a number becomes null."""
-    staged = run / f"{RESULTS_FILE}.tmp"
-    staged.write_text(json.dumps(_finite(results), indent=2) + "\n")
-    staged.replace(run / RESULTS_FILE)
+    write_text(run / RESULTS_FILE, json.dumps(_finite(results), indent=2) + "\n")
 
 
 def read(run: Path) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from tfrl.checkpoint import CheckpointStore
-from tfrl.config import from_yaml
 from tfrl.errors import UserError
 from tfrl.flags import flag
 
@@ -16,13 +15,6 @@ SETTINGS_FILE = "config.yaml"
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
-
-# What a run may go on with otherwise than it began: its length, what it writes, and where it runs.
-MAY_CHANGE = frozenset(
-    ("preset", "total_steps", "logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints")
-    + ("eval_every", "eval_episodes", "strategy", "replicas", "micro_batch", "env_threads", "communication")
-    + ("cluster_timeout", "stall_timeout", "record_every")
-)
 
 
 class RunSettings(Protocol):
@@ -36,11 +28,7 @@ class RunSettings(Protocol):
         """The run's folder."""
 
 
-def check_run(
-    config: RunSettings,
-    read: Callable[[Path], RunSettings] = from_yaml,
-    may_change: frozenset[str] = MAY_CHANGE,
-) -> None:
+def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_change: frozenset[str]) -> None:
     """Raise UserError if `--resume` forbids this run: it must or must not exist, or has other settings.
 
     `read` gives the settings of a run's file; those in `may_change` may differ.
@@ -79,6 +67,13 @@ def check_run_folder(config: RunSettings) -> None:
             f"cannot write in {folder} for the run's folder {config.run_dir}: {error.strerror}; "
             "choose another --logdir."
         ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in one step: whoever reads it finds the old text or the new. Raises OSError."""
+    staged = path.with_name(f"{path.name}.tmp")
+    staged.write_text(text, encoding="utf-8")
+    staged.replace(path)
 
 
 def _is_there(folder: os.PathLike[str]) -> bool:

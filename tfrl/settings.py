@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
@@ -23,7 +23,43 @@ from tfrl.flags import flag, read_flags, read_yaml
 
 Settings = TypeVar("Settings")
 
-# Reading
+# What every trainer can be told. A trainer's own class adds fields, and gives one again to word its help.
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where it runs."""
+
+    strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
+    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
+    replicas: int = 0
+    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
+    micro_batch: int = 0
+    """Sum gradients over parts of this many samples: less memory, the same step. 0: chosen for speed."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How workers sum gradients."""
+    cluster_timeout: float = 120.0
+    """Seconds to wait for all workers to appear before giving up."""
+    stall_timeout: float = 0.0
+    """Seconds without an answer from a worker before giving up; 0: many times the measured update time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run's folder."""
+
+    logdir: str = "logs"
+    """The run's folder is LOGDIR/RUN_NAME."""
+    run_name: str | None = None
+    """None: a name that follows from the other settings, so that the same command goes on with its run."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
+    checkpoint_every: int = 10
+    """Updates between checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +70,16 @@ class Command:
     """A YAML file of settings, such as a run's config.yaml; flags win over it."""
     print_config: bool = False
     """Print the settings that result, as YAML, and end."""
+
+
+MAY_CHANGE = frozenset(
+    ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "strategy", "replicas")
+    + ("micro_batch", "communication", "cluster_timeout", "stall_timeout")
+)
+"""What any run may go on with otherwise than it began: what it writes, and where it runs."""
+
+
+# Reading
 
 
 @dataclass(frozen=True)
@@ -147,13 +193,6 @@ FRACTION = Range(0, 1)
 UNSIGNED = Range(0, 2**31 - 1)  # procgen's C++ options and the random keys are 32-bit
 
 
-class FolderSettings(Protocol):
-    """Settings that name a run's folder."""
-
-    logdir: str
-    run_name: str | None
-
-
 def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
     """Raise UserError for the first of the settings that is outside its range."""
     for name, allowed in ranges.items():
@@ -162,7 +201,7 @@ def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
             raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
 
 
-def check_folder_names(config: FolderSettings) -> None:
+def check_folder_names(config: Run) -> None:
     """Raise UserError if --logdir and --run-name cannot name a folder."""
     if not config.logdir or "\0" in config.logdir:
         raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")

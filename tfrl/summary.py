@@ -7,6 +7,7 @@ from pathlib import Path
 from tfrl.checkpoint import Checkpoint
 from tfrl.config import Config
 from tfrl.distribute import Runtime
+from tfrl.run_folder import RunSettings
 
 
 def rows(
@@ -24,14 +25,11 @@ def rows(
     minibatch = config.batch_size // config.num_minibatches
     lines = {
         "game": f"{config.env}, {config.distribution_mode}, {levels}",
-        "computes on": f"{runtime.device}, {runtime.precision}",
-        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
-        f"{runtime.replicas} replica(s) in all",
+        **hardware(runtime),
         "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         f"{config.num_minibatches} minibatches of {minibatch:,}",
         "network": f"{config.torso}, {num_parameters:,} parameters",
-        "run": str(config.run_dir),
-        "curves": f"tensorboard --logdir {config.logdir}",
+        **folder(config),
     }
     if found is not None:
         lines["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
@@ -39,6 +37,20 @@ def rows(
         if lost > 0:
             lines["lost"] = f"{lost:,} env steps after that checkpoint, which are taken again"
     return lines
+
+
+def hardware(runtime: Runtime) -> dict[str, str]:
+    """Where any trainer computes."""
+    return {
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+    }
+
+
+def folder(config: RunSettings) -> dict[str, str]:
+    """Where any trainer writes."""
+    return {"run": str(config.run_dir), "curves": f"tensorboard --logdir {config.logdir}"}
 
 
 def logged_steps(progress: Path) -> int:

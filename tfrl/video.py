@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrl import envs
-from tfrl.evaluate import Watcher
+from tfrl.episodes import Watcher
 
 _TILE = 512
 _CAPTION = 64

@@ -1,0 +1,174 @@
+"""What an update changes: this worker's envs, the agent and the running statistics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfrl import envs, random
+from tfrl.agents.ppo import PPOAgent
+from tfrl.checkpoint import pack_bytes, unpack_bytes
+from tfrl.config import Config
+from tfrl.distribute import Runtime
+from tfrl.envs.games import normalized_return
+from tfrl.errors import TrainingError, UserError
+from tfrl.normalize import EpisodeStatistics, RewardNormalizer
+from tfrl.rollout import Collector, Rollout
+from tfrl.session import Session
+
+
+class Learner:
+    """One worker's share of the envs, and its replicas of the agent.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run; `session.step` is the number of finished updates.
+    """
+
+    def __init__(self, config: Config, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._runtime = session.runtime
+        self.collector = _make_collector(config, session.runtime)
+        self.agent = _make_agent(config, session.runtime, self.collector)
+        self._normalizer = RewardNormalizer(config.num_envs)
+        self._episodes = EpisodeStatistics(config.num_envs)
+
+    def update(self) -> tuple[Rollout, dict[str, float]]:
+        """Collects and learns once: the rollout, whose buffers are used again, and the metrics."""
+        rollout = self._collect()
+        return rollout, self._learn(rollout) | self.episode_metrics()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The agent's weights by name."""
+        return self.agent.network.get_weights()
+
+    def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """Actions int32 [B] of observations uint8 [B, H, W, C] and uniforms float32 [B]."""
+        self._session.watchdog.beat()
+        return self.agent.sample(observations, uniforms)
+
+    def episode_metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes."""
+        config, mean = self._config, self._episodes.mean_return
+        score = normalized_return(config.env, config.distribution_mode, mean)
+        return {
+            "rollout/episode_return": mean,
+            "rollout/episode_length": self._episodes.mean_length,
+            "rollout/normalized_return": float("nan") if score is None else score,
+            "rollout/episodes": self._episodes.episodes,
+        }
+
+    def close(self) -> None:
+        """Stops the envs."""
+        self.collector.close()
+
+    # One update
+
+    def _collect(self) -> Rollout:
+        """A rollout, with normalised rewards. The console moves with the env steps."""
+        config, session = self._config, self._session
+        session.phase("collecting")
+        start = session.step * config.batch_size
+
+        def on_step(t: int) -> None:
+            session.watchdog.beat()
+            # Collecting is the smaller part of an update's time, about a fifth of it.
+            session.console.advance_to(start + 0.2 * config.num_envs * t)
+
+        indices = self.collector.indices
+        uniforms = random.action_uniforms(config.seed, session.step, indices, config.num_steps)
+        rollout = self.collector.collect(self.agent, uniforms, on_step)
+        local = np.stack([_by_env(rollout.rewards), _by_env(rollout.first).astype(np.float32)])
+        rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
+        first = first.astype(bool)
+        self._episodes.add(rewards, first)
+        if config.normalize_rewards:
+            mine = self._normalizer(rewards, first)[:, indices]
+            by_replica = mine.reshape(config.num_steps, self._runtime.local_replicas, -1)
+            rollout.rewards[:] = by_replica.swapaxes(0, 1)
+        return rollout
+
+    def _learn(self, rollout: Rollout) -> dict[str, float]:
+        config, update = self._config, self._session.step
+        self._session.phase("updating")
+        steps = minibatches(config, update, self.collector.indices, self._runtime.local_replicas)
+        rate = config.lr * (1.0 - update / config.num_updates if config.anneal_lr else 1.0)
+        try:
+            return self.agent.update(rollout, steps, rate)
+        except TrainingError as error:
+            raise TrainingError(f"update {update + 1}: {error}; {self._session.kept()}") from None
+
+    # State
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What is the same on all workers, and this worker's envs."""
+        indices, states, observations, first = self.collector.get_state()
+        data, lengths = pack_bytes(states)
+        state = self.agent.get_state()
+        state |= {f"normalizer/{k}": v for k, v in self._normalizer.get_state().items()}
+        state |= {f"episodes/{k}": v for k, v in self._episodes.get_state().items()}
+        part = {"indices": np.array(indices), "states": data, "lengths": lengths}
+        return state, part | {"observations": observations, "first": first}
+
+    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer."""
+        self.agent.set_state(state)
+        self._normalizer.set_state(_under("normalizer/", state))
+        self._episodes.set_state(_under("episodes/", state))
+        states: dict[int, bytes] = {}
+        for part in parts:
+            packed = unpack_bytes(part["states"], part["lengths"])
+            states |= dict(zip(part["indices"].tolist(), packed, strict=True))
+        self.collector.set_state(states)
+
+
+def minibatches(config: Config, update: int, indices: Sequence[int], replicas: int) -> np.ndarray:
+    """Time steps of an update's minibatches, int32 [R, E, M, B, T / M], for B of the envs in each replica."""
+    steps = random.minibatch_steps(
+        config.seed,
+        update,
+        indices,
+        num_steps=config.num_steps,
+        epochs=config.epochs,
+        num_minibatches=config.num_minibatches,
+    )  # [E, M, R * B, T / M]
+    return np.moveaxis(steps.reshape(*steps.shape[:2], replicas, -1, steps.shape[-1]), 2, 0)
+
+
+def _make_collector(config: Config, runtime: Runtime) -> Collector:
+    spec = envs.EnvSpec(
+        name=config.env,
+        num_envs=config.num_envs,
+        seed=config.seed,
+        distribution_mode=config.distribution_mode,
+        num_levels=config.num_levels,
+        start_level=config.start_level,
+        num_threads=config.env_threads or max(1, min(4, (os.cpu_count() or 1) // 2)),
+    )
+    indices = runtime.local_envs(config.num_envs)
+    return Collector(spec, indices, replicas=runtime.local_replicas, num_steps=config.num_steps)
+
+
+def _make_agent(config: Config, runtime: Runtime, collector: Collector) -> PPOAgent:
+    try:
+        return PPOAgent(
+            config,
+            runtime,
+            observation_shape=collector.observation_shape,
+            num_actions=collector.num_actions,
+        )
+    except ValueError as error:  # the zoo: an image too small for the network, say
+        message = str(error).splitlines()[0]
+        raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
+
+
+def _by_env(array: np.ndarray) -> np.ndarray:
+    """[R, T, B] to [T, R * B]: this worker's envs in the order of their global indices."""
+    return array.swapaxes(0, 1).reshape(array.shape[1], -1)
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}

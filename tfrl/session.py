@@ -1,0 +1,266 @@
+"""One process's part of a run, whatever it learns: its beginning, checkpoints, folder, clock and end.
+
+A trainer is a loop that uses a `Session`; tfrl/train.py and resnet/trainer.py are two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import agreement, distribute, results
+from tfrl.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
+from tfrl.console import Console
+from tfrl.distribute import Runtime, StopRequest
+from tfrl.errors import TrainingError, UserError
+from tfrl.metrics import MetricsWriter, NullMetricsWriter
+from tfrl.quiet import quiet_start
+from tfrl.rendezvous import rendezvous
+from tfrl.run_folder import SETTINGS_FILE, write_text
+from tfrl.settings import to_yaml
+from tfrl.tf_config import TFConfig
+from tfrl.watchdog import Watchdog
+
+
+def connect(config: Any, cluster: TFConfig | None, console: Console) -> Runtime:
+    """Meets the other workers, if there are any, and makes the strategy; before anything uses TensorFlow.
+
+    Raises:
+      UserError: the settings do not fit this machine, or the workers differ.
+    """
+    if cluster is not None:
+        with quiet_start():
+            mine = agreement.fingerprint(config)
+        rendezvous(cluster, mine, config.cluster_timeout, console.message)
+    with quiet_start():
+        return distribute.make(config, cluster)
+
+
+@contextlib.contextmanager
+def open_session(
+    config: Any, cluster: TFConfig | None, runtime: Runtime, console: Console, *, step_name: str, saves: str
+) -> Iterator[Session]:
+    """A session, which listens to signals inside. Its watchdog is yet to be started.
+
+    Args:
+      config: the trainer's settings.
+      cluster: what TF_CONFIG says.
+      runtime: what `connect` made.
+      console: this process's.
+      step_name: what one step is called.
+      saves: when a signal makes it save, for the sentence that answers one.
+
+    Raises:
+      TrainingError: TensorFlow failed inside: a PeerError where another worker is to blame.
+    """
+    stop = StopRequest(
+        config.run_dir / "stop",
+        lambda name: console.message(f"{name}: saving {saves}, then ending; once more ends at once"),
+    )
+    watchdog = Watchdog(
+        config.run_dir / "heartbeats",
+        cluster.workers if cluster else ("here",),
+        runtime.worker,
+        stall_timeout=config.stall_timeout,
+    )
+    try:
+        yield Session(config, runtime, console, stop, watchdog, step_name=step_name)
+    except tf.errors.OpError as error:
+        raise distribute.failure(error, runtime.num_workers, watchdog.missing) from error
+    finally:
+        console.stop()
+        stop.restore()
+
+
+class Session:
+    """What a trainer needs around its loop. All workers make the same calls in the same order.
+
+    Attributes:
+      runtime, console, stop, watchdog: as given.
+      writer: where metrics go, from `open_folder` on.
+      step: finished steps, updates say.
+      seconds: of training, in all processes of the run.
+      found: the checkpoint that this process goes on from, if any.
+      progress: what `save` was given as `progress` for that checkpoint; empty without one.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        runtime: Runtime,
+        console: Console,
+        stop: StopRequest,
+        watchdog: Watchdog,
+        *,
+        step_name: str,
+    ) -> None:
+        self.runtime = runtime
+        self.console = console
+        self.stop = stop
+        self.watchdog = watchdog
+        self.writer: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
+        self.step = 0
+        self.seconds = 0.0
+        self.found: Checkpoint | None = None
+        self.progress: dict[str, Any] = {}
+        self._config = config
+        self._step_name = step_name
+        self._store = CheckpointStore(
+            config.run_dir / "checkpoints",
+            keep=config.keep_checkpoints,
+            worker=runtime.worker,
+            num_workers=runtime.num_workers,
+            agree=runtime.all_agree,
+        )
+        self._resumed_at: list[int] = []  # on the x-axis: env steps, or images
+        self._saved_at = -1
+
+    def phase(self, name: str) -> None:
+        """Tells people and the other workers what is being done."""
+        self.console.phase(name)
+        self.watchdog.beat(name, self.step)
+
+    # Checkpoints
+
+    def restore(self) -> Checkpoint | None:
+        """The newest valid checkpoint, the same on all workers, if there is one; its clock goes on."""
+        warn = self.console.warn
+        found = self._store.load(warn)
+        mine = -1 if found is None else found.update
+        oldest = self._least_over_workers(mine)
+        if oldest != mine:
+            found = self._store.load(warn, oldest) if oldest >= 0 else None
+        if found is None:
+            return None
+        self.found = found
+        self.progress = unpack_json(found.learner["progress"])
+        self.step = self._saved_at = found.update
+        self.seconds = self.progress["seconds"]
+        self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
+        return found
+
+    def _least_over_workers(self, number: int) -> int:
+        numbers = np.zeros(self.runtime.num_workers, np.int64)
+        numbers[self.runtime.worker] = number
+        return int(self.runtime.sum_over_workers(numbers).min())
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the present step has its checkpoint."""
+        return self._saved_at == self.step
+
+    def save(
+        self,
+        x: int,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+        progress: Mapping[str, Any],
+    ) -> None:
+        """Saves; a disk that is full costs this checkpoint, not the run.
+
+        Args:
+          x: where on the x-axis the run stands: env steps, or images.
+          learner: what is the same on all workers.
+          worker_part: what is this worker's own.
+          progress: what the trainer's loop needs to go on, as JSON values.
+        """
+        self.phase("saving")
+        self.writer.flush()
+        clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
+        learner = {**learner, "progress": pack_json(clock | {**progress})}
+        try:
+            self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
+            self._saved_at = self.step
+        except CheckpointError as error:
+            self.console.warn(f"{error} Training goes on.")
+
+    def kept(self) -> str:
+        """What remains of a run that fails now, as the end of a sentence."""
+        saved = self._store.updates()
+        if not saved:
+            return "there is no checkpoint yet"
+        return f"the checkpoint of {self._step_name} {saved[-1]} is kept"
+
+    # The run's folder
+
+    def open_folder(
+        self, columns: Sequence[str], *, again: bool = False, step_column: str = "env_steps"
+    ) -> None:
+        """The chief writes the settings and goes on with the metrics.
+
+        Args:
+          columns: of progress.csv, after the steps.
+          again: the row of the checkpoint's own step is to be written again.
+          step_column: what the x-axis is.
+        """
+        if not self.runtime.is_chief:
+            return
+        run, found = self._config.run_dir, self.found
+        # The resolved precision: `auto` may mean another one where the run goes on.
+        settings = to_yaml(dataclasses.replace(self._config, precision=self.runtime.precision))
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            write_text(run / SETTINGS_FILE, settings)
+        except OSError as error:
+            raise UserError(f"cannot write in {run}: {error.strerror}") from None
+        resume_at = None if found is None else found.env_steps - again
+        self.writer = MetricsWriter(
+            run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
+        )
+        if found is None:
+            self.writer.text("settings", f"```\n{settings}\n```\n\ncommand: `{' '.join(sys.argv)}`", 0)
+
+    def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
+        """Whether an earlier process has come to these weights and done all of it, down to results.json."""
+        written = results.read(self._config.run_dir)
+        return written is not None and written.get("weights_sha256") == results.weights_sha256(weights)
+
+    def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The part of results.json that says where these weights come from."""
+        return {
+            "workers": self.runtime.num_workers,
+            "replicas": self.runtime.replicas,
+            "precision": self.runtime.precision,
+            "weights_sha256": results.weights_sha256(weights),
+            "resumed_at": self._resumed_at,
+        }
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Around the export and the results, which the chief writes."""
+        self.writer.close()
+        self.phase("exporting")
+        try:
+            yield
+        except OSError as error:
+            run = self._config.run_dir
+            raise TrainingError(f"cannot write the results in {run}: {error.strerror}") from None
+
+    # The end
+
+    def stop_code(self) -> int | None:
+        """The exit code that all workers leave with, if any of them was asked to stop."""
+        return distribute.stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+
+    def end_early(self, code: int, where: str) -> int:
+        """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""
+        self.writer.close()
+        self.console.stop()
+        saved = f"saved at {where}" if self.is_saved else "but it could not be saved"
+        self.console.message(f"Stopped, {saved}; the same command goes on from its last checkpoint.")
+        return self.leave(code if self.is_saved else 1)
+
+    def leave(self, code: int) -> int:
+        """Ends with the other workers; the exit code."""
+        self.phase("leaving")
+        self.runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
+        self.watchdog.close()
+        if self.runtime.is_chief:  # after the barrier: all have seen it, and it must not end the next run
+            (self._config.run_dir / "stop").unlink(missing_ok=True)
+        return code
