@@ -1,0 +1,157 @@
+"""How a launch is stopped: signals, Ctrl-C in a terminal, and processes that are killed or left behind."""
+
+import os
+import pty
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, until
+from processes import ROOT
+
+from cluster import output
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_each_worker_once_and_all_save(tmp_path, signum):
+    launch = Launch(tmp_path, SAVE)
+    launch.wait_for("ready")
+    launch.process.send_signal(signum)
+    launch.process.send_signal(signum if signum != signal.SIGINT else signal.SIGTERM)
+    passed = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+    code, _, err = launch.end()
+    assert (code, err) == (128 + passed, "")
+    for worker in (0, 1):
+        assert launch.notes(worker)[2:] == [f"signal {int(passed)}"]
+
+
+def test_workers_that_were_told_directly_end_the_run(tmp_path):
+    launch = Launch(tmp_path, SAVE)
+    launch.wait_for("ready")
+    for worker in (0, 1):
+        os.kill(launch.pids(worker)[0], signal.SIGTERM)
+    assert launch.end()[0] == 143
+    assert len(launch.pids(0)) == 1
+
+
+def test_a_worker_that_fails_while_stopping_is_not_restarted(tmp_path):
+    launch = Launch(tmp_path, SAVE.replace("sys.exit(128 + signum)", "sys.exit(1)"))
+    launch.wait_for("ready")
+    launch.process.terminate()
+    code, _, err = launch.end()
+    assert (code, "while all were being stopped" in err) == (1, True)
+    assert len(launch.pids(0)) == 1
+
+
+def on_a_terminal(tmp_path, program, keys):
+    """(exit code, screen) of the launcher in a terminal; `keys` gets a function that types."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
+        os.execv(sys.executable, [*LAUNCH, "--workers", "2", "--", *command])
+    keys(lambda text: os.write(terminal, text))
+    screen = b""
+    try:
+        while data := os.read(terminal, 4096):
+            screen += data
+    except OSError:  # the terminal's way to say that all have closed it
+        pass
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), screen.decode()
+
+
+def noted(folder, note):
+    paths = [folder / f"worker-{worker}" for worker in (0, 1)]
+    return lambda: all(path.exists() and note in path.read_text() for path in paths)
+
+
+def test_ctrl_c_in_a_terminal_reaches_each_worker_once(tmp_path):
+    def keys(send):
+        until(noted(tmp_path, "ready"))
+        send(b"\x03")
+
+    code, _ = on_a_terminal(tmp_path, SAVE, keys)
+    assert code == 130
+    for worker in (0, 1):
+        assert (tmp_path / f"worker-{worker}").read_text().count("signal 2") == 1
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+    def keys(send):
+        until(noted(tmp_path, "ready"))
+        send(b"\x03")
+        until(noted(tmp_path, "signal 2"))
+        send(b"\x03")
+
+    started = time.monotonic()
+    assert on_a_terminal(tmp_path, SAVE.replace("time.sleep(0.3)", "time.sleep(60)"), keys)[0] == 130
+    assert time.monotonic() - started < 20
+
+
+def test_the_chief_has_the_terminal_and_the_others_do_not(tmp_path):
+    program = """
+note(sys.stdout.isatty())
+print("progress 1\\rprogress 2", end="")
+sys.stdout.flush()
+time.sleep(0.3)
+print("\\nlast")
+"""
+    code, screen = on_a_terminal(tmp_path, program, lambda send: None)
+    assert code == 0
+    notes = [(tmp_path / f"worker-{worker}").read_text().splitlines()[1] for worker in (0, 1)]
+    assert notes == ["True", "False"]
+    assert "progress 1\rprogress 2" in screen
+    assert "[1] last\r\n" in screen
+
+
+def test_a_line_of_another_worker_does_not_run_into_the_chiefs_progress(tmp_path):
+    with (tmp_path / "out").open("wb") as stdout, (tmp_path / "err").open("wb") as stderr:
+        writer = output.Output(stdout, stderr, live=True)
+        writer.write(0, "stdout", b"50 %")
+        writer.write(1, "stdout", b"half a li")
+        writer.write(1, "stdout", b"ne\n")
+        writer.write(0, "stdout", b"\r60 %\n")
+        writer.write(2, "stdout", b"unfinished")
+        writer.end(2)
+    assert (tmp_path / "out").read_bytes() == b"50 %\r\x1b[2K[1] half a line\n\r60 %\n[2] unfinished\n"
+
+
+def test_workers_save_and_end_when_the_launcher_is_killed(tmp_path):
+    launch = Launch(tmp_path, SAVE)
+    launch.wait_for("ready")
+    launch.process.kill()
+    pids = [launch.pids(worker)[0] for worker in (0, 1)]
+    until(lambda: not any(alive(pid) for pid in pids))
+    assert [launch.notes(worker)[-1] for worker in (0, 1)] == ["signal 15"] * 2
+    launch.end()
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_worker_dies_with_its_agent_and_all_start_again(tmp_path):
+    launch = Launch(tmp_path, SAVE)
+    launch.wait_for("ready")
+    first = launch.pids(0) + launch.pids(1)
+    os.kill(children(launch.process.pid)[1], signal.SIGKILL)
+    until(lambda: [len(launch.pids(worker)) for worker in (0, 1)] == [2, 2])
+    assert not any(alive(pid) for pid in first)
+    launch.process.terminate()
+    code, _, err = launch.end()
+    assert (code, "worker 1 died (killed by signal 9); restarting" in err) == (143, True)
+
+
+def test_what_a_worker_leaves_behind_is_ended_with_it(tmp_path):
+    program = """
+import subprocess
+note(f"child {subprocess.Popen(['sleep', '60']).pid}")
+"""
+    launch = Launch(tmp_path, program)
+    assert launch.end()[0] == 0
+    for worker in (0, 1):
+        child = int(launch.notes(worker)[1].split()[1])
+        until(lambda child=child: not alive(child))
