@@ -133,6 +133,21 @@ def test_a_complete_run_is_left_as_it_is(unbroken):
     assert unbroken["first results"] == unbroken["again results"]
 
 
+def test_a_complete_run_that_goes_on_keeps_its_evaluation(unbroken):
+    evaluated = {
+        int(row["env_steps"]): float(row["eval_test/return"])
+        for row in rows(unbroken["folder"])
+        if row["eval_test/return"]
+    }
+    ends = {
+        unbroken["shorter"]: unbroken["first results"],
+        steps_done(unbroken["folder"]): results(unbroken["folder"]),
+    }
+    assert evaluated == {
+        steps: pytest.approx(found["eval"]["test"]["return"]) for steps, found in ends.items()
+    }
+
+
 def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
     for said in (stopped["SIGINT"], stopped["end"], *(unbroken[k] for k in ("first", "again", "extended"))):
         assert said[2] == ""

@@ -112,9 +112,13 @@ class Trainer:
     # Beginning, checkpoints, end
 
     def _restore(self) -> None:
-        found = self._session.restore()
-        if found is not None:
-            self._learner.set_state(found.learner, found.parts)
+        found, runtime = self._session.restore(), self._session.runtime
+        if found is None:
+            return
+        self._learner.set_state(found.learner, found.parts)
+        # An evaluation that was pending then has been done if the row that it belongs to is there.
+        logged = summary.logged_steps(self._config.run_dir / "progress.csv") if runtime.is_chief else 0
+        if not runtime.any_says(logged >= found.env_steps):
             self._pending = self._session.progress["pending"]
 
     def _begin(self) -> None:
