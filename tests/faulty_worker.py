@@ -1,7 +1,8 @@
-"""Runs the trainer, and something bad happens to one worker at one moment: for test_multi_worker.py.
+"""Runs a trainer, and something bad happens to one worker at one moment: for test_multi_worker.py.
 
 FAULT WORKER UPDATE MARKER FLAGS...: the fault (a signal's name, or HANG) comes between the rollout and the
-learning of that update, once: the file MARKER is made then.
+learning of that update, once: the file MARKER is made then. With --dataset among the flags it is the
+supervised trainer, and the fault comes before that gradient step.
 """
 
 import json
@@ -11,24 +12,36 @@ import sys
 import time
 from pathlib import Path
 
-from tfrl import commands, learner, ppo_procgen
+from tfrl import commands
 
 
 def main(arguments):
     fault, worker, update, marker = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
-    learn = learner.Learner._learn
+    flags = arguments[4:]
+    if "--dataset" in flags:
+        from resnet import train as command
+        from resnet.learner import Learner
 
-    def faulty_learn(self, rollout):
+        method = "step"
+    else:
+        from tfrl import ppo_procgen as command
+        from tfrl.learner import Learner
+
+        method = "_learn"
+    learn, calls = getattr(Learner, method), []
+
+    def faulty_learn(self, *inputs):
         mine = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
-        if mine == worker and self._session.step == update and not marker.exists():
+        if mine == worker and len(calls) == update and not marker.exists():
             marker.touch()
             if fault == "HANG":
                 time.sleep(3600)
             os.kill(os.getpid(), getattr(signal, fault))
-        return learn(self, rollout)
+        calls.append(None)
+        return learn(self, *inputs)
 
-    learner.Learner._learn = faulty_learn
-    return ppo_procgen.main(arguments[4:])
+    setattr(Learner, method, faulty_learn)
+    return command.main(flags)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,11 @@ def addresses(count):
 
 
 @contextlib.contextmanager
-def started(*workers, cluster=None, role="worker", places=None):
+def started(*workers, cluster=None, role="worker", places=None, **more):
     """One process for each of `workers`, which are arguments to Python; `cluster` may have more roles.
 
-    `places` has for each the beginning of its command, which leads to another machine.
+    `places` has for each the beginning of its command, which leads to another machine; `more` is added to
+    their environment.
     """
     cluster = cluster or {"worker": addresses(len(workers))}
     processes = []
@@ -60,7 +61,7 @@ def started(*workers, cluster=None, role="worker", places=None):
             processes.append(
                 subprocess.Popen(
                     [*(places[index] if places else []), sys.executable, *arguments],
-                    env=environment(TF_CONFIG=json.dumps(tf_config)),
+                    env=environment(TF_CONFIG=json.dumps(tf_config), **more),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -79,9 +80,9 @@ def ended(process):
     return process.returncode, output
 
 
-def run_workers(*workers):
+def run_workers(*workers, **more):
     """Runs them to their end; their exit codes and outputs."""
-    with started(*workers) as processes:
+    with started(*workers, **more) as processes:
         return [ended(process) for process in processes]
 
 
@@ -243,6 +244,17 @@ def test_a_worker_that_hangs_is_found_and_says_where(tmp_path):
         assert "is stuck in update 3, collecting, at tfrl/learner.py:" in stderr or "is gone" in stderr
     assert "is stuck in update 3" in chief + hanging
     assert "time.sleep(3600)" in hanging or "is gone" in chief
+
+
+def test_a_supervised_worker_that_hangs_is_found_and_says_where(tmp_path):
+    settings = "--dataset procgen_frames/games-mini --model cookbook --precision float32 --batch-size 16"
+    settings += " --max-steps 8 --log-every 1 --checkpoint-every 1 --stall-timeout 20 --run-name run"
+    settings = [*settings.split(), "--logdir", str(tmp_path)]
+    command = [*FAULTY, "HANG", "1", "3", str(tmp_path / "marker"), *settings]
+    ends = run_workers(command, command, TFDS_DATA_DIR=str(tmp_path / "tfds"))
+    assert [code for code, _ in ends] == [75, 75], ends
+    said = ends[0][1] + ends[1][1]
+    assert "is stuck in update 4, training, at resnet/trainer.py:" in said
 
 
 def test_workers_with_other_settings_do_not_start(tmp_path):

@@ -30,7 +30,8 @@ FIRST_TIME = 300.0  # seconds for the first time of a phase, in which TensorFlow
 LOOKS = 5  # at the others, at least, before a verdict
 FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
 _SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
-_PACKAGE = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,8 @@ class Watchdog:
         """The innermost line of ours that the main thread is in."""
         for frame, line in traceback.walk_stack(sys._current_frames().get(self._main)):
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(_PACKAGE):
-                return f"{path.relative_to(_PACKAGE.parent)}:{line} in {frame.f_code.co_name}"
+            if any(path.is_relative_to(package) for package in _PACKAGES):
+                return f"{path.relative_to(_ROOT)}:{line} in {frame.f_code.co_name}"
         return "an unknown place"
 
     def _name(self, worker: int) -> str:
