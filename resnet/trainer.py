@@ -18,8 +18,9 @@ from resnet.window import Window
 from tfrl import distribute, results
 from tfrl.console import Console
 from tfrl.errors import TrainingError, UserError
+from tfrl.membership import join
 from tfrl.quiet import quiet_start
-from tfrl.session import Session, connect, open_session
+from tfrl.session import Session, open_session
 from tfrl.tf_config import TFConfig
 
 COLUMNS = ("epoch", "train/loss", "train/accuracy", "train/grad_norm", "train/learning_rate")
@@ -35,14 +36,14 @@ def train(config: Config, cluster: TFConfig | None) -> int:
       TrainingError: the run failed: a NaN, say.
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
-    runtime = connect(config, cluster, console)
-    check_topology(config, runtime.replicas)
     names = {"step_name": "step", "saves": "after this step"}
-    with open_session(config, cluster, runtime, console, **names) as session:
-        with quiet_start():
-            dataset = data.load_on_all(config.dataset, config.image_size, runtime, console.message)
-        session.watchdog.start()  # not before: a download may take any time
-        return Trainer(config, session, dataset).run()
+    with join(config, cluster, console.message) as (runtime, watchdog):
+        check_topology(config, runtime.replicas)
+        with open_session(config, runtime, watchdog, console, **names) as session:
+            with quiet_start():
+                dataset = data.load_on_all(config.dataset, config.image_size, runtime, console.message)
+            watchdog.start()  # not before: a download may take any time
+            return Trainer(config, session, dataset).run()
 
 
 class Trainer:

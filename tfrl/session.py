@@ -1,4 +1,4 @@
-"""One process's part of a run, whatever it learns: its beginning, checkpoints, folder, clock and end.
+"""What any trainer needs around its loop: checkpoints, the run's folder, clock, stop requests, the end.
 
 A trainer is a loop that uses a `Session`; tfrl/train.py and resnet/trainer.py are two.
 """
@@ -12,67 +12,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfrl import agreement, distribute, results
+from tfrl import distribute, results
 from tfrl.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
 from tfrl.console import Console
 from tfrl.distribute import Runtime, StopRequest
 from tfrl.errors import TrainingError, UserError
 from tfrl.metrics import MetricsWriter, NullMetricsWriter
-from tfrl.quiet import quiet_start
-from tfrl.rendezvous import rendezvous
 from tfrl.run_folder import SETTINGS_FILE, write_text
 from tfrl.settings import to_yaml
-from tfrl.tf_config import TFConfig
 from tfrl.watchdog import Watchdog
-
-
-def connect(config: Any, cluster: TFConfig | None, console: Console) -> Runtime:
-    """Meets the other workers, if there are any, and makes the strategy; before anything uses TensorFlow.
-
-    Raises:
-      UserError: the settings do not fit this machine, or the workers differ.
-    """
-    if cluster is not None:
-        with quiet_start():
-            mine = agreement.fingerprint(config)
-        rendezvous(cluster, mine, config.cluster_timeout, console.message)
-    with quiet_start():
-        return distribute.make(config, cluster)
 
 
 @contextlib.contextmanager
 def open_session(
-    config: Any, cluster: TFConfig | None, runtime: Runtime, console: Console, *, step_name: str, saves: str
+    config: Any, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
 ) -> Iterator[Session]:
-    """A session, which listens to signals inside. Its watchdog is yet to be started.
+    """A session, which listens to signals inside.
 
     Args:
       config: the trainer's settings.
-      cluster: what TF_CONFIG says.
-      runtime: what `connect` made.
+      runtime: the strategy and this worker's place in it.
+      watchdog: gets its steps.
       console: this process's.
       step_name: what one step is called.
       saves: when a signal makes it save, for the sentence that answers one.
-
-    Raises:
-      TrainingError: TensorFlow failed inside: a PeerError where another worker is to blame.
     """
     stop = StopRequest(
         config.run_dir / "stop",
         lambda name: console.message(f"{name}: saving {saves}, then ending; once more ends at once"),
     )
-    watchdog = Watchdog(
-        config.run_dir / "heartbeats",
-        cluster.workers if cluster else ("here",),
-        runtime.worker,
-        stall_timeout=config.stall_timeout,
-    )
     try:
         yield Session(config, runtime, console, stop, watchdog, step_name=step_name)
-    except tf.errors.OpError as error:
-        raise distribute.failure(error, runtime.num_workers, watchdog.missing) from error
     finally:
         console.stop()
         stop.restore()

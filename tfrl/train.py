@@ -10,9 +10,10 @@ from tfrl.config import Config, check_topology
 from tfrl.console import Console
 from tfrl.export import export
 from tfrl.learner import Learner
+from tfrl.membership import join
 from tfrl.metrics import COLUMNS
 from tfrl.periodic import Periodic
-from tfrl.session import Session, connect, open_session
+from tfrl.session import Session, open_session
 from tfrl.tf_config import TFConfig
 
 
@@ -24,14 +25,14 @@ def train(config: Config, cluster: TFConfig | None) -> int:
       TrainingError: the run failed: a NaN, say.
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
-    runtime = connect(config, cluster, console)
-    if cluster is not None and cluster.cluster.get("evaluator"):
-        config = dataclasses.replace(config, eval_every=0)
-    check_topology(config, runtime.num_workers, runtime.local_replicas)
     names = {"step_name": "update", "saves": "at the end of this update"}
-    with open_session(config, cluster, runtime, console, **names) as session:
-        session.watchdog.start()
-        return Trainer(config, session).run()
+    with join(config, cluster, console.message) as (runtime, watchdog):
+        if cluster is not None and cluster.cluster.get("evaluator"):
+            config = dataclasses.replace(config, eval_every=0)
+        check_topology(config, runtime.num_workers, runtime.local_replicas)
+        with open_session(config, runtime, watchdog, console, **names) as session:
+            watchdog.start()
+            return Trainer(config, session).run()
 
 
 class Trainer:
