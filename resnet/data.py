@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
+import itertools
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from resnet.catalog import OWN
+from resnet.download import quick_to_fail
 from tfrl.errors import UserError
 from tfrl.random import Use, generator
 
 if TYPE_CHECKING:
-    import tensorflow as tf
     import tensorflow_datasets as tfds
 
     from tfrl.distribute import Runtime
@@ -33,14 +32,16 @@ MARGIN = 4
 """Pixels of padding that a crop is cut from."""
 
 _PREFETCH = 4  # batches
-_RETRIES = 3  # of a download: tfds's own ten take four minutes to tell that there is no network
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images uint8 [N, H, W, C] and their labels int32 [N]."""
+    """Images uint8 [N, H, W, C] and their labels int32 [N].
 
-    images: np.ndarray
+    `load` gives the images as a tensor, on the CPU: tf.data would copy an array.
+    """
+
+    images: np.ndarray | tf.Tensor
     labels: np.ndarray
 
     def __len__(self) -> int:
@@ -58,7 +59,7 @@ class Dataset:
     @property
     def image_shape(self) -> tuple[int, ...]:
         """(H, W, C)."""
-        return self.train.images.shape[1:]
+        return tuple(self.train.images.shape[1:])
 
 
 # Loading
@@ -73,12 +74,8 @@ def prepare(name: str) -> None:
         builder = _builder(name)
     if builder.info.supervised_keys is None or len(builder.info.supervised_keys) != 2:
         raise UserError(f"the data set {name} has no images with labels; choose a classification set.")
-    from tensorflow_datasets.core.download import downloader
-
-    downloader.MAX_RETRIES = _RETRIES
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would report every attempt
     try:
-        with _quiet():
+        with _quiet(), quick_to_fail():
             builder.download_and_prepare()
     except Exception as error:  # requests, urllib, TensorFlow, tfds: each has its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
@@ -143,7 +140,6 @@ def _builder(name: str) -> tfds.core.DatasetBuilder:
 
 
 def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: int) -> Split:
-    import tensorflow as tf
     import tensorflow_datasets as tfds
 
     # One file after another: the examples' order is part of a run.
@@ -162,13 +158,15 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
     if None in height_width:
         raise UserError(f"the images of {name} differ in size; give --image-size 64, say, to resize them.")
     _check_memory(data, part, name)
-    batches = list(tfds.as_numpy(data.batch(256).prefetch(tf.data.AUTOTUNE)))
+    batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
     if not batches:
         raise UserError(f"the split {part} of the data set {name} is empty.")
-    images, labels = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    with tf.device("CPU:0"):
+        images, labels = (tf.concat(columns, 0) for columns in zip(*batches, strict=True))
     if images.dtype != np.uint8:
-        raise UserError(f"the images of {name} are {images.dtype}; only those of 8 bits a channel are read.")
-    return Split(images, labels.astype(np.int32))
+        kind = images.dtype.name
+        raise UserError(f"the images of {name} are {kind}; only those of 8 bits a channel are read.")
+    return Split(images, labels.numpy().astype(np.int32))
 
 
 def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
@@ -190,6 +188,44 @@ def _quiet() -> Iterator[None]:
 
 
 # Batches
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One look at every image of a split of N.
+
+    order: the images, int64 [N]; shifts int64 [N, 2] and flips bool [N]: their augmentation, by image.
+    """
+
+    order: np.ndarray
+    shifts: np.ndarray | None = None
+    flips: np.ndarray | None = None
+
+
+def in_file_order(split: Split) -> list[Pass]:
+    """Every image once, as they lie in their files: what tests use."""
+    return [Pass(np.arange(len(split)))]
+
+
+def training_passes(augment: str, seed: int, count: int, first: int = 0) -> Iterator[Pass]:
+    """Epochs `first` and on, without end, of a training set of `count` images."""
+    for epoch in itertools.count(first):
+        yield Pass(epoch_order(seed, epoch, count), *draw_augmentation(augment, seed, epoch, count))
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch sees `count` images: a permutation, int64 [count]."""
+    return generator(seed, Use.IMAGE_ORDER, epoch).permutation(count)
+
+
+def draw_augmentation(
+    kind: str, seed: int, epoch: int, count: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None for what `kind` lacks."""
+    random = generator(seed, Use.AUGMENTATION, epoch)
+    shifts = random.integers(0, 2 * MARGIN + 1, (count, 2))
+    flips = random.random(count) < 0.5
+    return shifts if kind != "none" else None, flips if kind == "crop-flip" else None
 
 
 @dataclass(frozen=True)
@@ -215,105 +251,95 @@ class Share:
     workers: int = 1
     replicas: int = 1
 
-    def batches(
-        self,
-        split: Split,
-        order: np.ndarray,
-        start: int = 0,
-        shifts: np.ndarray | None = None,
-        flips: np.ndarray | None = None,
-    ) -> Iterator[Batch]:
-        """This worker's part of batches `start` and on of the images in `order`, int64 [N].
+    def batches(self, split: Split, passes: Iterable[Pass], start: int = 0) -> Iterator[Batch]:
+        """This worker's part of the batches of `passes`, from batch `start` of the first of them on.
 
-        Every image of `order` has weight 1 in exactly one place of one worker. The last batch is filled up
-        from the beginning of `order`, so that the statistics of batch normalization see whole batches.
-        `shifts` and `flips` are those of `draw_augmentation`.
+        Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
+        up from its beginning, so that the statistics of batch normalization see whole batches.
+
+        Which images, and how they are augmented, is decided here, in order; tf.data's threads then put the
+        next batches together while the caller works.
         """
-        mine = self.batch_size // self.workers
-        for begin in range(start * self.batch_size, len(order), self.batch_size):
-            places = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
-            chosen = order[places % len(order)]
-            images = split.images[chosen]
-            if shifts is not None:
-                images = crop(images, shifts[chosen])
-            if flips is not None:
-                images = np.where(flips[chosen, None, None, None], images[:, :, ::-1], images)
-            weights = (places < len(order)).astype(np.float32)
-            parts = (
-                x.reshape(self.replicas, -1, *x.shape[1:]) for x in (images, split.labels[chosen], weights)
+        passes = iter(passes)
+        first = next(passes)
+        decided = self._decide(itertools.chain([first], passes), start)
+        with tf.device("CPU:0"):
+            data = self._pipeline(
+                split, decided, crops=first.shifts is not None, flips=first.flips is not None
             )
-            yield Batch(*parts, count=min(self.batch_size, len(order) - begin))
+        return (Batch(**batch) for batch in data.as_numpy_iterator())
+
+    def _pipeline(
+        self, split: Split, decided: Iterator[dict[str, np.ndarray]], *, crops: bool, flips: bool
+    ) -> tf.data.Dataset:
+        """Batches, as dictionaries, of what `_decide` gives."""
+        mine = self.batch_size // self.workers
+        signature = {"places": tf.TensorSpec([mine], tf.int64), "weights": tf.TensorSpec([mine])}
+        signature |= {"count": tf.TensorSpec([], tf.int64)}
+        signature |= {"shifts": tf.TensorSpec([mine, 2], tf.int64)} if crops else {}
+        signature |= {"flips": tf.TensorSpec([mine], tf.bool)} if flips else {}
+        images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
+
+        def put_together(chosen: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            places = chosen["places"]
+            pixels = augmented(tf.gather(images, places), chosen.get("shifts"), chosen.get("flips"))
+            parts = {"images": pixels, "labels": tf.gather(labels, places), "weights": chosen["weights"]}
+            parts = {k: tf.reshape(v, (self.replicas, -1, *v.shape[1:])) for k, v in parts.items()}
+            return parts | {"count": chosen["count"]}
+
+        data = tf.data.Dataset.from_generator(lambda: decided, output_signature=signature)
+        return data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
+
+    def _decide(self, passes: Iterable[Pass], start: int) -> Iterator[dict[str, np.ndarray]]:
+        """What this worker's part of each batch is made of."""
+        mine = self.batch_size // self.workers
+        for one in passes:
+            count = len(one.order)
+            for begin in range(start * self.batch_size, count, self.batch_size):
+                indices = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
+                places = one.order[indices % count]
+                chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
+                chosen["count"] = np.int64(min(self.batch_size, count - begin))
+                if one.shifts is not None:
+                    chosen["shifts"] = one.shifts[places]
+                if one.flips is not None:
+                    chosen["flips"] = one.flips[places]
+                yield chosen
+            start = 0
 
 
-def file_order(split: Split) -> np.ndarray:
-    """Every image once, as they lie in their files: what tests use."""
-    return np.arange(len(split))
+def augmented(images: tf.Tensor, shifts: tf.Tensor | None, flips: tf.Tensor | None) -> tf.Tensor:
+    """Windows of images [B, H, W, C] padded by zeros, at `shifts` int64 [B, 2], mirrored where `flips` [B].
 
-
-def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order in which an epoch sees `count` images: a permutation, int64 [count]."""
-    return generator(seed, Use.IMAGE_ORDER, epoch).permutation(count)
-
-
-def draw_augmentation(
-    kind: str, seed: int, epoch: int, count: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None for what `kind` lacks."""
-    random = generator(seed, Use.AUGMENTATION, epoch)
-    shifts = random.integers(0, 2 * MARGIN + 1, (count, 2))
-    flips = random.random(count) < 0.5
-    return shifts if kind != "none" else None, flips if kind == "crop-flip" else None
-
-
-def crop(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-    """Windows of images [B, H, W, C] padded by zeros, at `shifts` [B, 2]; a shift of MARGIN moves nothing.
-
-    He et al. 2015, section 4.2, do the same with CIFAR-10.
+    A shift of MARGIN moves nothing. He et al. 2015, section 4.2, do the same with CIFAR-10.
     """
+    if shifts is None:
+        return images
+    height, width, channels = images.shape[1:]
     margins = ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
-    padded = np.pad(images, margins)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, images.shape[1:3], axis=(1, 2))
-    chosen = windows[np.arange(len(images)), shifts[:, 0], shifts[:, 1]]  # [B, C, H, W]
-    return np.moveaxis(chosen, 1, -1)
+    pixels = tf.reshape(tf.pad(images, margins), (len(images), -1, channels))
+    columns = tf.range(width, dtype=tf.int64)
+    if flips is not None:
+        columns = tf.where(flips[:, None], columns[::-1], columns)
+    rows = shifts[:, :1] + tf.range(height, dtype=tf.int64)  # [B, H]
+    columns = shifts[:, 1:] + columns  # [B, W]
+    chosen = rows[:, :, None] * (width + 2 * MARGIN) + columns[:, None, :]  # [B, H, W], of the padded pixels
+    return tf.gather(pixels, chosen, batch_dims=1)
 
 
-class Prefetched:
-    """Makes the next items of an iterable in a thread, while the caller works. Close it when done.
-
-    `wait_seconds` is the time that the caller has waited for items.
-    """
+class Timed:
+    """An iterator that knows how long it was waited for: `wait_seconds`."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.wait_seconds = 0.0
-        self._queue: queue.Queue = queue.Queue(_PREFETCH)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(items,), name="input", daemon=True)
-        self._thread.start()
+        self._items = iter(items)
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
-            began = time.perf_counter()
-            item, error = self._queue.get()
-            self.wait_seconds += time.perf_counter() - began
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
+        return self
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closed.set()
-        while self._thread.is_alive():
-            with contextlib.suppress(queue.Empty):  # it may wait for a place in the queue
-                self._queue.get(timeout=0.01)
-
-    def _fill(self, items: Iterable[Any]) -> None:
+    def __next__(self) -> Any:
+        began = time.perf_counter()
         try:
-            for item in items:
-                self._queue.put((item, None))
-                if self._closed.is_set():
-                    return
-            self._queue.put((None, StopIteration()))
-        except Exception as error:  # raised where the items are used
-            self._queue.put((None, error))
+            return next(self._items)
+        finally:
+            self.wait_seconds += time.perf_counter() - began

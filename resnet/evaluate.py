@@ -70,7 +70,7 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
         return runtime.strategy.run(learner.test_sums, args=(model, *batch))
 
     share = data.Share(config.batch_size, replicas=runtime.local_replicas)
-    loss, hits = learner.test(runtime, sums, share.batches(split, data.file_order(split)))
+    loss, hits = learner.test(runtime, sums, share.batches(split, data.in_file_order(split)))
     return loss, hits, len(split)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from resnet import data, pictures, summary
 from resnet.config import Config, check_topology
-from resnet.data import Batch, Dataset, Prefetched, Share
+from resnet.data import Batch, Dataset, Share, Timed
 from resnet.export import export
 from resnet.learner import Learner, get_weights
 from resnet.schedule import learning_rate
@@ -87,8 +88,9 @@ class Trainer:
         self._begin()
         if self._untested:  # stopped or killed while it tested
             self._conclude_epoch()
+        batches = self._batches()
         while session.step < self._num_steps:
-            code = self._train_epoch()
+            code = self._train_epoch(batches)
             if session.step % self._steps_per_epoch == 0 or session.step == self._num_steps:
                 self._conclude_epoch()
             if code is not None and session.step < self._num_steps:
@@ -98,26 +100,22 @@ class Trainer:
 
     # Training
 
-    def _train_epoch(self) -> int | None:
-        """The rest of the present epoch; the exit code if someone asks to stop."""
-        config = self._config
+    def _batches(self) -> Timed:
+        """The batches of this and all later epochs, from the present step on."""
+        config, train = self._config, self._dataset.train
         epoch, start = divmod(self._session.step, self._steps_per_epoch)
-        count = len(self._dataset.train)
-        order = data.epoch_order(config.seed, epoch, count)
-        augmentation = data.draw_augmentation(config.augment, config.seed, epoch, count)
-        batches = Prefetched(self._share.batches(self._dataset.train, order, start, *augmentation))
-        self._session.phase("training")
-        try:
-            return self._train_on(batches, min((epoch + 1) * self._steps_per_epoch, self._num_steps))
-        finally:
-            batches.close()
+        passes = data.training_passes(config.augment, config.seed, len(train), first=epoch)
+        return Timed(self._share.batches(train, passes, start))
 
-    def _train_on(self, batches: Prefetched, end: int) -> int | None:
-        """Steps up to `end`; the exit code if someone asks to stop."""
+    def _train_epoch(self, batches: Timed) -> int | None:
+        """The rest of the present epoch; the exit code if someone asks to stop."""
+        self._session.phase("training")
+        epochs = self._session.step // self._steps_per_epoch + 1
+        end = min(epochs * self._steps_per_epoch, self._num_steps)
         config, session = self._config, self._session
         waiting, code = [], None  # sums of steps that may not be finished yet
-        began, waited = time.perf_counter(), 0.0
-        for batch in batches:
+        began, waited = time.perf_counter(), batches.wait_seconds
+        for batch in itertools.islice(batches, end - session.step):
             rate = self._learning_rate(session.step)
             waiting.append(self._learner.step(batch, rate, session.stop.votes()))
             session.step += 1
@@ -198,7 +196,7 @@ class Trainer:
 
     def _test_batches(self) -> Iterator[Batch]:
         test = self._dataset.test
-        for batch in self._share.batches(test, data.file_order(test)):
+        for batch in self._share.batches(test, data.in_file_order(test)):
             self._session.watchdog.beat()
             yield batch
 

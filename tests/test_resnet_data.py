@@ -1,13 +1,19 @@
 """Data sets by name, and which images a replica sees when."""
 
+import contextlib
+import http.server
+import itertools
+import socket
+import threading
 import time
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from resnet import data
-from resnet.data import Prefetched, Share, Split
+from resnet import data, download
+from resnet.data import Pass, Share, Split, Timed
+from resnet.download import check_reachable
 from resnet.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
 from tfrl.errors import UserError
 
@@ -85,7 +91,7 @@ def numbered(count, size=8):
 @pytest.mark.parametrize("count", [3, 16, 21])
 def test_every_topology_sees_each_image_once_and_in_the_same_batches(workers, replicas, count):
     split, order = numbered(count), data.epoch_order(1, 0, count)
-    shares = [Share(8, w, workers, replicas).batches(split, order) for w in range(workers)]
+    shares = [Share(8, w, workers, replicas).batches(split, [Pass(order)]) for w in range(workers)]
     seen = []
     for parts in zip(*shares, strict=True):
         labels = np.concatenate([p.labels.ravel() for p in parts])
@@ -99,8 +105,8 @@ def test_every_topology_sees_each_image_once_and_in_the_same_batches(workers, re
 
 def test_a_resumed_epoch_goes_on_with_the_same_batches():
     split, order = numbered(21), data.epoch_order(1, 3, 21)
-    whole = list(Share(8).batches(split, order))
-    rest = list(Share(8).batches(split, order, 1))
+    whole = list(Share(8).batches(split, [Pass(order)]))
+    rest = list(Share(8).batches(split, [Pass(order)], 1))
     assert len(rest) == len(whole) - 1
     assert all(np.array_equal(a.labels, b.labels) for a, b in zip(whole[1:], rest, strict=True))
 
@@ -115,7 +121,7 @@ def test_the_order_follows_from_seed_and_epoch():
 
 def test_a_crop_is_a_window_of_the_padded_image():
     images = np.random.default_rng(0).integers(1, 255, (3, 8, 8, 3), dtype=np.uint8)
-    same, corner, shifted = data.crop(images, np.array([[4, 4], [0, 0], [6, 3]]))
+    same, corner, shifted = data.augmented(images, np.array([[4, 4], [0, 0], [6, 3]]), None).numpy()
     assert np.array_equal(same, images[0])
     assert np.array_equal(corner[4:, 4:], images[1, :4, :4])
     assert not corner[:4].any()
@@ -125,8 +131,8 @@ def test_a_crop_is_a_window_of_the_padded_image():
 def test_augmentation_belongs_to_the_image_not_to_its_place():
     split = Split(np.random.default_rng(0).integers(0, 255, (8, 8, 8, 3), dtype=np.uint8), np.arange(8))
     drawn = data.draw_augmentation("crop-flip", 1, 0, 8)
-    there = next(Share(8).batches(split, np.arange(8), 0, *drawn)).images[0]
-    back = next(Share(8).batches(split, np.arange(8)[::-1], 0, *drawn)).images[0]
+    there = next(Share(8).batches(split, [Pass(np.arange(8), *drawn)])).images[0]
+    back = next(Share(8).batches(split, [Pass(np.arange(8)[::-1], *drawn)])).images[0]
     assert np.array_equal(there, back[::-1])
     assert not np.array_equal(there, split.images)
 
@@ -139,28 +145,41 @@ def test_kinds_of_augmentation():
     assert 400 < data.draw_augmentation("crop-flip", 1, 0, 1000)[1].sum() < 600
 
 
-def test_prefetching_keeps_order_and_passes_errors_on():
-    def items():
-        yield from range(20)
+def test_a_flip_mirrors_what_was_cropped():
+    images = np.random.default_rng(0).integers(1, 255, (2, 8, 6, 3), dtype=np.uint8)
+    shifts = np.array([[4, 4], [6, 3]])
+    plain = data.augmented(images, shifts, None).numpy()
+    flipped = data.augmented(images, shifts, np.array([False, True])).numpy()
+    assert np.array_equal(flipped[0], plain[0])
+    assert np.array_equal(flipped[1], plain[1, :, ::-1])
+
+
+def test_training_goes_through_the_epochs_in_turn():
+    """One pipeline for all epochs, entered in the middle of the second, as after a resume."""
+    split = numbered(21)
+    passes = data.training_passes("none", 1, 21, first=1)
+    seen = [b.labels[b.weights > 0] for b in itertools.islice(Share(8).batches(split, passes, 1), 5)]
+    orders = [data.epoch_order(1, epoch, 21) for epoch in (1, 2)]
+    assert np.array_equal(np.concatenate(seen), np.concatenate([orders[0][8:], orders[1]]))
+
+
+def test_what_fails_while_batches_are_made_is_raised():
+    def passes():
+        yield Pass(np.arange(8))
         raise OSError("lost")
 
-    seen = []
-    with pytest.raises(OSError, match="lost"):
-        for item in Prefetched(items()):
-            seen.append(item)
-    assert seen == list(range(20))
+    with pytest.raises(Exception, match="lost"):
+        list(Share(8).batches(numbered(8), passes()))
 
 
-def test_prefetching_ends_when_closed_early():
-    def endless():
-        while True:
-            yield 0
+def test_waiting_is_counted():
+    def slow():
+        time.sleep(0.02)
+        yield 0
 
-    prefetched = Prefetched(endless())
-    next(iter(prefetched))
-    time.sleep(0.05)  # the queue is full
-    prefetched.close()
-    assert not prefetched._thread.is_alive()
+    timed = Timed(slow())
+    assert list(timed) == [0]
+    assert timed.wait_seconds >= 0.02
 
 
 @pytest.mark.parametrize("name,shape,classes", [("cifar10", (32, 32, 3), 10), ("dmlab", (64, 64, 3), 6)])
@@ -183,11 +202,47 @@ def test_a_set_without_labels_is_refused():
         data.prepare("celeb_a")
 
 
-def test_no_network_is_told_in_a_sentence(monkeypatch, tmp_path):
-    def fail(self, **_):
-        raise ConnectionError("Max retries exceeded\nwith details")
+@pytest.fixture
+def silent_proxy(monkeypatch):
+    """A network that swallows everything: its proxy takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield
 
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
-    with pytest.raises(UserError, match="cifar10 is not in .*Max retries exceeded.*procgen_frames") as error:
+
+def test_a_silent_network_is_told_in_seconds(silent_proxy, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path), raising=True)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="cifar10 is not in .*toronto.edu cannot.*procgen_frames") as error:
         data.prepare("cifar10")
+    assert time.monotonic() - began < 10
     assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("status,reachable", [(200, True), (405, True), (503, False)])
+def test_a_host_is_there_if_it_answers(status, reachable, monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with contextlib.nullcontext() if reachable else pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
+            check_reachable(f"http://127.0.0.1:{server.server_port}/set.tar.gz")
+
+
+def test_a_silent_name_server_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(download, "_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: threading.Event().wait())
+    with pytest.raises(ConnectionError, match="example.org cannot be reached: no answer"):
+        check_reachable("https://example.org/set.tar.gz")
