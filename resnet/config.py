@@ -57,7 +57,7 @@ class Learning:
     """Passes over the training images."""
     max_steps: int = 0
     """Ends earlier, after this many gradient steps; 0: --epochs decide."""
-    batch_size: int = 128
+    batch_size: int = 32
     """Images of a gradient step, all replicas and workers together; must divide by the number of replicas."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """sgd: with momentum 0.9."""
@@ -118,6 +118,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "augment": "crop-flip",
         "epochs": 164,
         "max_steps": 64_000,
+        "batch_size": 128,
         "lr": 0.1,
         "schedule": "step",
         "warmup": 0,

@@ -27,8 +27,8 @@ def draw_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> N
     """Draws the layers into a PNG; without graphviz on the machine it only warns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        keras.utils.plot_model(model, str(path), show_shapes=True)
-    except (ImportError, OSError):
+        keras.utils.plot_model(model, str(path), show_shapes=True, show_layer_names=True, dpi=72)
+    except (ImportError, OSError, AssertionError):  # the last is pydot's, where graphviz fails
         warn(
             "The picture of the network needs graphviz and `pip install pydot`; training goes on without it."
         )

@@ -1,5 +1,6 @@
 """Supervised training: the same on any topology, exact resume, exports, and torsos for PPO."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -10,14 +11,16 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from processes import PATIENCE, ROOT, environment
 
-from resnet import learner, trainer
+from resnet import learner, pictures, trainer
 from resnet.config import PRESETS, Config, from_yaml, parse
-from resnet.data import Dataset, Share, Split, epoch_order
+from resnet.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.learner import Learner, get_weights
 from resnet.schedule import learning_rate
+from resnet.train import main
 from tfrl import distribute, torso_weights
 from tfrl.actor_critic import build
 from tfrl.console import Console
@@ -55,7 +58,7 @@ def steps(made, count, replicas=1, size=16):
     """Trains; the sums of each step."""
     share, done = Share(size, replicas=replicas), []
     for epoch in range(count):
-        for batch in share.batches(DATA.train, epoch_order(1, epoch, len(DATA.train))):
+        for batch in share.batches(DATA.train, [Pass(epoch_order(1, epoch, len(DATA.train)))]):
             done.append(made.step(batch, 0.05).numpy())
             if len(done) == count:
                 return done
@@ -118,7 +121,7 @@ def test_a_step_is_that_of_keras_on_the_whole_batch():
     config = dataclasses.replace(SMALL, **RESIDUAL)
     reference = learner.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    batches = Share(16).batches(DATA.train, np.arange(24))
+    batches = Share(16).batches(DATA.train, [Pass(np.arange(24))])
     for batch in batches:
         real = slice(batch.count)
         images, labels = batch.images[0][real], batch.labels[0][real]
@@ -150,7 +153,7 @@ def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
 
 def test_votes_and_loss_come_back_summed():
     made = make_learner(2)
-    batch = next(Share(16, replicas=2).batches(DATA.train, np.arange(72)))
+    batch = next(Share(16, replicas=2).batches(DATA.train, [Pass(np.arange(72))]))
     sums = made.step(batch, 0.0, np.array([0, 1, 0], np.float32)).numpy()
     assert sums[2:5].tolist() == [0, 1, 0]
     assert sums[0] == pytest.approx(np.log(CLASSES), rel=0.5)
@@ -161,7 +164,7 @@ def test_votes_and_loss_come_back_summed():
 def test_every_test_image_counts_once(replicas, size):
     made = make_learner(replicas)
     order = np.arange(len(DATA.test))
-    loss, hits = made.test(Share(size, replicas=replicas).batches(DATA.test, order))
+    loss, hits = made.test(Share(size, replicas=replicas).batches(DATA.test, [Pass(order)]))
     probabilities = made.model(DATA.test.images).numpy()
     right = probabilities[order, DATA.test.labels]
     assert hits == (probabilities.argmax(1) == DATA.test.labels).sum()
@@ -215,6 +218,37 @@ def test_a_complete_run_does_nothing(finished):
 def test_a_nan_ends_the_run_with_a_sentence(folder):
     with pytest.raises(TrainingError, match="not a finite number.*--lr"):
         run(folder, "nan", lr=1e30)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("graphviz", [True, False])
+def test_the_network_is_drawn_or_a_sentence_says_why_not(graphviz, tmp_path, monkeypatch):
+    if not graphviz:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    model = learner.build(SMALL, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    warnings = []
+    pictures.draw_model(model, tmp_path / "plots" / "model.png", warnings.append)
+    if (tmp_path / "plots" / "model.png").exists():
+        assert graphviz
+        assert not warnings
+    else:
+        (warning,) = warnings
+        assert "graphviz" in warning
+        assert "\n" not in warning
+
+
+def test_kernels_stand_side_by_side():
+    kernel = np.zeros((3, 3, 3, 2), np.float32)
+    kernel[..., 0, 0], kernel[..., 1, 1] = 0.5, -0.5
+    pixels = pictures.kernels({"dense": np.ones((3, 4)), "stem": kernel, "next": np.ones((3, 3, 16, 4))})
+    zoom = pixels.shape[0] // 4
+    assert pixels.shape == (4 * zoom, 8 * zoom, 3)
+    assert pixels[0, 0].tolist() == [255, 127, 127]  # the first filter looks for red
+    assert pixels[0, 4 * zoom].tolist() == [127, 0, 127]  # the second for what is not green
+    assert not pixels[-1].any()
+    assert pictures.kernels({"dense": np.ones((3, 4))}) is None
 
 
 # Exports
@@ -329,6 +363,25 @@ def test_a_bad_setting_ends_before_tensorflow():
         text=True,
     )
     assert done.stdout == "--lr must be above 0; got 0.0.\nFalse\n"
+
+
+def test_the_published_recipe_trains(tmp_path):
+    """All of `--preset he-cifar10` but length and depth, on made-up images of CIFAR-10's shape."""
+    flags = ["--preset", "he-cifar10", "--logdir", str(tmp_path), "--run-name", "he"]
+    assert (parse(flags).model, parse(flags).batch_size, parse(flags).augment) == (
+        "resnet20",
+        128,
+        "crop-flip",
+    )
+    flags += ["--model", "resnet-mini", "--max-steps", "4", "--log-every", "1", "--precision", "float32"]
+    with tfds.testing.mock_data(num_examples=200):
+        assert main(flags) == 0
+    found = json.loads((tmp_path / "he" / "results.json").read_text())
+    assert (found["dataset"], found["steps"], found["images"]) == ("cifar10", 4, 400)
+    assert found["test"]["images"] == 200
+    with (tmp_path / "he" / "progress.csv").open() as file:
+        rates = {row["images"]: float(row["train/learning_rate"]) for row in csv.DictReader(file)}
+    assert [rates[n] for n in ("128", "200", "328", "400")] == pytest.approx([0.1, 0.1, 0.01, 0.001])
 
 
 def test_a_killed_process_goes_on_exactly(tmp_path):
