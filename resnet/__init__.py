@@ -51,6 +51,7 @@ _ZOO: dict[str, Entry] = {
     "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}),
     "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4)),
     "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
+    "linear": Entry("resnet.cnn", "linear", "", (64, 64, 3)),
     "mlp": Entry("resnet.mlp", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
     "resnet-mini": _cifar(8),
     "resnet20": _cifar(20),

@@ -1,4 +1,4 @@
-"""Plain convolutional networks: DQN's from Nature, and the one of the cookbook's recipes."""
+"""Plain networks: DQN's from Nature, the one of the cookbook's recipes, and none at all."""
 
 from __future__ import annotations
 
@@ -58,3 +58,8 @@ def cookbook(images: keras.KerasTensor, layers: Layers, *, dropout: float = 0.0)
             dropout, seed=layers.seed_of("head_dropout"), dtype=layers.dtype, name="head_dropout"
         )(x)
     return x
+
+
+def linear(images: keras.KerasTensor, layers: Layers) -> keras.KerasTensor:
+    """Images [B, H, W, C] in [0, 1] -> features [B, H * W * C], the pixels: what any network has to beat."""
+    return layers.flatten(images, "head_flatten")

@@ -1,0 +1,68 @@
+"""python -m benchmarks.baselines: a network's test accuracy, the commonest class's and a linear model's.
+
+Both are trained by `resnet.train`, in run folders of their own: type the same command again and it goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    dataset: str = "procgen_frames/returns"
+    """The data set."""
+    model: str = "resnet20"
+    """A network of the zoo."""
+    epochs: int = 3
+    """Of the network; the linear model gets ten, with Adam."""
+    image_size: int = 0
+    """Pixels that images are resized to, square; 0: as they are."""
+    logdir: str = "logs/baselines"
+    """Where the runs lie."""
+
+
+def main(options: Options) -> None:
+    """Trains both and prints the three numbers."""
+    table = Table(options.dataset, "test accuracy")
+    table.add_row("commonest class", f"{_majority(options):.2%}")
+    table.add_row("linear", f"{_train(options, 'linear', 10, '--optimizer', 'adam', '--lr', '1e-4'):.2%}")
+    table.add_row(options.model, f"{_train(options, options.model, options.epochs):.2%}")
+    Console().print(table)
+
+
+def _majority(options: Options) -> float:
+    """The test accuracy of always naming the class that is commonest in training."""
+    import tfrl  # noqa: F401 - sets what TensorFlow reads at import
+
+    import numpy as np  # isort: skip
+
+    from resnet import data
+
+    data.prepare(options.dataset)
+    found = data.load(options.dataset, options.image_size)
+    return float(np.mean(found.test.labels == np.bincount(found.train.labels).argmax()))
+
+
+def _train(options: Options, model: str, epochs: int, *flags: str) -> float:
+    size = str(options.image_size)
+    name = f"{model}-{options.dataset.replace('/', '-')}-{size}-{epochs}"
+    command = [sys.executable, "-m", "resnet.train", "--model", model, "--dataset", options.dataset, *flags]
+    command += ["--epochs", str(epochs), "--image-size", size]
+    subprocess.run([*command, "--logdir", options.logdir, "--run-name", name], check=True)
+    results = json.loads((Path(options.logdir) / name / "results.json").read_text())
+    return results["test"]["accuracy"]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
