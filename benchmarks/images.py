@@ -1,23 +1,31 @@
 """python -m benchmarks.images: images a second of resnet.train's steps against Keras's `model.fit`.
 
-The same network, images and batch size in both, each in a fresh process, in turn and `rounds` times, so that
-both see the same machine. `replicas2` is this project's step on two logical devices of the same CPU.
+The same network, images and batch size in all, each in a process of its own that waits while another is
+measured. They take turns, `rounds` times, so that all see the same machine; ratios are taken turn by turn.
+`replicas2` is this project's step on two logical devices of the same CPU. All processes import tfrl first, so
+that Keras gets the same TensorFlow settings (oneDNN).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
+
+import tfrl  # noqa: F401 - sets what TensorFlow reads at import
+
+NAMES = ("ours", "keras_fit", "replicas2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,53 +42,79 @@ class Options:
     """Pixels, square."""
     batch_size: int = 128
     """Images of a step."""
-    steps: int = 30
-    """Steps that are timed."""
-    rounds: int = 3
-    """Repetitions; the median counts."""
+    steps: int = 15
+    """Steps of a turn."""
+    rounds: int = 5
+    """Turns of each; medians count."""
 
 
 def main(options: Options) -> None:
     """Measures and prints."""
-    speeds = {name: [] for name in ("ours", "keras_fit", "replicas2")}
-    waits = []
-    for _ in range(options.rounds):
-        for name, found in speeds.items():
-            speed, wait = _in_process(name, options)
-            found.append(speed)
-            if name == "ours":
-                waits.append(wait)
+    processes = {name: _start(name, options) for name in NAMES}
+    turns = {name: [] for name in NAMES}
+    try:
+        for process in processes.values():
+            _answer(process)  # built and traced
+        for _ in range(options.rounds):
+            for name, process in processes.items():
+                turns[name].append(_turn(process))
+    finally:
+        for process in processes.values():
+            process.kill()
+    speeds = {name: [speed for speed, _ in found] for name, found in turns.items()}
     row = {name: statistics.median(found) for name, found in speeds.items()}
-    row |= {
-        "ours_to_keras": row["ours"] / row["keras_fit"],
-        "replicas2_to_ours": row["replicas2"] / row["ours"],
-    }
-    row["input_wait_fraction"] = statistics.median(waits)
-    print(json.dumps({"options": dataclasses.asdict(options), "cores": os.cpu_count(), **row}, indent=2))
+    for name, one, other in (
+        ("ours_to_keras", "ours", "keras_fit"),
+        ("replicas2_to_ours", "replicas2", "ours"),
+    ):
+        row[name] = statistics.median(a / b for a, b in zip(speeds[one], speeds[other], strict=True))
+    row["input_wait_fraction"] = statistics.median(wait for _, wait in turns["ours"])
+    settings = dataclasses.asdict(options)
+    print(json.dumps({"options": settings, "cores": os.cpu_count(), "turns": speeds, **row}, indent=2))
     table = Table("images/s", options.precision)
     for name, value in row.items():
         table.add_row(name, f"{value:.3g}")
     Console().print(table)
 
 
-def _in_process(name: str, options: Options) -> tuple[float, float]:
-    code = f"from benchmarks.images import Options, measure; print(*measure({name!r}, {options!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    speed, wait = done.stdout.split()[-2:]
+def _start(name: str, options: Options) -> subprocess.Popen:
+    code = f"from benchmarks.images import Options, serve; serve({name!r}, {options!r})"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+
+
+def _turn(process: subprocess.Popen) -> tuple[float, float]:
+    process.stdin.write("\n")
+    process.stdin.flush()
+    speed, wait = _answer(process).split()
     return float(speed), float(wait)
 
 
-def measure(name: str, options: Options) -> tuple[float, float]:
-    """Images a second, and the fraction of the time that the step waited for them, in this process."""
-    import tfrl  # noqa: F401 - sets what TensorFlow reads at import
+def _answer(process: subprocess.Popen) -> str:
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"a measuring process ended with exit code {process.wait()}")
+    return line
 
-    import numpy as np  # isort: skip
+
+def serve(name: str, options: Options) -> None:
+    """Takes a turn for each line of stdin; prints images a second and the share of time spent waiting."""
+    turn = _prepare(name, options)
+    turn()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        waited = turn()
+        seconds = time.perf_counter() - began
+        print(options.steps * options.batch_size / seconds, waited / seconds, flush=True)
+
+
+def _prepare(name: str, options: Options) -> Callable[[], float]:
+    """A function that trains for one turn; it returns the seconds that it waited for images."""
+    import numpy as np
 
     from resnet.config import Config
-    from resnet.data import Prefetched, Share, Split
-    from resnet.learner import Learner, build
+    from resnet.data import Split
     from tfrl import distribute
 
     config = Config(
@@ -92,38 +126,47 @@ def measure(name: str, options: Options) -> tuple[float, float]:
     )
     runtime = distribute.make(config, None)
     random, count = np.random.default_rng(0), options.batch_size * options.steps
-    shape = (options.image_size, options.image_size, 3)
-    split = Split(random.integers(0, 256, (count, *shape), np.uint8), random.integers(0, 10, count, np.int32))
-    if name == "keras_fit":
-        model = build(config, options.precision, image_shape=shape, classes=10)
-        return _fit(model, split, options), 0.0
-    learner = Learner(config, runtime, image_shape=shape, classes=10)
+    shape = (count, options.image_size, options.image_size, 3)
+    split = Split(random.integers(0, 256, shape, np.uint8), random.integers(0, 10, count, np.int32))
+    return (_keras if name == "keras_fit" else _ours)(config, runtime, split, options)
+
+
+def _ours(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
+    from resnet.data import Share, Timed, training_passes
+    from resnet.learner import Learner
+
+    learner = Learner(config, runtime, image_shape=split.images.shape[1:], classes=10)
     share = Share(options.batch_size, replicas=runtime.local_replicas)
-    order = random.permutation(count)
-    learner.step(next(share.batches(split, order)), 0.1).numpy()  # tracing
-    batches, began = Prefetched(share.batches(split, order)), time.perf_counter()
-    for batch in batches:
-        sums = learner.step(batch, 0.1)
-    sums.numpy()
-    seconds = time.perf_counter() - began
-    return count / seconds, batches.wait_seconds / seconds
+    batches = Timed(share.batches(split, training_passes("none", 1, len(split))))
+
+    def turn() -> float:
+        before = batches.wait_seconds
+        for batch in itertools.islice(batches, options.steps):
+            sums = learner.step(batch, 0.01)
+        sums.numpy()
+        return batches.wait_seconds - before
+
+    return turn
 
 
-def _fit(model: object, split: object, options: Options) -> float:
-    """Images a second of Keras's own loop over the same arrays."""
+def _keras(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
     import keras
 
+    from resnet.learner import build
+
+    model = build(config, options.precision, image_shape=split.images.shape[1:], classes=10)
     model.compile(
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        optimizer=keras.optimizers.SGD(0.01, momentum=0.9),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
         jit_compile=False,  # compiled, it is slower on CPUs
     )
-    fit = {"batch_size": options.batch_size, "verbose": 0}
-    model.fit(split.images[: options.batch_size], split.labels[: options.batch_size], **fit)  # tracing
-    began = time.perf_counter()
-    model.fit(split.images, split.labels, **fit)
-    return len(split.labels) / (time.perf_counter() - began)
+
+    def turn() -> float:
+        model.fit(split.images, split.labels, batch_size=options.batch_size, verbose=0)
+        return 0.0
+
+    return turn
 
 
 if __name__ == "__main__":
