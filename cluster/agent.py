@@ -118,6 +118,7 @@ def _die_with_parent() -> None:
 def _signal_group(worker: subprocess.Popen[bytes], signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signum)
+        os.killpg(worker.pid, signal.SIGCONT)  # a stopped process takes no other signal but SIGKILL
 
 
 def _read(fd: int) -> bytes:

@@ -21,6 +21,7 @@ PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_",
 # Batch mode, because a question cannot be answered here; the others notice a dead connection within a minute.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 ORPHAN_GRACE = 30.0  # seconds that a worker has to save when its launcher is gone
+NOTICE = 1.0  # seconds in which a worker that lost another may say so and end by itself, before it is told to
 _REST = 1.0  # seconds to read the rest of the output of an agent that has ended
 
 
@@ -72,9 +73,10 @@ class Team:
 
     def stop(self, grace: float, *, told: bool) -> None:
         """Ends all workers: SIGTERM unless they were `told` before, and after `grace` seconds SIGKILL."""
-        if not told:
-            self.signal(b"T")
-        for letter, seconds in ((b"", grace), (b"K", 5.0)):
+        telling = [(b"", grace)] if told else [(b"", NOTICE), (b"T", grace)]
+        for letter, seconds in (*telling, (b"K", 5.0)):
+            if not self.running:
+                break
             self.signal(letter)
             end = time.monotonic() + seconds
             while self.running and time.monotonic() < end:

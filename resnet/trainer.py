@@ -38,12 +38,11 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
     names = {"step_name": "step", "saves": "after this step"}
-    with join(config, cluster, console.message) as (runtime, watchdog):
+    with join(config, cluster) as (runtime, watchdog):
         check_topology(config, runtime.replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
-            with quiet_start():
+            with watchdog.unhurried(), quiet_start():
                 dataset = data.load_on_all(config.dataset, config.image_size, runtime, console.message)
-            watchdog.start()  # not before: a download may take any time
             return Trainer(config, session, dataset).run()
 
 

@@ -2,7 +2,8 @@
 
 FAULT WORKER UPDATE MARKER FLAGS...: the fault (a signal's name, or HANG) comes between the rollout and the
 learning of that update, once: the file MARKER is made then. With --dataset among the flags it is the
-supervised trainer, and the fault comes before that gradient step.
+supervised trainer, and the fault comes before that gradient step. HANG:SECONDS is one that is found after so
+many seconds without a sign of life, instead of minutes, where no update has been measured yet.
 """
 
 import json
@@ -12,11 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-from tfrl import commands
+from tfrl import commands, watchdog
 
 
 def main(arguments):
-    fault, worker, update, marker = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    fault, _, lifeless = arguments[0].partition(":")
+    worker, update, marker = int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    if lifeless:
+        watchdog.LIFELESS = float(lifeless)
     flags = arguments[4:]
     if "--dataset" in flags:
         from resnet import train as command

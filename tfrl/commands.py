@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from tfrl.errors import TrainingError, UserError
+from tfrl.errors import PeerError, TrainingError, UserError
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:
@@ -15,8 +15,12 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         code = main(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
+        if isinstance(error, PeerError):
+            # TensorFlow's own way out waits for peers that are gone, and complains of it.
+            sys.stdout.flush()
+            os._exit(code)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # the reader of a pipe (head, say) has seen enough

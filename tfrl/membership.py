@@ -1,34 +1,32 @@
-"""A process's place among the workers of a run: it comes in, and learns that others are gone."""
+"""A process's place among the workers of a run: it comes in, is watched, and learns that others are gone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl import agreement, distribute
 from tfrl.distribute import Runtime
-from tfrl.quiet import quiet_start
+from tfrl.quiet import native_log, quiet_start
 from tfrl.rendezvous import rendezvous
 from tfrl.tf_config import TFConfig
-from tfrl.watchdog import Watchdog
+from tfrl.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 
 @contextlib.contextmanager
-def join(
-    config: Any, cluster: TFConfig | None, tell: Callable[[str], None]
-) -> Iterator[tuple[Runtime, Watchdog]]:
+def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
     """Meets the other workers, if there are any, and makes the strategy; TensorFlow's errors become ours.
 
     Args:
       config: a trainer's settings, which the workers compare.
       cluster: what TF_CONFIG says; None for a single process.
-      tell: told whom this worker waits for.
 
     Yields:
-      The strategy and this worker's place in it, and a watchdog that is yet to be started.
+      The strategy and this worker's place in it, and the watchdog that gets its steps.
 
     Raises:
       UserError: a worker did not come, or has other settings; the settings do not fit this machine.
@@ -38,13 +36,24 @@ def join(
     if cluster is not None:
         with quiet_start():
             mine = agreement.fingerprint(config)
-        rendezvous(cluster, mine, config.cluster_timeout, tell)
-    with quiet_start():
-        runtime = distribute.make(config, cluster)
-    addresses = cluster.workers if cluster else ("here",)
-    heartbeats = config.run_dir / "heartbeats"
-    watchdog = Watchdog(heartbeats, addresses, runtime.worker, stall_timeout=config.stall_timeout)
-    try:
-        yield runtime, watchdog
-    except tf.errors.OpError as error:
-        raise distribute.failure(error, runtime.num_workers, watchdog.missing) from error
+        rendezvous(cluster, mine, config.cluster_timeout, _tell)
+    addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
+    watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
+    watchdog.beat(CONNECTING)
+    watchdog.start()
+    log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
+    with native_log(log) if len(addresses) > 1 else contextlib.nullcontext():
+        try:
+            with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet_start():
+                runtime = distribute.make(config, cluster)
+            watchdog.beat("preparing")
+            yield runtime, watchdog
+        except tf.errors.OpError as error:
+            raise distribute.failure(error, len(addresses), watchdog.missing) from error
+        finally:
+            watchdog.close()
+
+
+def _tell(line: str) -> None:
+    """Each worker tells whom it waits for: the first to come may not be the chief, which has the display."""
+    print(line, file=sys.stderr, flush=True)

@@ -26,12 +26,11 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
     names = {"step_name": "update", "saves": "at the end of this update"}
-    with join(config, cluster, console.message) as (runtime, watchdog):
+    with join(config, cluster) as (runtime, watchdog):
         if cluster is not None and cluster.cluster.get("evaluator"):
             config = dataclasses.replace(config, eval_every=0)
         check_topology(config, runtime.num_workers, runtime.local_replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
-            watchdog.start()
             return Trainer(config, session).run()
 
 

@@ -8,14 +8,16 @@ ends the process. TensorFlow is not involved, because it may be what hangs.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,17 @@ from tfrl.tf_config import split_address
 
 TICK = 1.0  # seconds between two writes
 LEAST, MULTIPLE = 60.0, 10.0  # the default limit: seconds, and times the measured update
-UNMEASURED = 1800.0  # seconds before the first update is measured: its tracing and its size are unknown
-FIRST_TIME = 300.0  # seconds for the first time of a phase, in which TensorFlow may trace
+# Before an update is measured, and the first time of a phase, TensorFlow may trace, for minutes on a busy
+# machine, and nobody knows how long a step takes. But who traces or computes shows signs of life:
+LIFELESS = 180.0  # seconds without a step or a sign of life of any worker
+UNMEASURED = 1800.0  # seconds without a step, whatever the signs of life
+LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
+LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a progress bar
 LOOKS = 5  # at the others, at least, before a verdict
 FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
+CONNECTING = (
+    "connecting"  # a phase in which TensorFlow gives no other thread a turn: its silence means nothing
+)
 _SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
@@ -48,6 +57,8 @@ class Heartbeat:
     """Where its main thread is."""
     age: float
     """Seconds since the last beat."""
+    signs: int
+    """Signs of life: seconds in which the main thread moved on in our code, or the process computed."""
     ticks: int
     """Grows with each write while the process runs at all."""
 
@@ -63,15 +74,20 @@ class _Peer:
     def __init__(self) -> None:
         self.last: Heartbeat | None = None
         self.moved = -1.0e9  # when it last made a step
+        self.alive = -1.0e9  # when it last made one, or showed a sign of life
         self.silent = 0  # our looks since its file last changed
 
     def look(self, now: float, heartbeat: Heartbeat | None) -> None:
         before, self.last = self.last, heartbeat or self.last
         self.silent = self.silent + 1 if self.last is None or self.last == before else 0
-        if heartbeat is not None and before is None:
-            self.moved = now - heartbeat.age
-        elif heartbeat is not None and heartbeat.progress != before.progress:
-            self.moved = now
+        if heartbeat is None:
+            return
+        if before is None:
+            self.moved = self.alive = now - heartbeat.age
+        elif heartbeat.progress != before.progress:
+            self.moved = self.alive = now
+        elif heartbeat.signs != before.signs:
+            self.alive = now
 
 
 class Watchdog:
@@ -82,7 +98,8 @@ class Watchdog:
       addresses: "host:port" of each worker, in order.
       worker: this one's index.
       stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
-        is more. Longer before the first update is measured, and the first time of each phase.
+        is more. Before the first update is measured, and the first time of each phase, it is three minutes
+        without a sign of life either, or half an hour, and never less than what is given here.
       on_stall: called, in the watchdog's thread, with the sentence; it ends the process.
     """
 
@@ -105,15 +122,20 @@ class Watchdog:
         # Only time in which this process runs: after a pause (a suspended machine) all is as before.
         self._clock = 0.0
         self._ticks = self._phases = self._steps = self._update = 0
-        self._last_beat = 0.0
+        self._last_beat = self._last_sign = 0.0
+        self._signs, self._unhurried = 0, False
+        self._stack: tuple[tuple[int, int], ...] = ()
+        self._computed = (0.0, time.process_time())  # the clock then, and the processor's time
         self._phase, self._known = "starting", set[str]()
         self._update_seconds: float | None = None
+        self._traced = False
         self._peers: dict[int, _Peer] = {}
         self._looks = 0
 
     def start(self) -> None:
         """Begins to watch, in a thread of its own. With one worker there is nobody to watch."""
         if len(self._addresses) > 1:
+            self._write()
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     # From the main thread
@@ -128,9 +150,20 @@ class Watchdog:
         self._update = self._update if update is None else update
         self._last_beat = self._clock
 
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """For what has no steps and takes any time, a download say: inside, each second counts as a step."""
+        self._unhurried = True
+        try:
+            yield
+        finally:
+            self._unhurried = False
+
     def measured(self, seconds: float) -> None:
-        """Tells how long an update takes."""
-        self._update_seconds = seconds
+        """Tells how long an update took. The first one traces, and says nothing about the others."""
+        if self._traced:
+            self._update_seconds = seconds
+        self._traced = True
 
     def close(self) -> None:
         """Ends the watching: from here on this worker waits for nobody."""
@@ -167,9 +200,12 @@ class Watchdog:
         """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
         self._clock += TICK
         self._ticks += 1
+        if self._unhurried:
+            self.beat()
+        self._note_life()
         self._write()
-        limit, clock = self._limit(), self._clock
-        if clock - self._last_beat < limit / 2:
+        limit, lifeless, clock = *self._limits(), self._clock
+        if clock - self._last_beat < min(limit, lifeless) / 2:
             self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
             self._looks = 0
             return None
@@ -178,19 +214,37 @@ class Watchdog:
             peer.look(clock, self._read(worker))
         # Others may be at work that this one waits for: evaluation, say.
         moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
-        if clock - moved < limit or self._looks < LOOKS:
+        alive = max(self._last_beat, self._last_sign, *(peer.alive for peer in self._peers.values()))
+        if self._looks < LOOKS or (clock - moved < limit and clock - alive < lifeless):
             return None
         return self._verdict(clock - moved)
 
-    def _limit(self) -> float:
-        if self._update_seconds is None:
-            return max(self._stall_timeout, UNMEASURED)
-        limit = self._stall_timeout or max(LEAST, MULTIPLE * self._update_seconds)
-        return limit if self._phase in self._known else max(limit, FIRST_TIME)
+    def _limits(self) -> tuple[float, float]:
+        """Seconds without a step, and without a step or a sign of life."""
+        if self._update_seconds is not None and self._phase in self._known:
+            limit = self._stall_timeout or max(LEAST, MULTIPLE * self._update_seconds)
+            return limit, limit
+        known = MULTIPLE * (self._update_seconds or 0.0)
+        return max(self._stall_timeout, UNMEASURED, known), max(self._stall_timeout, LIFELESS, known)
+
+    def _note_life(self) -> None:
+        """Looks whether the main thread has moved since the last tick, or the process has computed."""
+        frames = traceback.walk_stack(sys._current_frames().get(self._main))
+        stack = tuple((id(frame.f_code), frame.f_lasti) for frame, _ in frames)
+        then, before = self._computed
+        moved, computed = stack != self._stack, False
+        if self._clock - then >= LIFE_OVER:
+            used = time.process_time()
+            computed = used - before >= LIFE_SHARE * (self._clock - then)
+            self._computed = self._clock, used
+        self._stack = stack
+        if moved or computed:
+            self._signs += 1
+            self._last_sign = self._clock
 
     def _verdict(self, seconds: float) -> str:
         said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._heartbeat()}
-        frozen = [w for w, peer in self._peers.items() if peer.silent >= FROZEN_LOOKS]
+        frozen = [w for w, peer in self._peers.items() if peer.silent >= FROZEN_LOOKS and not _mute(said[w])]
         progress = {w: heartbeat.progress for w, heartbeat in said.items() if heartbeat is not None}
         least = min(progress.values())
         behind = [w for w in progress if progress[w] == least < max(progress.values())]
@@ -208,7 +262,14 @@ class Watchdog:
     def _heartbeat(self) -> Heartbeat:
         age = self._clock - self._last_beat
         return Heartbeat(
-            self._phases, self._steps, self._update, self._phase, self._place(), age, self._ticks
+            self._phases,
+            self._steps,
+            self._update,
+            self._phase,
+            self._place(),
+            age,
+            self._signs,
+            self._ticks,
         )
 
     def _place(self) -> str:
@@ -242,6 +303,28 @@ class Watchdog:
             return Heartbeat(**fields)
         except (OSError, ValueError, TypeError):  # not there, or caught in the middle of a write
             return None
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Ends the process, with its stack and SIGALRM, when what is inside takes longer than it ever should.
+
+    While TensorFlow connects, no other Python thread has a turn, a watchdog's neither. It waits for an hour
+    for a worker that went away between the rendezvous and there.
+    """
+    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # when the stack has been written
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _mute(heartbeat: Heartbeat | None) -> bool:
+    return heartbeat is not None and heartbeat.phase == CONNECTING
 
 
 def _where(heartbeat: Heartbeat | None) -> str:
