@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import imageio.v3 as imageio
 import numpy as np
@@ -136,6 +137,21 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     with pytest.raises(UserError, match="damaged"):
         policy_files.find(made, "best")
     assert policy_files.find(run, "best").weights.keys() == policy_files.find(run, "last").weights.keys()
+
+
+def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(tmp_path):
+    made = make_run(tmp_path, total_steps=40_000)
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    policy_files.keep_best(made, weights, score=1.0, env_steps=10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
+    try:
+        with pytest.raises(OSError):
+            policy_files.keep_best(made, weights, score=2.0, env_steps=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert policy_files.find(made, "best").env_steps == 10
+    assert [path.name for path in (made / policy_files.BEST_FILE).parent.iterdir()] == ["best.npz"]
 
 
 def test_a_policy_of_other_observations_is_refused(run):

@@ -4,113 +4,43 @@ Nothing here depends on timing: faults come at a given update (faulty_worker.py)
 process to end. All use one thread for each operation, because more of them sum in another order.
 """
 
-import contextlib
-import csv
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import numpy as np
 import pytest
+from workers import (
+    BATCH,
+    FAULTY,
+    PATIENCE,
+    TRAIN,
+    UPDATES,
+    addresses,
+    ended,
+    env_steps,
+    environment,
+    evaluations,
+    flags,
+    results,
+    run_alone,
+    run_workers,
+    saved,
+    started,
+)
 
 from benchmarks import namespaces
-from cluster.places import free_ports
-from tfrl.checkpoint import CheckpointStore
-
-ROOT = Path(__file__).parents[1]
-TRAIN = ["-m", "tfrl.ppo_procgen"]
-FAULTY = [str(ROOT / "tests" / "faulty_worker.py")]
-PATIENCE = 600  # seconds, on a machine that has much else to do
-UPDATES, BATCH = 4, 8 * 16
-FLAGS = [
-    *("--env", "catch", "--torso", "cookbook", "--precision", "float32", "--run-name", "run"),
-    *("--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4", "--epochs", "2"),
-    *("--eval-episodes", "2", "--checkpoint-every", "1", "--keep-checkpoints", "9"),
-]
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
-
-
-def flags(logdir, *more, updates=UPDATES):
-    return [*FLAGS, "--total-steps", str(updates * BATCH), "--logdir", str(logdir), *more]
-
-
-def environment(**more):
-    inherited = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    return {**inherited, **THREADS, "PYTHONPATH": str(ROOT), **more}
-
-
-def addresses(count):
-    return [f"127.0.0.1:{port}" for port in free_ports(count)]
-
-
-@contextlib.contextmanager
-def started(*workers, cluster=None, role="worker", places=None, **more):
-    """One process for each of `workers`, which are arguments to Python; `cluster` may have more roles.
-
-    `places` has for each the beginning of its command, which leads to another machine; `more` is added to
-    their environment.
-    """
-    cluster = cluster or {"worker": addresses(len(workers))}
-    processes = []
-    try:
-        for index, arguments in enumerate(workers):
-            tf_config = {"cluster": cluster, "task": {"type": role, "index": index}}
-            processes.append(
-                subprocess.Popen(
-                    [*(places[index] if places else []), sys.executable, *arguments],
-                    env=environment(TF_CONFIG=json.dumps(tf_config), **more),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()  # a stopped one, too
-            process.wait()
-
-
-def ended(process):
-    """Exit code and output of a process, once it has ended."""
-    output = process.communicate(timeout=PATIENCE)[0]
-    return process.returncode, output
-
-
-def run_workers(*workers, **more):
-    """Runs them to their end; their exit codes and outputs."""
-    with started(*workers, **more) as processes:
-        return [ended(process) for process in processes]
-
-
-def run_alone(*arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=PATIENCE
-    )
-    return done.returncode, done.stderr
-
-
-def results(logdir):
-    return json.loads((logdir / "run" / "results.json").read_text())
-
-
-def env_steps(logdir):
-    with (logdir / "run" / "progress.csv").open() as file:
-        return [int(row["env_steps"]) for row in csv.DictReader(file)]
-
-
-def saved(logdir):
-    return CheckpointStore(logdir / "run" / "checkpoints", keep=9).updates()
+from tfrl import policy_files
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The logdir of a run by one process that nothing disturbed."""
     logdir = tmp_path_factory.mktemp("alone")
-    assert run_alone(*TRAIN, *flags(logdir))[0] == 0
+    assert run_alone(*TRAIN, *flags(logdir, "--eval-every", "2"))[0] == 0
     return logdir
 
 
@@ -118,7 +48,7 @@ def alone(tmp_path_factory):
 def pair(tmp_path_factory):
     """The same by two workers."""
     logdir = tmp_path_factory.mktemp("pair")
-    ends = run_workers(*[[*TRAIN, *flags(logdir)]] * 2)
+    ends = run_workers(*[[*TRAIN, *flags(logdir, "--eval-every", "2")]] * 2)
     assert [code for code, _ in ends] == [0, 0], ends
     return logdir
 
@@ -129,10 +59,41 @@ def test_two_workers_take_the_steps_of_one_process(alone, pair):
     assert results(pair)["eval"] == results(alone)["eval"]
 
 
+def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
+    alone, four = tmp_path / "alone", tmp_path / "four"
+    assert run_alone(*TRAIN, *flags(alone, updates=3))[0] == 0
+    ends = run_workers(*[[*TRAIN, *flags(four, "--replicas", "2", updates=3)]] * 2)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert (results(four)["workers"], results(four)["replicas"]) == (2, 4)
+    with (
+        np.load(alone / "run" / "export" / "weights.npz") as expected,
+        np.load(four / "run" / "export" / "weights.npz") as found,
+    ):
+        for name in expected.files:
+            difference = np.linalg.norm(found[name] - expected[name])
+            assert difference <= 1e-5 * np.linalg.norm(expected[name]), name
+
+
 def test_two_workers_write_one_run(alone, pair):
     assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
     assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
     assert not (pair / "run" / "heartbeats").exists()
+
+
+def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair):
+    assert list(evaluations(pair)) == [2 * BATCH, 4 * BATCH]
+    assert evaluations(pair) == evaluations(alone)
+    best = [policy_files.find(logdir / "run", "best") for logdir in (alone, pair)]
+    assert best[0].env_steps == best[1].env_steps in evaluations(pair)
+    for name, weights in best[0].weights.items():
+        np.testing.assert_array_equal(best[1].weights[name], weights)
+    arguments = ("--checkpoint", "best", "--levels", "test", "--episodes", "2")
+    code, stderr = run_alone("-m", "tfrl.evaluate", str(pair / "run"), *arguments)
+    assert code == 0, stderr
+    played = json.loads((pair / "run" / "eval.json").read_text())
+    assert (played["checkpoint"], played["env_steps"]) == ("best", best[1].env_steps)
+    # The same episodes, by one process: the policy is the one that the workers evaluated.
+    assert played["evaluations"][0]["return_mean"] == evaluations(pair)[best[1].env_steps][1]
 
 
 @pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
@@ -220,6 +181,9 @@ def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tm
     assert "restarting all 2 workers from the last checkpoint (restart 1 of 1)" in stderr
     assert f"error: worker {victim} (" in stderr
     assert "Traceback" not in stderr
+    # TensorFlow's own view of it is in a file.
+    assert not re.search(r"^(\[1\] )?E\d{4} ", stderr, re.MULTILINE)
+    assert "E0000" in (tmp_path / "run" / "tensorflow" / f"worker-{1 - victim}.log").read_text()
     assert results(tmp_path)["resumed_at"] == [2 * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
     assert env_steps(tmp_path) == env_steps(alone)
@@ -234,15 +198,18 @@ def test_a_stopped_worker_is_found_and_named(tmp_path):
     assert "worker 1 (127.0.0.1:" in stderr[stderr.index("error: ") :]
 
 
-def test_a_worker_that_hangs_is_found_and_says_where(tmp_path):
-    patient = flags(tmp_path, "--stall-timeout", "20")
-    command = [*FAULTY, "HANG", "1", "2", str(tmp_path / "marker"), *patient]
+@pytest.mark.parametrize(
+    ("fault", "update", "patience"), [("HANG", 2, ["--stall-timeout", "20"]), ("HANG:20", 0, [])]
+)
+def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, patience):
+    command = [*FAULTY, fault, "1", str(update), str(tmp_path / "marker"), *flags(tmp_path, *patience)]
     (chief_code, chief), (hanging_code, hanging) = run_workers(command, command)
     assert (chief_code, hanging_code) == (75, 75), chief + hanging
+    stuck = f"is stuck in update {update + 1}, collecting, at tfrl/learner.py:"
     for stderr in (chief, hanging):
         # The first to end breaks the other's connections, which it may notice before its own watchdog does.
-        assert "is stuck in update 3, collecting, at tfrl/learner.py:" in stderr or "is gone" in stderr
-    assert "is stuck in update 3" in chief + hanging
+        assert stuck in stderr or "is gone" in stderr
+    assert stuck in chief + hanging
     assert "time.sleep(3600)" in hanging or "is gone" in chief
 
 
@@ -268,11 +235,13 @@ def test_workers_with_other_settings_do_not_start(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_worker_is_named(tmp_path):
-    absent = ["-c", "pass"]
-    (code, stderr), _ = run_workers([*TRAIN, *flags(tmp_path, "--cluster-timeout", "3")], absent)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_worker_is_named(tmp_path, missing):
+    commands = [[*TRAIN, *flags(tmp_path, "--cluster-timeout", "3")]] * 2
+    commands[missing] = ["-c", "pass"]
+    code, stderr = run_workers(*commands)[1 - missing]
     assert code == 2
-    assert "worker 1 (127.0.0.1:" in stderr
+    assert f"waiting for worker {missing} (127.0.0.1:" in stderr
     assert "did not come up within 3 s" in stderr
 
 

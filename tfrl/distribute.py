@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfrl.errors import PeerError, TrainingError, UserError
 from tfrl.settings import Hardware
+from tfrl.split_cpu import SplitCPUStrategy
 from tfrl.tf_config import TFConfig
 
 # On CPUs larger parts of a minibatch gain nothing and cost memory (docs/results.md).
@@ -231,14 +232,17 @@ def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
 
 
 def _multi_worker(config: Hardware, gpus: int) -> tf.distribute.Strategy:
-    if config.replicas not in (0, gpus or 1):
-        # TensorFlow decides that: every GPU that the process sees, or one CPU.
-        has = f"its {gpus} GPU(s)" if gpus else "one on a CPU"
-        raise UserError(f"--replicas {config.replicas}: with TF_CONFIG each worker has a replica for {has}")
+    if gpus and config.replicas not in (0, gpus):
+        raise UserError(
+            f"--replicas {config.replicas}: with TF_CONFIG each worker has one for each of its {gpus} GPU(s)"
+        )
     if config.communication == "nccl" and not gpus:
         raise UserError("--communication nccl is for GPUs, and this machine has none; use auto or ring")
     kind = tf.distribute.experimental.CommunicationImplementation[config.communication.upper()]
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    if not gpus and config.replicas > 1:
+        _devices(False, config.replicas)
+        return SplitCPUStrategy(options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 

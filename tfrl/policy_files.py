@@ -87,11 +87,15 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_suffix(".tmp")
     arrays = {f"{_PREFIX}{name}": value for name, value in weights.items()}
-    with staged.open("wb") as file:
-        np.savez(file, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
+    try:
+        with staged.open("wb") as file:
+            np.savez(file, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        staged.unlink(missing_ok=True)  # on a full disk it would take the place of checkpoints
+        raise
 
 
 def _warn(sentence: str) -> None:
