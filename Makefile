@@ -22,8 +22,9 @@ format: $(READY)
 bench: $(READY)
 	@$(VENV)/bin/python -m benchmarks.throughput $(ARGS)
 
+# Several files of a run grow at once where an evaluator follows it (cluster/README.md).
 tensorboard: $(READY)
-	@$(VENV)/bin/tensorboard --logdir $(LOGDIR) $(ARGS)
+	@$(VENV)/bin/tensorboard --logdir $(LOGDIR) --reload_multifile true $(ARGS)
 
 # The stamp is written last, so an interrupted install is done again.
 $(READY): requirements.txt
