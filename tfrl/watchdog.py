@@ -35,9 +35,7 @@ LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
 LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a progress bar
 LOOKS = 5  # at the others, at least, before a verdict
 FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
-CONNECTING = (
-    "connecting"  # a phase in which TensorFlow gives no other thread a turn: its silence means nothing
-)
+CONNECTING = "connecting"  # in it TensorFlow gives no other thread a turn: silence means nothing
 _SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
