@@ -3,6 +3,10 @@
 import json
 import re
 import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
@@ -178,11 +182,10 @@ def test_weights_of_another_network_are_refused(run, tmp_path):
 
 
 def read_mp4(path):
-    import imageio_ffmpeg
-
-    frames = imageio_ffmpeg.read_frames(str(path))
-    width, height = next(frames)["size"]
-    return np.stack([np.frombuffer(f, np.uint8).reshape(height, width, 3) for f in frames])
+    """Its frames, decoded to pictures by ffmpeg."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([video.ffmpeg(), "-loglevel", "error", "-i", path, f"{folder}/%04d.png"], check=True)
+        return np.stack([imageio.imread(file) for file in sorted(Path(folder).iterdir())])
 
 
 def pictures(count):
@@ -203,6 +206,21 @@ def test_what_is_written_is_read_back(suffix, tmp_path):
     back = read_mp4(path) if suffix == ".mp4" else imageio.imread(path, plugin="pillow", index=None)
     assert back.shape == frames.shape
     assert np.abs(back.astype(int) - frames).mean() < 6
+
+
+def test_mp4_is_written_beside_a_setuptools_without_pkg_resources(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pkg_resources", None)
+    monkeypatch.delitem(sys.modules, "imageio_ffmpeg", raising=False)
+    with video.Writer(tmp_path / "video.mp4", fps=15) as writer:
+        writer.append(pictures(1)[0])
+    assert len(read_mp4(tmp_path / "video.mp4")) == 1
+
+
+def test_what_the_encoder_says_is_the_error(tmp_path):
+    writer = video.Writer(tmp_path / "missing" / "video.mp4", fps=15)
+    writer.append(pictures(1)[0])
+    with pytest.raises(OSError, match="No such file"):
+        writer.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("kind", ["mp4", "gif"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import importlib.util
 import math
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +29,22 @@ _PROCGEN_ACTIONS = "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE
 _ACTIONS = {15: _PROCGEN_ACTIONS, 3: "\u2190\u00b7\u2192"}
 
 
+def ffmpeg() -> str:
+    """The program that writes mp4: $IMAGEIO_FFMPEG_EXE, that of gym3's imageio-ffmpeg, or the system's.
+
+    The package is looked up and not imported: its release that gym3 asks for needs pkg_resources, which
+    setuptools no longer has.
+    """
+    package = importlib.util.find_spec("imageio_ffmpeg")
+    folders = package.submodule_search_locations if package else None
+    bundled = [str(file) for folder in folders or () for file in Path(folder).glob("binaries/ffmpeg-*")]
+    return os.environ.get("IMAGEIO_FFMPEG_EXE") or next(iter(bundled), "ffmpeg")
+
+
 class Writer:
     """Writes frames uint8 [H, W, 3] of one size to an mp4 (H.264) or gif file; use it in a `with`.
 
-    H and W are even for an mp4. imageio's own ffmpeg plugin does not work with the old imageio-ffmpeg that
-    procgen's gym3 brings, so mp4 is written by imageio-ffmpeg itself, which all of its versions can.
+    H and W are even for an mp4.
 
     Raises:
       OSError: the file cannot be written.
@@ -38,30 +53,20 @@ class Writer:
     def __init__(self, path: Path, *, fps: float) -> None:
         self._path = path
         self._fps = fps
-        self._encoder: Any = None
+        self._encoder: _Mp4 | Any = None
 
     def append(self, frame: np.ndarray) -> None:
         """Adds a frame."""
         if self._encoder is None:
             self._encoder = self._open(frame)
-        if self._path.suffix == ".gif":
-            self._encoder.append_data(frame)
-        else:
-            self._encoder.send(np.ascontiguousarray(frame))
+        self._encoder.append_data(frame)
 
     def _open(self, frame: np.ndarray) -> Any:
-        if self._path.suffix == ".gif":
-            import imageio.v2 as imageio
+        if self._path.suffix != ".gif":
+            return _Mp4(self._path, self._fps, height=frame.shape[0], width=frame.shape[1])
+        import imageio.v2 as imageio
 
-            return imageio.get_writer(self._path, mode="I", duration=1000 / self._fps, loop=0)
-        import imageio_ffmpeg
-
-        size = frame.shape[1], frame.shape[0]
-        encoder = imageio_ffmpeg.write_frames(
-            str(self._path), size, fps=self._fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
-        )
-        encoder.send(None)
-        return encoder
+        return imageio.get_writer(self._path, mode="I", duration=1000 / self._fps, loop=0)
 
     def __enter__(self) -> Writer:
         return self
@@ -71,6 +76,35 @@ class Writer:
     ) -> None:
         if self._encoder is not None:
             self._encoder.close()
+
+
+class _Mp4:
+    """Sends frames to ffmpeg; raises OSError with its last words where it fails."""
+
+    def __init__(self, path: Path, fps: float, *, height: int, width: int) -> None:
+        command = [ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+        command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-an"]
+        command += ["-c:v", "libx264", "-crf", "15", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+        try:
+            # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
+            self._process = subprocess.Popen(
+                [*command, str(path)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, "there is no ffmpeg to write mp4 with") from None
+
+    def append_data(self, frame: np.ndarray) -> None:
+        try:
+            self._process.stdin.write(np.ascontiguousarray(frame).data)
+        except BrokenPipeError:
+            self.close()
+
+    def close(self) -> None:
+        if self._process.returncode is not None:
+            return
+        said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+        if self._process.returncode:
+            raise OSError(errno.EIO, said[-1] if said else f"ffmpeg ended with {self._process.returncode}")
 
 
 class Grid(Watcher):
