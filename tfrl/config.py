@@ -223,6 +223,14 @@ def default_run_name(env: str, seed: int) -> str:
     return f"{env}-seed{seed}"
 
 
+def hyperparameters(config: Config) -> tuple[dict[str, Any], set[str]]:
+    """What a result depends on, and which of it tells this run from another of the same preset."""
+    names = [field.name for section in (Task, PPO, Network) for field in dataclasses.fields(section)]
+    values = {name: getattr(config, name) for name in (*names, "precision")}
+    plain = Config(**PRESETS[config.preset])
+    return values, {"env", "seed"} | {name for name in names if values[name] != getattr(plain, name)}
+
+
 def _complete(config: Config) -> Config:
     """With the game's own name, from any of the spellings that Gym has used, and a name for the run."""
     found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", config.env)

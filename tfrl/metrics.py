@@ -10,10 +10,12 @@ import csv
 import io
 import math
 import os
+import shlex
 import socket
 import struct
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +88,15 @@ class MetricsWriter:
         cells = [f"{known[name]:.9g}" if name in known else "" for name in self._columns[1:]]
         with self._going_on():
             self._rows.append(_csv_line([str(env_steps), *cells]))
+        self.scalars(env_steps, known)
+
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each curve, and no row to progress.csv; a NaN is left out."""
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        self._add(env_steps, *(scalar_pb(name, value) for name, value in known.items()))
+        self._add(
+            env_steps, *(scalar_pb(name, value) for name, value in values.items() if not math.isnan(value))
+        )
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Shows Markdown in TensorBoard's Text tab."""
@@ -96,11 +104,17 @@ class MetricsWriter:
 
         self._add(step, text_pb(tag, markdown))
 
-    def layout(self, settings: Mapping[str, Any]) -> None:
-        """Tells TensorBoard the settings, as hyperparameters, and which curves share a chart."""
+    def describe(self, settings: str) -> None:
+        """Shows the command of this process and its settings, YAML, in TensorBoard's Text tab."""
+        command = shlex.join(["python", *sys.orig_argv[1:]])
+        for tag, content in (("command", command), ("settings", settings)):
+            self.text(tag, f"```\n{content}\n```", 0)
+
+    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+        """Tells TensorBoard the hyperparameters, `chosen` ones first, and which curves share a chart."""
         from tfrl import tensorboard_layout
 
-        self._add(0, *tensorboard_layout.summaries(settings, str(self._directory)))
+        self._add(0, *tensorboard_layout.summaries(settings, chosen, self._directory))
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Shows the distribution of numbers of any shape."""
@@ -157,10 +171,10 @@ class NullMetricsWriter:
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Does nothing."""
 
-    def text(self, tag: str, markdown: str, step: int) -> None:
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Does nothing."""
 
-    def layout(self, settings: Mapping[str, Any]) -> None:
+    def text(self, tag: str, markdown: str, step: int) -> None:
         """Does nothing."""
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:

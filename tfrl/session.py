@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -185,7 +184,7 @@ class Session:
             run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
         )
         if found is None:
-            self.writer.text("settings", f"```\n{settings}\n```\n\ncommand: `{' '.join(sys.argv)}`", 0)
+            self.writer.describe(settings)
 
     def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
         """Whether an earlier process has come to these weights and done all of it, down to results.json."""

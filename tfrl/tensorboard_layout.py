@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 _CHARTS = {
@@ -25,16 +26,25 @@ _CHARTS = {
         "seconds": ("time/rollout_seconds", "time/update_seconds"),
     },
 }
-# Final values that the HParams tab shows beside the settings.
-_METRICS = ("rollout/episode_return", "eval_train/return", "eval_test/return", "eval/generalization_gap")
+# Whose last points the HParams tab shows beside the settings: those of the evaluation that ends every run.
+_METRICS = (
+    *(
+        f"eval_{level_set}/{name}"
+        for name in ("return", "normalized_return")
+        for level_set in ("test", "train")
+    ),
+    "eval/generalization_gap",
+    "rollout/episode_return",
+)
 
 
-def summaries(settings: Mapping[str, Any], run: str) -> list[Any]:
+def summaries(settings: Mapping[str, Any], chosen: Collection[str], run: Path) -> list[Any]:
     """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
 
     Args:
       settings: name to value; None becomes text.
-      run: what tells this run from others.
+      chosen: names of those that tell this run from others, which come first.
+      run: its folder.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, summary
@@ -54,12 +64,27 @@ def summaries(settings: Mapping[str, Any], run: str) -> list[Any]:
     return [
         # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
         Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),
-        hparams.hparams_config_pb(
-            hparams=[hparams.HParam(name) for name in values],
-            metrics=[hparams.Metric(tag, display_name=tag) for tag in _METRICS],
-        ),
-        hparams.hparams_pb(values, trial_id=run),
+        _experiment(values, chosen),
+        # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
+        hparams.hparams_pb(values, trial_id=f"{run.resolve().name} in {run.resolve().parent}"),
     ]
+
+
+def _experiment(names: Collection[str], chosen: Collection[str]) -> Any:
+    """Which hyperparameters and metrics there are: TensorBoard sorts by name, and first what differs."""
+    from tensorboard.plugins.hparams import plugin_data_pb2
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    summary = hparams.hparams_config_pb(
+        hparams=[hparams.HParam(name) for name in names],
+        metrics=[hparams.Metric(tag, display_name=tag) for tag in _METRICS],
+    )
+    plugin = summary.value[0].metadata.plugin_data
+    data = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
+    for info in data.experiment.hparam_infos:
+        info.differs = info.name in chosen
+    plugin.content = data.SerializeToString()
+    return summary
 
 
 def _exactly(tags: tuple[str, ...]) -> list[str]:

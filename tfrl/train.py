@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from tfrl import results, summary
-from tfrl.config import Config, check_topology
+from tfrl.config import Config, check_topology, hyperparameters
 from tfrl.console import Console
 from tfrl.export import export
 from tfrl.learner import Learner
@@ -68,6 +68,7 @@ class Trainer:
                 return session.end_early(code, f"{self._env_steps:,} env steps")
         if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
             self._evaluation = self._evaluate()
+            session.writer.scalars(self._env_steps, self._evaluation)
         return self._finish()
 
     def _update(self) -> dict[str, float]:
@@ -127,7 +128,8 @@ class Trainer:
         logged = summary.logged_steps(config.run_dir / "progress.csv")
         session.open_folder(COLUMNS, again=self._pending is not None)
         if session.found is None:
-            session.writer.layout(dataclasses.asdict(config))
+            precision = session.runtime.precision
+            session.writer.layout(*hyperparameters(dataclasses.replace(config, precision=precision)))
         self._periodic = Periodic(
             config, session.runtime, writer=session.writer, phase=session.phase, warn=session.console.warn
         )
