@@ -3,16 +3,18 @@
 import dataclasses
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
-from tfrl import policy_files, results, suite, train
-from tfrl.errors import UserError
+from tfrl import policy_files, results, runs, suite, train
+from tfrl.errors import TrainingError, UserError
 from tfrl.settings import to_yaml
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -96,7 +98,7 @@ def _wait_for(url, text, seconds=90):
 
 
 def test_a_suite_is_games_times_seeds():
-    tasks = suite.plan(["--envs", "coinrun,maze", "--seeds=3,4", "--total-steps", "1e6"])
+    tasks = suite.plan(suite.Options(envs="coinrun,maze", seeds="3,4"), ["--total-steps", "1e6"])
     assert [(t.config.env, t.config.seed) for t in tasks] == [
         ("coinrun", 3),
         ("coinrun", 4),
@@ -105,41 +107,101 @@ def test_a_suite_is_games_times_seeds():
     ]
     assert all(t.config.total_steps == 1_000_000 for t in tasks)
     assert len({t.config.run_dir for t in tasks}) == 4
-    assert len(suite.plan([])) == 48
+    assert len(suite.plan(suite.Options(), [])) == 48
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--envs", "pong"], ["--env", "maze"], ["--seeds", "x"], ["--run-name", "a"], ["--envs"]]
+    "arguments",
+    [
+        ["--envs", "pong"],
+        ["--env", "maze"],
+        ["--seeds", "x"],
+        ["--run-name", "a"],
+        ["--envs"],
+        ["--seeds", "1,1"],
+        ["--workers", "0"],
+        ["--workers", "two"],
+    ],
 )
-def test_a_suite_is_checked_before_it_starts(arguments):
+def test_a_suite_is_checked_before_it_starts(arguments, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(UserError):
-        suite.plan(arguments)
+        suite.main(arguments)
 
 
-def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, monkeypatch, capsys):
+TRAINER = """
+import sys, time
+sys.path[:0] = {paths!r}
+from made_runs import make_run
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+logdir, seed = Path(flags["--logdir"]), int(flags["--seed"])
+mark = logdir / f"{{seed}}.started"
+mark.touch()
+while len(list(logdir.glob("*.started"))) < {together}:
+    time.sleep(0.02)
+if seed in {ends}:
+    sys.exit({ends}[seed])
+make_run(logdir, "maze", seed, total_steps=40_000)
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Stands in for the trainer: leaves a finished run, or ends with a code, when `together` have started."""
+
+    def make(together=1, **ends):
+        script = tmp_path / "trainer.py"
+        ends = {int(seed[1:]): code for seed, code in ends.items()}
+        here = Path(__file__).parent
+        script.write_text(TRAINER.format(paths=[str(here), str(here.parent)], together=together, ends=ends))
+        monkeypatch.setattr(suite, "_TRAINER", (str(script),))
+        return ["--envs", "maze", "--total-steps", "40000", "--logdir", str(tmp_path)]
+
+    return make
+
+
+def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, trainer, capsys):
     from made_runs import make_run
 
     make_run(tmp_path, "maze", 1, total_steps=40_000)
-    started = []
-
-    def call(command):
-        started.append(command[command.index("--seed") + 1])
-        make_run(tmp_path, "maze", int(started[-1]), total_steps=40_000)
-        return 0
-
-    monkeypatch.setattr(subprocess, "call", call)
-    arguments = ["--envs", "maze", "--seeds", "1,2", "--total-steps", "40000", "--logdir", str(tmp_path)]
-    assert suite.main(arguments) == 0
-    assert started == ["2"]
+    assert suite.main([*trainer(), "--seeds", "1,2"]) == 0
+    assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
     assert (tmp_path / "report.html").is_file()
-    assert "done before" in capsys.readouterr().out
+    assert "maze-seed1: done before" in capsys.readouterr().out
 
 
-def test_a_suite_that_is_told_to_stop_stops(tmp_path, monkeypatch):
-    codes = []
-    monkeypatch.setattr(subprocess, "call", lambda command: codes.append(143) or 143)
-    assert suite.main(["--envs", "maze", "--logdir", str(tmp_path)]) == 143
-    assert codes == [143]
+def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
+    """Each of the first two waits until both have started: one after another, none would end."""
+    assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0
+    assert len(list(tmp_path.glob("*/output.txt"))) == 3
+
+
+def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):
+    assert suite.main([*trainer(s1=143), "--seeds", "1,2"]) == 143
+    assert not (tmp_path / "2.started").exists()
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):
+    with pytest.raises(TrainingError, match="1 of 2 runs failed: maze-seed1"):
+        suite.main([*trainer(together=2, s1=1), "--seeds", "1,2", "--workers", "2"])
+    assert (tmp_path / "report.html").is_file()
+    assert "ended with code 1" in capsys.readouterr().out
+
+
+def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
+    flags = "--envs catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
+    flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --workers 2 --logdir {tmp_path}"
+    command = [sys.executable, "-m", "tfrl.suite", *flags.split()]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        folders = [tmp_path / f"catch-seed{seed}" for seed in (1, 2)]
+        while not all((folder / "progress.csv").is_file() for folder in folders):
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    for folder in folders:
+        saved = int(max(folder.glob("checkpoints/update-*")).name.removeprefix("update-"))
+        assert runs.load(folder).env_steps == saved * 8 * 16
 
 
 def test_settings_know_the_video_flag(small):

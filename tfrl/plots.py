@@ -61,7 +61,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     names = variants(groups)
     for ax, ((env, mode), members) in zip(axes, games.items(), strict=False):
         end = max(run.env_steps for g in members for run in g.runs)
-        if any(published_applies(g.runs[0].config) for g in members):
+        if any(map(_published_reaches, members)):
             _published_curves(ax, env, end)
         for g in members:
             _own_curves(ax, g, names.index(g.label))
@@ -194,6 +194,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
     runs = [run for g in groups for run in g.runs]
     figure, axes = _panels(len(_TRAINING), width=3.7, height=2.5, columns=3)
     many = len(runs) > _MOST_LINES
+    end = max(run.env_steps for run in runs)
     for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
         curves = [run.points(column) for run in runs]
         if many:
@@ -204,6 +205,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
             for v, (steps, values) in enumerate(curves):
                 ax.plot(steps, values, color=_color(v), linestyle=_dash(v), linewidth=1.2)
         ax.set_title(title)
+        ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     figure.supxlabel("env steps")
@@ -254,12 +256,18 @@ def _published_curves(ax: Axes, env: str, end: float) -> None:
         ax.plot(steps, runs.mean(0), color=_GREY, linestyle=dash, linewidth=1.3)
 
 
+def _published_reaches(g: Group) -> bool:
+    """Whether the published curves of the same task begin before the runs end."""
+    end = max(run.env_steps for run in g.runs)
+    return published_applies(g.runs[0].config) and published_curve(g.env, "train")[0][0] <= end
+
+
 def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D | Patch]:
     handles: list[Line2D | Patch] = []
     for v, name in enumerate(names):
         line = Line2D([], [], color=_color(v), linestyle=_dash(v), label=f"{name}, training levels")
         handles += [line, _dot(_color(v), _marker(v), f"{name}, unseen levels (evaluation)", False)]
-    if any(published_applies(g.runs[0].config) for g in groups):
+    if any(map(_published_reaches, groups)):
         for level_set, dash in zip(LEVEL_SETS, ("-", (0, (2, 1.5))), strict=True):
             label = f"train-procgen (published), {level_set_title(level_set)}"
             handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))

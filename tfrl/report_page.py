@@ -108,7 +108,7 @@ def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         row = [g.env, *([g.label] if several else []), str(len(g.runs))]
         row.append(f"{max(run.env_steps for run in g.runs):,}")
         row += [_mean([run.final_return(s) for run in g.runs]) for s in LEVEL_SETS]
-        row += [_mean(g.scores(s)) for s in LEVEL_SETS]
+        row += [_mean(g.scores(s), 3) for s in LEVEL_SETS]
         if published:
             there = published_applies(g.runs[0].config)
             scores = published_scores(g.env) if there else {}
@@ -130,7 +130,7 @@ def _aggregates(groups: Sequence[Group]) -> str:
             for statistic in (statistics.iqm, statistics.mean, statistics.median):
                 value = float(statistic(statistics.pooled(scores)))
                 low, high = statistics.stratified_bootstrap(scores, statistic)
-                cells.append(_number(value) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else ""))
+                cells.append(_number(value, 3) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else ""))
             rows.append([f"{name}, {level_set_title(level_set)}", *cells])
     if not rows:
         return ""
@@ -165,7 +165,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
         for part in (read_json(run.path / "eval.json") or {}).get("evaluations", []):
             names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
             names += ("normalized_return", "solve_rate", "length_mean")
-            cells = [_number(part.get(name)) for name in names]
+            cells = [_number(part.get(name), 3 if name == "normalized_return" else 2) for name in names]
             where = f"{part.get('env')}, {part.get('levels')} levels, {part.get('actions')}"
             rows.append([run.name, where, str(part.get("episodes")), *cells])
     if not rows:
@@ -219,9 +219,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _mean(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float], digits: int = 2) -> str:
     finite = [float(v) for v in values if math.isfinite(v)]
-    return _number(sum(finite) / len(finite) if finite else None)
+    return _number(sum(finite) / len(finite) if finite else None, digits)
 
 
 def _number(value: Any, digits: int = 2) -> str:

@@ -1,30 +1,46 @@
-"""python -m tfrl.suite: games x seeds, one run after another, and a report at the end.
+"""python -m tfrl.suite: games x seeds, one after another or several side by side, and a report at the end.
 
 What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
-from tfrl import commands, config, report, runs
+from tfrl import cli, commands, config, report, runs
 from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
-_HELP = """usage: python -m tfrl.suite [--envs GAME,GAME,...|all] [--seeds N,N,...] [FLAG ...]
+_TRAINER = ("-m", "tfrl.ppo_procgen")
+_TOLD = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+_OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
+_POLL_EVERY = 0.2  # seconds
+_USAGE = "python -m tfrl.suite"
+_SUMMARY = """Trains every game with every seed, skips what is done, and writes LOGDIR/report.html. All other
+flags are those of python -m tfrl.ppo_procgen, and the same for every run."""
 
-Trains every game with every seed, skips what is done, and writes LOGDIR/report.html.
 
-  --envs    games with commas between, or all of procgen's 16 (all)
-  --seeds   seeds with commas between (1,2,3)
+@dataclass(frozen=True)
+class Options:
+    """What is trained."""
 
-All other flags are those of python -m tfrl.ppo_procgen, and the same for every run.
-"""
+    envs: str = "all"
+    """Games with commas between, or all of procgen's 16."""
+    seeds: str = "1,2,3"
+    """Seeds with commas between."""
+    workers: int = 1
+    """Runs side by side, which share the machine's cores; what each shows goes to its output.txt."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +51,11 @@ class _Task:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
-    if any(a in ("-h", "--help") for a in arguments):
-        print(_HELP, end="")
-        return 0
-    tasks = plan(arguments)
-    failed = []
-    for number, task in enumerate(tasks, 1):
-        title = f"[{number}/{len(tasks)}] {task.config.run_dir}"
-        if _is_done(task.config):
-            print(f"{title}: done before", flush=True)
-            continue
-        print(title, flush=True)
-        code = subprocess.call([sys.executable, "-m", "tfrl.ppo_procgen", *task.arguments])
-        if code in _ENDING:
-            return code
-        if code:
-            failed.append(task.config.run_dir.name)
+    options, rest = _split(arguments)
+    tasks = plan(options, rest)
+    code, failed = _Runs(tasks, options.workers).run()
+    if code:
+        return code
     finished = [runs.load(task.config.run_dir) for task in tasks if _is_done(task.config)]
     if finished:
         print(report.write(finished, tasks[0].config.run_dir.parent))
@@ -59,32 +64,137 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def plan(arguments: Sequence[str]) -> list[_Task]:
-    """The runs of a command line, checked before the first one starts.
+class _Runs:
+    """Starts the runs in order, `workers` at a time.
+
+    Each is in a session of its own, so that a Ctrl-C reaches it through us alone: once, and we wait until it
+    has saved.
+    """
+
+    def __init__(self, tasks: Sequence[_Task], workers: int) -> None:
+        self._tasks = tasks
+        self._workers = min(workers, len(tasks))
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._code = 0  # of a run that ends the suite
+        self._signal = 0
+        self._failed: list[str] = []
+
+    def run(self) -> tuple[int, list[str]]:
+        """The code to end with, 0 for none, and the names of the runs that failed."""
+        waiting = list(reversed(range(len(self._tasks))))
+        before = {which: signal.signal(which, self._take) for which in _TOLD}
+        try:
+            while self._running or (waiting and not self._code and not self._signal):
+                if waiting and len(self._running) < self._workers and not self._code and not self._signal:
+                    self._start(waiting.pop())
+                    continue
+                time.sleep(_POLL_EVERY)
+                self._reap()
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+        return self._code or _TOLD.get(self._signal, 0), self._failed
+
+    def _start(self, index: int) -> None:
+        task = self._tasks[index]
+        if _is_done(task.config):
+            self._say(index, "done before")
+            return
+        self._say(index, "starts")
+        command = [sys.executable, *_TRAINER, *task.arguments]
+        with contextlib.ExitStack() as files:
+            output, environment = None, None
+            if self._workers > 1:
+                share = max(1, (os.cpu_count() or 1) // self._workers)
+                environment = _tensorflow_threads(share) | os.environ
+                if not task.config.env_threads:
+                    command += ["--env-threads", str(max(1, share // 2))]
+                task.config.run_dir.mkdir(parents=True, exist_ok=True)
+                output = files.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
+            self._running[index] = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _reap(self) -> None:
+        for index, process in list(self._running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self._running[index]
+            task = self._tasks[index]
+            words = f": {_last_line(task.config.run_dir / _OUTPUT)}" if self._workers > 1 else ""
+            self._say(index, f"ended with code {code}{words}" if code else "done")
+            if code in _ENDING:
+                # A second signal would end the others at once.
+                if not self._code and not self._signal:
+                    self._tell(signal.SIGTERM)
+                self._code = self._code or code
+            elif code:
+                self._failed.append(task.config.run_dir.name)
+
+    def _take(self, which: int, _: FrameType | None) -> None:
+        self._signal = self._signal or which
+        self._tell(signal.SIGTERM if which == signal.SIGHUP else which)
+
+    def _tell(self, which: int) -> None:
+        for process in self._running.values():
+            process.send_signal(which)
+
+    def _say(self, index: int, words: str) -> None:
+        print(f"[{index + 1}/{len(self._tasks)}] {self._tasks[index].config.run_dir}: {words}", flush=True)
+
+
+def _tensorflow_threads(count: int) -> dict[str, str]:
+    """The environment variables by which TensorFlow computes with so many threads."""
+    return {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
+
+
+def _last_line(file: Path) -> str:
+    """What a run said last, such as its error."""
+    lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
+    return next(filter(None, reversed(lines)), "nothing was said")
+
+
+def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
+    """The suite's own flags, and those of its runs."""
+    own: list[str] = []
+    rest: list[str] = []
+    tokens = list(reversed(arguments))
+    while tokens:
+        token = tokens.pop()
+        name = token.partition("=")[0]
+        if name not in ("--envs", "--seeds", "--workers", "--help", "-h"):
+            rest.append(token)
+            continue
+        own.append(token)
+        if token == name and tokens and name not in ("--help", "-h"):
+            own.append(tokens.pop())
+    _, options = cli.parse(Options, own, _USAGE, _SUMMARY)
+    cli.check_least(options, workers=1)
+    return options, rest
+
+
+def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
+    """The runs, each with the trainer's flags `rest`, checked before the first one starts.
 
     Raises:
       UserError: a setting cannot be meant, or would give two runs one folder.
     """
-    own = {"--envs": "all", "--seeds": "1,2,3"}
-    rest: list[str] = []
-    tokens = iter(arguments)
-    for token in tokens:
-        name, equals, value = token.partition("=")
-        if name not in own:
-            rest.append(token)
-            continue
-        own[name] = value if equals else next(tokens, "")
-        if not own[name]:
-            raise UserError(f"{name} needs a value.")
     for flag in ("--env", "--seed", "--run-name"):
         if any(token.partition("=")[0] == flag for token in rest):
             raise UserError(f"a suite names its runs itself: give --envs and --seeds instead of {flag}.")
-    names = games() if own["--envs"] == "all" else own["--envs"].split(",")
+    names = games() if options.envs == "all" else options.envs.split(",")
     tasks = []
     for env in names:
-        for seed in own["--seeds"].split(","):
+        for seed in options.seeds.split(","):
             arguments = [*rest, "--env", env.strip(), "--seed", seed.strip()]
             tasks.append(_Task(config.parse(arguments), arguments))
+    folders = [task.config.run_dir for task in tasks]
+    twice = next((folder for folder in folders if folders.count(folder) > 1), None)
+    if twice:
+        raise UserError(
+            f"two runs of the suite would share the folder {twice}; give each game and seed once."
+        )
     return tasks
 
 
