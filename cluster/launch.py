@@ -152,7 +152,7 @@ def main() -> int:
     """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    flags, command = _parser().parse_args(arguments[:split]), arguments[split + 1 :]
+    flags, command = parser().parse_args(arguments[:split]), arguments[split + 1 :]
     if not command:
         raise UserError(
             "there is no command to run; write it after --, as in: --workers 2 -- python -m tfrl.ppo_procgen"
@@ -186,7 +186,8 @@ def main() -> int:
     return launcher.run()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The flags of this command."""
     parser = Parser("python -m cluster.launch", DESCRIPTION)
     parser.usage = "%(prog)s (--workers N | --hosts A,B) [flags] -- COMMAND"
     parser.add_argument("--workers", type=int, help="how many worker processes on this machine")

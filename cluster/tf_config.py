@@ -22,7 +22,7 @@ ANSWER_WITHIN = 2.0  # seconds
 
 def main() -> int:
     """Runs the command; returns 0, or raises UserError for bad flags, a bad TF_CONFIG or a taken port."""
-    flags = _parser().parse_args()
+    flags = parser().parse_args()
     if flags.check:
         if flags.hosts or flags.index or flags.evaluator or flags.chief:
             raise UserError("--check tests the TF_CONFIG that is set and takes no other flags")
@@ -96,7 +96,8 @@ def _fault(address: str) -> str | None:
     return None
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The flags of this command."""
     parser = Parser("python -m cluster.tf_config", DESCRIPTION)
     parser.add_argument("--hosts", help="host:port of every training process, separated by commas")
     parser.add_argument("--index", help="which of --hosts this process is, from 0; or 'evaluator'")

@@ -200,7 +200,7 @@ def check_topology(config: Config, replicas: int) -> None:
         )
 
 
-_READER = Reader(
+READER = Reader(
     Config,
     sections=(Task, Learning, Hardware, Run),
     presets=PRESETS,
@@ -210,4 +210,4 @@ _READER = Reader(
     summary="Train a network of the zoo on labelled images.\n\n"
     f"Preset he-cifar10: {in_words(PRESETS['he-cifar10'])}.",
 )
-parse, from_yaml = _READER.parse, _READER.from_yaml
+parse, from_yaml = READER.parse, READER.from_yaml

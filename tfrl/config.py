@@ -323,7 +323,7 @@ def _preset_help(name: str) -> str:
     return f"{name} ({_PRESET_SUMMARIES[name]}){changes and f': {changes}'}."
 
 
-_READER = Reader(
+READER = Reader(
     Config,
     sections=(Task, PPO, Network, Hardware, Run),
     presets=PRESETS,
@@ -333,4 +333,4 @@ _READER = Reader(
     summary="Train PPO on procgen. The presets:\n\n" + "\n\n".join(map(_preset_help, PRESETS)),
     aliases={"update_freq": "num_steps", "actor_lr": "lr"},
 )
-parse, from_yaml = _READER.parse, _READER.from_yaml
+parse, from_yaml = READER.parse, READER.from_yaml

@@ -110,12 +110,11 @@ class Reader(Generic[Settings]):
     def parse(self, argv: Sequence[str]) -> Settings:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
 
-        Answers --help, --print-config and tyro's shell completion by SystemExit(0). Raises UserError for
-        anything that cannot be meant.
+        Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be meant.
         """
-        if any(token in ("-h", "--help") or token.startswith("--tyro-") for token in argv):
+        if any(token in ("-h", "--help") for token in argv):
             self._help(argv)
-        flags = read_flags(self._kinds | typing.get_type_hints(Command), self.aliases, argv)
+        flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
         config = self._resolve((self._read_file(path) if path else {}) | flags)
         self.check(config)
@@ -127,6 +126,11 @@ class Reader(Generic[Settings]):
     def from_yaml(self, path: str | Path) -> Settings:
         """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
         return self._resolve(read_yaml(self._kinds, self.aliases, path))
+
+    @property
+    def flag_kinds(self) -> dict[str, Any]:
+        """The types of all flags, by name."""
+        return self._kinds | typing.get_type_hints(Command)
 
     @cached_property
     def _kinds(self) -> dict[str, Any]:
@@ -144,7 +148,7 @@ class Reader(Generic[Settings]):
         return self.complete(self.kind(**{**self.presets[preset], **values}))
 
     def _help(self, argv: Sequence[str]) -> NoReturn:
-        """Print the help, or the completion script, and end."""
+        """Print the help, and end."""
         import tyro
 
         fields = [

@@ -1,0 +1,93 @@
+"""python -m tfrl.completion: a bash script by which TAB completes all commands, their flags and choices.
+
+tyro's own script completes a program's name, but our commands are `python -m` and a module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfrl import commands
+from tfrl.errors import UserError
+from tfrl.flags import flag
+
+_TOOLS = ("evaluate", "record", "report", "status", "suite", "collect")
+_SCRIPT = """_tfrl() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} module= words= i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    [[ ${{COMP_WORDS[i]}} == -m ]] && module=${{COMP_WORDS[i+1]}} && break
+  done
+  if [[ $before == -m ]]; then
+    words="{modules}"
+  else
+    case "$module $before" in
+{choices}
+    esac
+    [[ -z $words && $word == -* ]] && case $module in
+{flags}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o bashdefault -o default -F _tfrl python python3
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the script; the exit code."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print('usage: eval "$(python -m tfrl.completion)", in ~/.bashrc say')
+        return 0
+    if arguments:
+        raise UserError(f"python -m tfrl.completion takes no arguments; got {arguments[0]}.")
+    print(script(_flags()), end="")
+    return 0
+
+
+def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """The script for the flags, with their choices, of each module."""
+    choices = [
+        f'      "{module} {name}") words="{" ".join(values)}" ;;'
+        for module, of_module in flags.items()
+        for name, values in of_module.items()
+        if values
+    ]
+    lines = [f'      {module}) words="{" ".join(of_module)}" ;;' for module, of_module in flags.items()]
+    return _SCRIPT.format(modules=" ".join(flags), choices="\n".join(choices), flags="\n".join(lines))
+
+
+def _flags() -> dict[str, dict[str, list[str]]]:
+    """The flags of every command, each with its choices, where it has a few."""
+    from cluster import launch, tf_config
+    from resnet.config import READER as SUPERVISED
+    from tfrl.config import READER as PPO
+
+    trainer = _of_kinds(PPO.flag_kinds, PPO.aliases)
+    flags = {"tfrl.ppo_procgen": trainer}
+    for tool in _TOOLS:
+        options = importlib.import_module(f"tfrl.{tool}").Options
+        flags[f"tfrl.{tool}"] = _of_kinds(typing.get_type_hints(options), {})
+    own_names = ("--env", "--seed", "--run-name")  # which a suite gives
+    flags["tfrl.suite"] |= {name: values for name, values in trainer.items() if name not in own_names}
+    flags["resnet.train"] = _of_kinds(SUPERVISED.flag_kinds, SUPERVISED.aliases)
+    for module in (launch, tf_config):
+        names = re.findall(r"--[a-z][a-z-]*", module.parser().format_usage() + module.parser().format_help())
+        flags[module.__name__] = {name: [] for name in dict.fromkeys(names)}
+    return flags
+
+
+def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, list[str]]:
+    flags: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        flags[flag(name)] = list(typing.get_args(kind)) if typing.get_origin(kind) is typing.Literal else []
+        if kind is bool:
+            flags[flag(f"no_{name}")] = []
+    return flags | {flag(alias): flags[flag(name)] for alias, name in aliases.items()}
+
+
+if __name__ == "__main__":
+    commands.run(main)
