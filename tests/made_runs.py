@@ -18,7 +18,7 @@ def make_run(logdir: Path, env="fruitbot", seed=1, total_steps=1_000_000, finish
     name = f"{env}-seed{seed}" + "".join(f"-{v}" for v in settings.values())
     config = Config(env=env, seed=seed, logdir=str(logdir), run_name=name, total_steps=total_steps)
     config = dataclasses.replace(config, **settings)
-    config.run_dir.mkdir(parents=True)
+    config.run_dir.mkdir(parents=True, exist_ok=True)
     (config.run_dir / "config.yaml").write_text(to_yaml(config))
     noise = np.random.default_rng([seed, len(env)])
     returns = {s: np.zeros(2) for s in ("train", "test")}

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -176,6 +177,13 @@ def test_weights_of_another_network_are_refused(run, tmp_path):
     (other / "weights.npz").write_bytes(b"PK damaged")
     with pytest.raises(UserError, match="damaged"):
         evaluate.main([str(other), "--episodes", "1"])
+
+
+def test_an_export_beside_foreign_results_counts_the_steps_of_its_settings(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run / "export", other)
+    (other / "results.json").write_text('{"env_steps": "many"}')
+    assert policy_files.find(other, "last").env_steps == policy_files.find(run, "last").env_steps
 
 
 # Videos

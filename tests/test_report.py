@@ -198,6 +198,14 @@ def test_a_folder_that_is_no_run_is_one_sentence(command, damage, tmp_path):
     assert run.name in str(error.value)
 
 
+def test_an_export_is_not_taken_for_a_run(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "export").mkdir()
+    (run / "config.yaml").rename(run / "export" / "config.yaml")
+    with pytest.raises(UserError, match="there is no run in"):
+        report.main([str(run)])
+
+
 @pytest.mark.parametrize("damage", NO_PROGRESS)
 def test_a_run_without_progress_has_no_report(damage, tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
@@ -225,7 +233,16 @@ def test_a_half_written_row_and_damaged_results_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"eval": null}', '{"eval": {"test": 3}}', '{"seconds": "x"}']
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"eval": null}',
+        '{"eval": {"test": 3}}',
+        '{"seconds": "x"}',
+        '{"evaluations": 3}',
+        '{"evaluations": [1, null, {"levels": {}}]}',
+    ],
 )
 def test_results_of_another_shape_do_no_harm(content, tmp_path):
     run = make_run(tmp_path, total_steps=100_000)

@@ -84,6 +84,17 @@ def test_performance_profile_counts_runs_above_a_threshold():
     np.testing.assert_allclose(profile, [1, 2 / 3, 1 / 3, 0])
 
 
+def test_profile_band_agrees_with_a_slow_reference():
+    draw = np.random.default_rng(4)
+    scores = [draw.normal(0.1 * g, 0.3, size=3) for g in range(5)]
+    thresholds = np.linspace(-0.5, 1.0, 7)
+    band = statistics.profile_band(scores, thresholds, resamples=20_000)
+    for i, threshold in enumerate(thresholds):
+        slow = slow_bootstrap(scores, lambda sample, at=threshold: np.mean(sample > at), 3_000, seed=i)
+        # Shares of 15 runs: an end may fall on either side of a step.
+        np.testing.assert_allclose([end[i] for end in band], slow, atol=1 / 15 + 1e-9)
+
+
 def test_profile_band_holds_the_profile():
     draw = np.random.default_rng(1)
     scores = [draw.normal(g, 1, size=5) for g in range(4)]

@@ -118,7 +118,9 @@ def _exported(path: Path, config: Config) -> PolicySource:
             weights = _read(file)
             if not weights:
                 raise UserError(f"{file} is damaged; export the run again.")
-            steps = (results.read(path) or {}).get("env_steps", config.num_updates * config.batch_size)
+            steps = (results.read(path) or {}).get("env_steps")
+            if not isinstance(steps, int):
+                steps = config.num_updates * config.batch_size
             return PolicySource(config, weights, "export", steps)
     raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
 

@@ -162,7 +162,8 @@ def _evaluations(runs: Sequence[Run]) -> str:
     """What `python -m tfrl.evaluate` found of these runs."""
     rows = []
     for run in runs:
-        for part in (read_json(run.path / "eval.json") or {}).get("evaluations", []):
+        parts = (read_json(run.path / "eval.json") or {}).get("evaluations")
+        for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
             names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
             names += ("normalized_return", "solve_rate", "length_mean")
             cells = [_number(part.get(name), 3 if name == "normalized_return" else 2) for name in names]

@@ -121,7 +121,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir() and not (path / SETTINGS_FILE).is_file():
-            below = sorted(file.parent for file in path.glob(f"*/{SETTINGS_FILE}"))
+            below = sorted(f.parent for f in path.glob(f"*/{SETTINGS_FILE}") if f.parent.name != "export")
             if not below:
                 raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
             found += below
