@@ -75,7 +75,7 @@ def play(
 
     Args:
       act: actions int32 [B] from observations uint8 [B, H, W, C] and uniform numbers float32 [B]. Only envs
-        that still have episodes to play are asked for.
+        that still have episodes to play are asked for; the last one alone is asked for twice.
       spec: the global vector of evaluation envs.
       indices: this worker's share of them.
       episodes_each: K.
@@ -96,7 +96,9 @@ def play(
         _, observations, _ = env.observe()
         if tally.done[0] == 0:
             on_frame(observations[0])
-        actions[active] = act(observations[active], uniforms[step % _NOISE_BLOCK][active])
+        # TensorFlow computes a batch of one in another way, and how many are left depends on the topology.
+        rows = active if active.size > 1 else active.repeat(2)
+        actions[rows] = act(observations[rows], uniforms[step % _NOISE_BLOCK][rows])
         watcher.before(env, observations, actions)
         env.act(actions)
         rewards, _, first = env.observe()

@@ -110,7 +110,8 @@ class Reader(Generic[Settings]):
     def parse(self, argv: Sequence[str]) -> Settings:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
 
-        Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be meant.
+        Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be
+        meant.
         """
         if any(token in ("-h", "--help") for token in argv):
             self._help(argv)
