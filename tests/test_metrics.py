@@ -94,6 +94,48 @@ def test_text_and_histogram(tmp_path):
     assert plugins == {"settings": "text", "actions": "histograms"}
 
 
+def test_hyperparameters_that_differ_come_first_beside_the_final_evaluation(tmp_path):
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    writer = make_writer(tmp_path)
+    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"})
+    writer.close()
+    content = read_events(tmp_path).SummaryMetadata("_hparams_/experiment").plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    differing = {info.name: info.differs for info in experiment.hparam_infos}
+    assert differing == {"gamma": False, "lr": True, "critic_lr": False}
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    assert metrics[:2] == ["eval_test/return", "eval_train/return"]
+    content = read_events(tmp_path).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
+    assert start.group_name.startswith(f"{tmp_path.name} in ")
+
+
+def test_text_has_the_command_and_the_settings(tmp_path):
+    from tensorboard.util.tensor_util import make_ndarray
+
+    writer = make_writer(tmp_path)
+    writer.describe("env: coinrun")
+    writer.close()
+    events = read_events(tmp_path)
+    command, settings = (
+        make_ndarray(events.Tensors(tag)[0].tensor_proto).item().decode() for tag in ("command", "settings")
+    )
+    assert command.startswith("```\npython ") and "pytest" in command
+    assert settings == "```\nenv: coinrun\n```"
+
+
+def test_scalars_add_points_and_no_row(tmp_path):
+    writer = make_writer(tmp_path)
+    write_updates(writer, [100])
+    writer.scalars(100, {"eval_test/return": 3.0, "eval_train/return": float("nan")})
+    writer.close()
+    assert read_steps(tmp_path) == [100]
+    events = read_events(tmp_path)
+    assert read_curve(events, "eval_test/return") == [(100, 3.0)]
+    assert "eval_train/return" not in events.Tags()["tensors"]
+
+
 def test_video_is_an_animated_gif(tmp_path):
     import imageio.v3 as imageio
     from tensorboard.util.tensor_util import make_ndarray
