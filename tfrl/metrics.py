@@ -177,6 +177,12 @@ class NullMetricsWriter:
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Does nothing."""
 
+    def describe(self, settings: str) -> None:
+        """Does nothing."""
+
+    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+        """Does nothing."""
+
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Does nothing."""
 
