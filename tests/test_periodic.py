@@ -71,7 +71,9 @@ def test_a_browser_shows_tensorboard(logdir, tmp_path):
         assert "eval_test/episode" in tags
         browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
         browser += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        browser += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--dump-dom"]
+        # Tall, for cards are made when they come into view.
+        browser += [f"--user-data-dir={tmp_path}", "--window-size=1600,5000"]
+        browser += ["--virtual-time-budget=20000", "--dump-dom"]
         shown = subprocess.run(
             [*browser, f"http://127.0.0.1:{port}/#timeseries"], capture_output=True, text=True, timeout=120
         ).stdout
@@ -132,6 +134,7 @@ def test_a_suite_is_checked_before_it_starts(arguments, monkeypatch):
 
 TRAINER = """
 import sys, time
+from pathlib import Path
 sys.path[:0] = {paths!r}
 from made_runs import make_run
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
