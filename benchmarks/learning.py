@@ -25,6 +25,8 @@ from rich.table import Table  # noqa: E402
 
 from tfrl.envs.games import published_curve  # noqa: E402
 
+_MARKS = (500_000, 1_000_000)  # env steps
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -50,14 +52,7 @@ def main(options: Options) -> None:
     command += ["--logdir", options.logdir, "--run-name", name, "--checkpoint-every", "1"]
     subprocess.run(command, check=True)
     steps, returns = _read(Path(options.logdir) / name / "progress.csv")
-    at, published = published_curve(options.env, "train")
-    table = Table("env steps", "published runs (min ... max)", "this run", "verdict")
-    for column in np.flatnonzero(at <= steps[-1]):
-        low, high = published[:, column].min(), published[:, column].max()
-        ours = float(np.interp(at[column], steps, returns))
-        verdict = "above" if ours > high else "within" if ours >= low else "below"
-        table.add_row(f"{at[column]:,}", f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", verdict)
-    Console().print(table)
+    Console().print(_compare(options.env, steps, returns))
     if options.plot:
         _plot(options, steps, returns)
 
@@ -68,6 +63,18 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         rows = [r for r in csv.DictReader(file) if r["rollout/episode_return"]]
     columns = ("env_steps", "rollout/episode_return")
     return tuple(np.array([float(r[c]) for r in rows]) for c in columns)
+
+
+def _compare(env: str, steps: np.ndarray, returns: np.ndarray) -> Table:
+    """Where the published runs have a point, and at the round numbers and our end between their points."""
+    at, published = published_curve(env, "train")
+    table = Table("env steps", "published runs (min ... max)", "this run", "verdict")
+    for step in sorted({*at[at <= steps[-1]], *(s for s in _MARKS if s < steps[-1]), steps[-1]}):
+        theirs = [np.interp(step, at, run) for run in published]
+        low, high, ours = min(theirs), max(theirs), float(np.interp(step, steps, returns))
+        verdict = "above" if ours > high else "within" if ours >= low else "below"
+        table.add_row(f"{step:,.0f}", f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", verdict)
+    return table
 
 
 def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:
