@@ -144,6 +144,7 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     assert policy_files.find(run, "best").weights.keys() == policy_files.find(run, "last").weights.keys()
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(tmp_path):
     made = make_run(tmp_path, total_steps=40_000)
     weights = {"actor/head/bias": np.zeros(3, np.float32)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import zipfile
@@ -87,9 +88,11 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_suffix(".tmp")
     arrays = {f"{_PREFIX}{name}": value for name, value in weights.items()}
+    encoded = io.BytesIO()  # an archive that a full disk cuts off complains once more when it is collected
+    np.savez(encoded, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
     try:
         with staged.open("wb") as file:
-            np.savez(file, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
+            file.write(encoded.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
