@@ -2,7 +2,8 @@
 
 Trains with the defaults, which are the published settings (train-procgen, easy, 200 levels), or goes on with
 the run if it was cut off, and compares `rollout/episode_return`, the mean of the last 100 raw returns, with
-that of the three published runs at the same env steps.
+that of the three published runs: at the same env steps, and in means over the ten updates before, which
+do not depend on the luck of a hundred episodes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.table import Table  # noqa: E402
 from tfrl.envs.games import published_curve  # noqa: E402
 
 _MARKS = (500_000, 1_000_000)  # env steps
+_WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Options:
     """The game."""
     total_steps: int = 1_000_000
     """Env steps."""
+    seed: int = 1
+    """Of the run."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the torso."""
     logdir: str = "logs/learning"
@@ -46,8 +50,8 @@ class Options:
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
-    name = f"{options.env}-{options.precision}"
-    command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env]
+    name = f"{options.env}-{options.precision}" + (f"-seed{options.seed}" if options.seed != 1 else "")
+    command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env, "--seed", str(options.seed)]
     command += ["--total-steps", str(options.total_steps), "--precision", options.precision]
     command += ["--logdir", options.logdir, "--run-name", name, "--checkpoint-every", "1"]
     subprocess.run(command, check=True)
@@ -66,15 +70,29 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _compare(env: str, steps: np.ndarray, returns: np.ndarray) -> Table:
-    """Where the published runs have a point, and at the round numbers and our end between their points."""
+    """Every ten updates, at the round numbers, and at our end."""
     at, published = published_curve(env, "train")
-    table = Table("env steps", "published runs (min ... max)", "this run", "verdict")
-    for step in sorted({*at[at <= steps[-1]], *(s for s in _MARKS if s < steps[-1]), steps[-1]}):
-        theirs = [np.interp(step, at, run) for run in published]
-        low, high, ours = min(theirs), max(theirs), float(np.interp(step, steps, returns))
-        verdict = "above" if ours > high else "within" if ours >= low else "below"
-        table.add_row(f"{step:,.0f}", f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", verdict)
+    windows = np.arange(_WINDOW, steps[-1], _WINDOW)
+    table = Table("env steps", "published runs", "this run", "", "ten updates: published", "this run", "")
+    for step in sorted({*windows, *(s for s in _MARKS if s < steps[-1]), steps[-1]}):
+        here = _verdict([np.interp(step, at, run) for run in published], np.interp(step, steps, returns))
+        means = _verdict(
+            [_window_mean(step, at, run) for run in published], _window_mean(step, steps, returns)
+        )
+        table.add_row(f"{step:,.0f}", *here, *means)
     return table
+
+
+def _window_mean(step: float, at: np.ndarray, returns: np.ndarray) -> float:
+    """Mean of the points [P] in the window that ends at an env step."""
+    return float(returns[(at > step - _WINDOW) & (at <= step)].mean())
+
+
+def _verdict(theirs: list[float], ours: float) -> tuple[str, str, str]:
+    """The published runs' range, our return, and where it lies."""
+    low, high = min(theirs), max(theirs)
+    where = "above" if ours > high else "within" if ours >= low else "below"
+    return f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", where
 
 
 def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:

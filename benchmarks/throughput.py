@@ -9,16 +9,20 @@ gradients, so
 Our own figure is what progress.csv of a real `python -m tfrl.ppo_procgen` says, without its first update,
 which traces the graph. The floor is measured before and after it, so that both see the same machine. With
 --peer torch the same network's floor in PyTorch is measured too, where it is installed: no PyTorch script can
-be faster than that.
+be faster than that. --cleanrl measures such a script as well, between two of our runs: CleanRL's
+ppo_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and network), with as many envs and env
+steps.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -54,6 +58,8 @@ class Options:
     """How long each floor measurement takes."""
     peer: Literal["none", "torch"] = "none"
     """Also measure PyTorch's floor."""
+    cleanrl: str = ""
+    """Also measure CleanRL's script: the command that starts it, `venv/bin/python cleanrl/ppo_procgen.py` say."""
 
 
 def main(options: Options) -> None:
@@ -68,6 +74,11 @@ def main(options: Options) -> None:
         row["ratio_to_floor"] = ours["env_steps_per_second"] / floor
         if options.peer == "torch" and precision == "float32":
             row["torch_floor"] = _in_process("torch", precision, options.floor_seconds)
+        if options.cleanrl and precision == "float32":
+            row["cleanrl"] = _cleanrl_run(options)
+            row["ours_after_cleanrl"] = _our_run(options, precision)["env_steps_per_second"]
+            ours_in_turn = statistics.mean([row["env_steps_per_second"], row["ours_after_cleanrl"]])
+            row["ratio_to_cleanrl"] = ours_in_turn / row["cleanrl"]
         rows.append(row)
     print(
         json.dumps({"options": dataclasses.asdict(options), "cores": os.cpu_count(), "rows": rows}, indent=2)
@@ -100,6 +111,32 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
         "seconds_to_first_update": created - started + first_seconds,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
     }
+
+
+def _cleanrl_run(options: Options) -> float:
+    """Env steps a second of CleanRL's script: median between the lines that it prints after each update."""
+    batch = options.num_envs * options.num_steps
+    command = [
+        str(Path(part).absolute()) if Path(part).exists() else part for part in shlex.split(options.cleanrl)
+    ]
+    command += [
+        "--env-id",
+        options.env,
+        "--num-envs",
+        str(options.num_envs),
+        "--num-steps",
+        str(options.num_steps),
+    ]
+    command += ["--total-timesteps", str(batch * (options.updates + 1))]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with (
+        tempfile.TemporaryDirectory() as folder,  # it writes to its working directory
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        ends = [time.monotonic() for line in process.stdout if line.startswith("SPS:")]
+    if process.returncode or len(ends) != options.updates + 1:
+        raise SystemExit(f"CleanRL's script ended with code {process.returncode} after {len(ends)} updates")
+    return statistics.median(batch / (end - start) for start, end in itertools.pairwise(ends))
 
 
 def _in_process(framework: str, precision: str, seconds: float) -> float:

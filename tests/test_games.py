@@ -81,3 +81,9 @@ def test_runs_of_a_curve_share_their_env_steps():
 def test_fruitbot_curve_is_the_published_one():
     env_steps, returns = games.published_curve("fruitbot", "train")
     assert returns[:, list(env_steps).index(491_520)].tolist() == [1.09, 0.48, 0.97]
+
+
+@pytest.mark.parametrize("game", games.games())
+def test_training_curves_have_every_update_of_the_first_million(game):
+    env_steps, _ = games.published_curve(game, "train")
+    assert env_steps[:62].tolist() == [16_384 * update for update in range(1, 63)]

@@ -14,7 +14,7 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-from tfrl import comparison, report, report_page, runs, status
+from tfrl import comparison, plots, report, report_page, runs, status
 from tfrl.envs.games import games, published_curve
 from tfrl.errors import UserError
 
@@ -94,6 +94,16 @@ def test_published_scores_are_taken_at_as_many_steps(tmp_path):
     assert comparison.published_scores(group)["train"][1] == pytest.approx(expected)
     (hard,) = comparison.group([runs.load(make_run(tmp_path, distribution_mode="hard"))])
     assert comparison.published_scores(hard) == {}
+
+
+def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
+    figures = {}
+    for steps in (100_000, 1_000_000):  # the published test curves begin at 163,840
+        run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
+        figures[steps] = plots.learning_curves(comparison.group([run]))
+    labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
+    assert "train-procgen (published), training levels" in labels[100_000]
+    assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
 
 
 def test_sixteen_games_of_three_seeds(tmp_path):

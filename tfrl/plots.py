@@ -28,6 +28,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
 _GREY = "#8A8A8A"
+_PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}  # of the grey curves, by level set
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -61,8 +62,8 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     names = variants(groups)
     for ax, ((env, mode), members) in zip(axes, games.items(), strict=False):
         end = max(run.env_steps for g in members for run in g.runs)
-        if any(map(_published_reaches, members)):
-            _published_curves(ax, env, end)
+        for level_set in _published_level_sets(members):
+            _published_curve(ax, env, level_set, end)
         for g in members:
             _own_curves(ax, g, names.index(g.label))
         ax.set_title(env if mode == "easy" else f"{env} ({mode})")
@@ -247,19 +248,20 @@ def _own_curves(ax: Axes, g: Group, v: int) -> None:
         )
 
 
-def _published_curves(ax: Axes, env: str, end: float) -> None:
-    for level_set, dash in zip(LEVEL_SETS, ("-", (0, (2, 1.5))), strict=True):
-        steps, runs = published_curve(env, level_set)
-        shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
-        steps, runs = steps[shown], runs[:, shown]
-        ax.fill_between(steps, runs.min(0), runs.max(0), color=_GREY, alpha=0.22, linewidth=0)
-        ax.plot(steps, runs.mean(0), color=_GREY, linestyle=dash, linewidth=1.3)
+def _published_curve(ax: Axes, env: str, level_set: str, end: float) -> None:
+    steps, runs = published_curve(env, level_set)
+    shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
+    steps, runs = steps[shown], runs[:, shown]
+    ax.fill_between(steps, runs.min(0), runs.max(0), color=_GREY, alpha=0.22, linewidth=0)
+    ax.plot(steps, runs.mean(0), color=_GREY, linestyle=_PUBLISHED_DASHES[level_set], linewidth=1.3)
 
 
-def _published_reaches(g: Group) -> bool:
-    """Whether the published curves of the same task begin before the runs end."""
-    end = max(run.env_steps for run in g.runs)
-    return published_applies(g.runs[0].config) and published_curve(g.env, "train")[0][0] <= end
+def _published_level_sets(groups: Sequence[Group]) -> list[str]:
+    """The level sets on which the published curve of the same task begins before one of the groups ends."""
+    ends = [
+        (g.env, max(run.env_steps for run in g.runs)) for g in groups if published_applies(g.runs[0].config)
+    ]
+    return [s for s in LEVEL_SETS if any(published_curve(env, s)[0][0] <= end for env, end in ends)]
 
 
 def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D | Patch]:
@@ -267,10 +269,10 @@ def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D
     for v, name in enumerate(names):
         line = Line2D([], [], color=_color(v), linestyle=_dash(v), label=f"{name}, training levels")
         handles += [line, _dot(_color(v), _marker(v), f"{name}, unseen levels (evaluation)", False)]
-    if any(map(_published_reaches, groups)):
-        for level_set, dash in zip(LEVEL_SETS, ("-", (0, (2, 1.5))), strict=True):
-            label = f"train-procgen (published), {level_set_title(level_set)}"
-            handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))
+    for level_set in _published_level_sets(groups):
+        label = f"train-procgen (published), {level_set_title(level_set)}"
+        dash = _PUBLISHED_DASHES[level_set]
+        handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))
     if _several_seeds(groups) or len(handles) > 2 * len(names):
         handles.append(Patch(color="#CCCCCC", label="band: least to greatest seed"))
     return handles
