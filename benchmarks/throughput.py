@@ -59,7 +59,7 @@ class Options:
     peer: Literal["none", "torch"] = "none"
     """Also measure PyTorch's floor."""
     cleanrl: str = ""
-    """Also measure CleanRL's script: the command that starts it, `venv/bin/python cleanrl/ppo_procgen.py` say."""
+    """Also measure CleanRL's script: the command that starts it, `python cleanrl/ppo_procgen.py` say."""
 
 
 def main(options: Options) -> None:
