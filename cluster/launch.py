@@ -28,6 +28,7 @@ by SIGTERM: run the same command again to go on."""
 DEFAULT_PORT = 2222
 FAILED, BAD_SETTINGS, STALLED, SSH_FAILED = 1, 2, 75, 255
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
 TICK = 0.1  # seconds
 
 
@@ -143,6 +144,9 @@ def describe(worker: int, code: int, host: str | None) -> str:
         return f"{name} gave up on a worker that died or stalled (exit code {code})"
     if code == SSH_FAILED and host is not None:
         return f"{name} is out of reach: ssh failed or lost its connection (exit code {code})"
+    if code - 128 in CRASHES:
+        log = f"tensorflow/worker-{worker}.log in the run's folder"
+        return f"{name} crashed (killed by signal {code - 128}; the last errors are in {log})"
     if code > 128:
         return f"{name} died (killed by signal {code - 128})"
     return f"{name} failed (exit code {code})"

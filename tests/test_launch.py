@@ -78,6 +78,14 @@ def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):
     )
 
 
+def test_after_a_crash_it_says_where_the_last_errors_are(tmp_path):
+    launch = Launch(tmp_path, "os.abort() if task == 1 else time.sleep(60)", "--max-restarts", "0")
+    code, _, err = launch.end()
+    where = "tensorflow/worker-1.log in the run's folder"
+    said = f"launch: worker 1 crashed (killed by signal 6; the last errors are in {where}); no restarts"
+    assert (code, err.splitlines()[-1].startswith(said)) == (1, True)
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
     program = """
 signal.signal(signal.SIGTERM, lambda *_: note("told"))
