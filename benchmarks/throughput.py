@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import json
 import os
-import resource
 import shlex
 import statistics
 import subprocess
@@ -98,7 +97,7 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
         command += ["--total-steps", str(batch * (options.updates + 1)), "--eval-episodes", "1"]
         command += ["--logdir", logdir, "--run-name", "throughput"]
         started = time.time()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        peak_memory_mb = _peak_memory(command)
         with (Path(logdir) / "throughput" / "progress.csv").open() as file:
             updates = list(csv.DictReader(file))
         first_seconds = float(updates[0]["time/rollout_seconds"]) + float(updates[0]["time/update_seconds"])
@@ -107,10 +106,20 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
     return {
         "env_steps_per_second": statistics.median(float(u["time/env_steps_per_second"]) for u in counted),
         "env_wait_fraction": statistics.median(float(u["time/env_wait_fraction"]) for u in counted),
-        "seconds_to_first_step": created - started,
+        "seconds_to_start": created - started,
         "seconds_to_first_update": created - started + first_seconds,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "peak_memory_mb": peak_memory_mb,
     }
+
+
+def _peak_memory(command: list[str]) -> float:
+    """Runs a command; its own peak resident memory in MiB (RUSAGE_CHILDREN has the greatest child's)."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"the trainer ended with code {process.returncode}")
+    return usage.ru_maxrss / 1024
 
 
 def _cleanrl_run(options: Options) -> float:
