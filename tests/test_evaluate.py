@@ -15,8 +15,8 @@ import pytest
 from made_runs import make_run
 
 from tfrl import collect, envs, evaluate, policy_files, record, video
-from tfrl.config import Config
-from tfrl.episodes import play
+from tfrl.config import Config, parse
+from tfrl.episodes import LEVEL_SETS, level_spec, play
 from tfrl.errors import UserError
 
 
@@ -94,6 +94,17 @@ def test_any_worker_plays_the_same_episodes():
     whole = play(act, spec, range(6), episodes_each=5)
     part = play(act, spec, [1, 4], episodes_each=5)
     np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
+
+
+@pytest.mark.parametrize("below_the_largest", [0, 1, 2])
+@pytest.mark.parametrize("env", ["coinrun", "catch"])
+def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
+    """Where a run of them ends, hours later."""
+    config = parse(["--env", env, "--seed", str(2**31 - 1 - below_the_largest)])
+    specs = [level_spec(config, level_set, 2) for level_set in LEVEL_SETS]
+    assert len({config.seed, *(spec.seed for spec in specs)}) == 3
+    for spec in specs:
+        assert play(still, spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)
 
 
 # A policy from files

@@ -47,7 +47,8 @@ def level_spec(config: Config, level_set: str, num_envs: int) -> envs.EnvSpec:
     return envs.EnvSpec(
         name=config.env,
         num_envs=num_envs,
-        seed=config.seed + 1 + LEVEL_SETS.index(level_set),  # other episodes than training's
+        # Other episodes than training's, also after the largest seed that procgen's 32 bits hold.
+        seed=(config.seed + 1 + LEVEL_SETS.index(level_set)) % 2**31,
         distribution_mode=config.distribution_mode,
         num_levels=config.num_levels if level_set == "train" else 0,
         start_level=config.start_level if level_set == "train" else 0,
