@@ -19,7 +19,6 @@ from tfrl.settings import (
     COUNT,
     NATURAL,
     POSITIVE,
-    UNSIGNED,
     Range,
     Reader,
     check_folder_names,
@@ -130,20 +129,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 MAY_CHANGE = settings.MAY_CHANGE | {"pictures"}
 """What a run may go on with otherwise than it began."""
 
+MOST_IMAGES = 1_000_000
+"""Of a gradient step or a test, at once."""
+
 _RANGES: dict[str, Range] = {
-    "image_size": NATURAL,
-    "seed": UNSIGNED,
+    **settings.RANGES,
+    "image_size": Range(0, 4096),
     "epochs": COUNT,
     "max_steps": NATURAL,
-    "batch_size": COUNT,
+    "batch_size": Range(1, MOST_IMAGES),
     "lr": POSITIVE,
     "warmup": NATURAL,
-    "replicas": NATURAL,
-    "micro_batch": NATURAL,
-    "cluster_timeout": POSITIVE,
-    "stall_timeout": NATURAL,
-    "checkpoint_every": COUNT,
-    "keep_checkpoints": COUNT,
     "log_every": COUNT,
 }
 

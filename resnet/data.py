@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from resnet.catalog import OWN
 from resnet.download import quick_to_fail
+from tfrl import memory
 from tfrl.errors import UserError
 from tfrl.random import Use, generator
 
@@ -172,11 +172,11 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
 def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
     count = max(0, int(data.cardinality()))  # negative where it is not known
     needed = count * int(np.prod(data.element_spec[0].shape))
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = memory.physical()
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
-            f"the images of {name} ({part}) take {needed / 1e9:.0f} GB, and this machine has "
-            f"{there / 1e9:.0f} GB; a smaller --image-size makes them fit."
+            f"the images of {name} ({part}) take {memory.in_words(needed)}, and this machine has "
+            f"{memory.in_words(there)}; a smaller --image-size makes them fit."
         )
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from resnet.config import Config, from_yaml
+from resnet.config import MOST_IMAGES, Config, from_yaml
 from tfrl import cli, commands
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
 from tfrl.run_folder import SETTINGS_FILE
+from tfrl.settings import RANGES, Range, check_ranges
 
 if TYPE_CHECKING:
     from tfrl.distribute import Runtime
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; the exit code."""
     words, options = cli.parse(Options, arguments, _USAGE, "Test what a supervised run has exported.")
     run = Path(cli.one(words, "run's folder", _USAGE))
+    check_ranges(options, {"replicas": RANGES["replicas"], "batch_size": Range(0, MOST_IMAGES)})
     config = _settings(run, options)
     with quiet_start():
         loss, hits, count = evaluate(run, config, options)
@@ -90,10 +92,6 @@ def _settings(run: Path, options: Options) -> Config:
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
     if not (run / "export").exists():
         raise UserError(f"{run} has no export yet; the run that makes it goes on with resnet.train.")
-    if options.replicas < 0 or options.batch_size < 0:
-        raise UserError(
-            f"--replicas and --batch-size must be at least 0; got {options.replicas}, {options.batch_size}."
-        )
     if options.replicas > 1 and options.strategy != "mirrored":
         raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
     config = from_yaml(run / SETTINGS_FILE)

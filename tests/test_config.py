@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from tfrl import run_folder
+from tfrl import commands, run_folder, suite
 from tfrl.checkpoint import CheckpointStore
 from tfrl.config import MAY_CHANGE, PRESETS, Config, check_topology, from_yaml, parse
 from tfrl.errors import UserError
+from tfrl.rollout import check_memory
 from tfrl.run_folder import check_run_folder
 from tfrl.settings import to_yaml
 
@@ -178,7 +179,21 @@ BAD_FLAGS = [
     ("--gamma 1.01", "--gamma must be at least 0 and at most 1; got 1.01."),
     ("--clip-ratio 0", "--clip-ratio must be above 0 and at most 1; got 0.0."),
     ("--target-kl -0.1", "--target-kl must be above 0; got -0.1."),
-    ("--num-envs 0", "--num-envs must be at least 1; got 0."),
+    ("--num-envs 0", "--num-envs must be at least 1 and at most 1000000; got 0."),
+    ("--num-envs 1e12", "--num-envs must be at least 1 and at most 1000000; got 1000000000000."),
+    (f"--total-steps 1{'0' * 400}", "at most 1e+15; got 1000000000000000000000000000000000000000... (401 ch"),
+    (f"--total-steps 1{'0' * 5000}", "--total-steps must be a whole number; got '1000"),
+    (f"--lr 1{'0' * 400}", "--lr must be above 0; got inf."),
+    (f"--lr {'x' * 400}", "--lr must be a number; got 'xxx"),
+    (f"--precision {'x' * 400}", "--precision must be one of auto, float32, bfloat16; got 'xxx"),
+    ("--env-threads 3e9", "--env-threads must be at least 0 and at most 1024; got 3000000000."),
+    ("--replicas 1e15", "--replicas must be at least 0 and at most 256"),
+    ("--eval-episodes 1e15", "--eval-episodes must be at least 1 and at most 1000000"),
+    ("--epochs 1e9", "--epochs must be at least 1 and at most 1000"),
+    ("--cluster-timeout 1e300", "--cluster-timeout must be above 0 and at most 10000000; got 1e+300."),
+    ("--start-level 2147483647", "must be at most 2147483647; got 2147483647 + 200."),
+    ("--num-levels 2147483647 --start-level 1", "must be at most 2147483647; got 1 + 2147483647."),
+    ("--num-steps 1e8 --total-steps 1e12", "6400000000 is too many env steps for one update"),
     ("--num-levels -1", "--num-levels must be at least 0"),
     ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
     ("--seed 2147483648", "at most 2147483647; got 2147483648."),
@@ -199,7 +214,7 @@ BAD_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("command", "sentence"), BAD_FLAGS, ids=[command for command, _ in BAD_FLAGS])
+@pytest.mark.parametrize(("command", "sentence"), BAD_FLAGS, ids=[command[:60] for command, _ in BAD_FLAGS])
 def test_bad_flags(command, sentence):
     assert sentence in refusal(parse, command.split())
 
@@ -222,10 +237,15 @@ BAD_FILES = [
     ("env: [", "is not valid YAML (line 1)."),
     ("- a\n- b", "must hold one `name: value` a line."),
     ("", "must hold one `name: value` a line."),
+    (f"num_envs: {'9' * 400}", "--num-envs must be at least 1 and at most 1000000; got 999"),
+    (f"num_envs: 0x{'f' * 5000}", "got a number of thousands of digits."),
+    (f"num_envs: {'9' * 5000}", "is not valid YAML."),
+    (f"lr: 1{'0' * 400}", "lr in "),
+    (f"total_steps: {[1] * 200}", "must be a whole number; got [1, 1, "),
 ]
 
 
-@pytest.mark.parametrize(("text", "sentence"), BAD_FILES, ids=[text for text, _ in BAD_FILES])
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES, ids=[text[:60] for text, _ in BAD_FILES])
 def test_bad_files(tmp_path, text, sentence):
     assert sentence in refusal(parse, ["--config", settings_file(tmp_path, text)])
 
@@ -244,6 +264,41 @@ def test_topology():
     assert "6 (3 workers x 2); got 64; 60 or 66 would do." in sentence
     small = parse(["--micro-batch", "2048"])
     assert "minibatch of 1024 samples; got 2048; 1024 would do." in refusal(check_topology, small, 2, 1)
+
+
+LARGEST = (
+    "--seed 2147483647 --start-level 2147483447 --eval-episodes 1e6 --env-threads 1024 --total-steps 1e15"
+)
+
+
+@pytest.mark.parametrize("command", [LARGEST, "--num-levels 0 --start-level 2147483647"])
+def test_the_largest_numbers_are_taken(command):
+    parse(command.split())
+
+
+def test_a_suite_refuses_what_its_runs_would():
+    sentence = refusal(suite.main, ["--envs", "catch", "--total-steps", "1" + "0" * 400])
+    assert "--total-steps must be at least 1" in sentence
+
+
+# Memory
+
+
+def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
+    config = parse(["--num-envs", "1e6", "--num-steps", "2000", "--total-steps", "1e12"])
+    sentence = refusal(check_memory, config, 1)
+    assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 fill 24.6 TB with observations, and")
+    assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, config, 2)
+    check_memory(config, 10_000)
+    check_memory(parse([]), 1)
+
+
+def test_running_out_of_memory_is_told_in_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        commands.run(lambda arguments: np.empty(2**60, np.uint8).size)
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: out of memory; Unable to allocate 1.00 EiB") and told.count("\n") == 1
 
 
 # The run's folder

@@ -283,7 +283,10 @@ def test_procgen_is_rendered_in_full_size():
     [
         ([], "give one run"),
         (["--random", "pong"], "no game 'pong'"),
-        (["--random", "coinrun", "--episodes", "0"], "--episodes must be at least 1"),
+        (["--random", "coinrun", "--episodes", "0"], "--episodes must be at least 1 and at most 100; got 0."),
+        (["--random", "coinrun", "--episodes", "1e9"], "--episodes must be at least 1 and at most 100"),
+        (["run", "--checkpoint", "\u00b2"], "--checkpoint must be last, best or the number"),
+        (["run", "--checkpoint", "9" * 5000], "--checkpoint must be last, best or the number"),
         (["--format", "avi"], "--format must be one of"),
     ],
 )

@@ -213,6 +213,8 @@ def assert_refused(answer, *parts):
         (["--num-steps", "100", "--num-minibatches", "8"], ["--num-steps", "--num-minibatches", "100"]),
         (["--lr", "nan"], ["--lr", "nan"]),
         (["--gamma", "-0.5"], ["--gamma", "-0.5"]),
+        (["--total-steps", "1" + "0" * 400], ["--total-steps", "1e+15"]),
+        (["--num-steps", "1e7", "--total-steps", "1e10"], ["--num-steps 10000000 fill 7.86 TB", "lower"]),
         (["--torso", "impalla"], ["impalla", "impala"]),
         (["--resume", "must"], ["--resume must", "no checkpoint"]),
         (["--logdir", "/proc/nowhere"], ["/proc", "--logdir"]),

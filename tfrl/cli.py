@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tfrl.errors import UserError
-from tfrl.flags import flag, read_flags
+from tfrl.flags import read_flags
 
 Options = TypeVar("Options")
 
@@ -31,21 +31,6 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     kinds = typing.get_type_hints(options)
     words, flags = _split(argv, kinds)
     return words, options(**read_flags(kinds, {}, flags))
-
-
-_MOST = 2**31 - 1  # seeds and steps are 32-bit in procgen's C++ code
-
-
-def check_least(options: typing.Any, **least: int) -> None:
-    """Checks whole numbers; None is left alone.
-
-    Raises:
-      UserError: the field of a name in `least` is smaller than that, or too large.
-    """
-    for name, low in least.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= _MOST:
-            raise UserError(f"{flag(name)} must be at least {low} and at most {_MOST}; got {value}.")
 
 
 def one(words: Sequence[str], what: str, usage: str) -> str:

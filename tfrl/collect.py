@@ -14,9 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from tfrl import cli, commands, envs, policy_files
+from tfrl.config import EPISODES
 from tfrl.episodes import Watcher, level_spec, play
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
+from tfrl.settings import COUNT, NATURAL, check_ranges
 
 _USAGE = "python -m tfrl.collect RUN --episodes N"
 _ENVS = 8  # whose episodes are held in memory until they end
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         Options, arguments, _USAGE, "Write episodes of a run's policy as an RLDS data set."
     )
     run = Path(cli.one(words, "run", _USAGE))
-    cli.check_least(options, episodes=1, shard_episodes=1, seed=0)
+    check_ranges(options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL})
     out = Path(options.out) if options.out else run / "trajectories"
     source = policy_files.find(run, options.checkpoint)
     if out.exists():

@@ -21,6 +21,9 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
             # TensorFlow's own way out waits for peers that are gone, and complains of it.
             sys.stdout.flush()
             os._exit(code)
+    except MemoryError as error:
+        print(f"error: out of memory; {str(error) or 'a smaller problem may fit'}", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # the reader of a pipe (head, say) has seen enough

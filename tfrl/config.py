@@ -18,9 +18,10 @@ from tfrl.flags import nearest
 from tfrl.settings import (
     COUNT,
     FRACTION,
+    MOST,
     NATURAL,
+    NOT_NEGATIVE,
     POSITIVE,
-    UNSIGNED,
     Range,
     Reader,
     check_folder_names,
@@ -186,35 +187,32 @@ MAY_CHANGE = settings.MAY_CHANGE | {
 }
 """What a run may go on with otherwise than it began: its length, too."""
 
+EPISODES = Range(1, 1_000_000)
+"""Of an evaluation."""
+
 _RANGES: dict[str, Range] = {
-    "num_levels": UNSIGNED,
-    "start_level": UNSIGNED,
-    "total_steps": COUNT,
-    "seed": UNSIGNED,
-    "num_envs": COUNT,
+    **settings.RANGES,
+    "num_levels": NATURAL,
+    "start_level": NATURAL,
+    "total_steps": Range(1, 1e15),
+    "num_envs": Range(1, 1_000_000),
     "num_steps": COUNT,
-    "epochs": COUNT,
+    "epochs": Range(1, 1000),
     "num_minibatches": COUNT,
     "lr": POSITIVE,
     "critic_lr": POSITIVE,
     "clip_ratio": Range(0, 1, above=True),
     "gamma": FRACTION,
     "gae_lambda": FRACTION,
-    "entropy_coef": NATURAL,
-    "value_coef": NATURAL,
+    "entropy_coef": NOT_NEGATIVE,
+    "value_coef": NOT_NEGATIVE,
     "max_grad_norm": POSITIVE,
     "target_kl": POSITIVE,
     "adam_epsilon": POSITIVE,
-    "replicas": NATURAL,
-    "micro_batch": NATURAL,
-    "env_threads": NATURAL,
-    "cluster_timeout": POSITIVE,
-    "stall_timeout": NATURAL,
-    "checkpoint_every": COUNT,
-    "keep_checkpoints": COUNT,
+    "env_threads": Range(0, 1024),
     "eval_every": NATURAL,
     "record_every": NATURAL,
-    "eval_episodes": COUNT,
+    "eval_episodes": EPISODES,
 }
 
 
@@ -259,6 +257,11 @@ def validate(config: Config) -> None:
             f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
             f"got {config.num_steps}; {_multiples_near(config.num_steps, config.num_minibatches)} would do."
         )
+    if config.batch_size > MOST:
+        raise UserError(
+            f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.batch_size} is too "
+            f"many env steps for one update, which has at most {MOST}."
+        )
     if config.total_steps < config.batch_size:
         raise UserError(
             f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
@@ -294,7 +297,7 @@ def _check_torso(config: Config) -> None:
 
 
 def check_game(config: Config) -> None:
-    """Raise UserError if the game, or its distribution mode, does not exist."""
+    """Raise UserError if the game, its distribution mode or the levels do not exist."""
     if config.env not in env_names():
         known = ", ".join(env_names())
         raise UserError(f"there is no game {config.env!r}{nearest(config.env, env_names())}; known: {known}.")
@@ -302,6 +305,11 @@ def check_game(config: Config) -> None:
     if config.distribution_mode not in modes:
         raise UserError(
             f"{config.env} has no distribution mode {config.distribution_mode!r}; it has {', '.join(modes)}."
+        )
+    if config.start_level + config.num_levels > MOST:
+        raise UserError(
+            f"--start-level + --num-levels must be at most {MOST}; got {config.start_level} + "
+            f"{config.num_levels}."
         )
 
 

@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from tfrl import cli, commands, envs, policy_files, statistics
-from tfrl.config import Config, check_game
+from tfrl.config import EPISODES, Config, check_game
 from tfrl.envs.games import normalized_return
 from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
 from tfrl.run_folder import write_text
+from tfrl.settings import NATURAL, check_ranges
 
 EVALUATION_FILE = "eval.json"
 _USAGE = "python -m tfrl.evaluate RUN"
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
     run = Path(cli.one(words, "run", _USAGE))
-    cli.check_least(options, episodes=1, seed=0)
+    check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():

@@ -27,6 +27,15 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def shown(value: Any) -> str:
+    """A value in a sentence, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+
+
 def coerce(value: Any, kind: Any, where: str) -> Any:
     """`value`, text or from YAML, as a field of type `kind`; `where` names the setting in the UserError."""
     if isinstance(kind, types.UnionType):  # `T | None`, the only kind of union that settings use
@@ -40,13 +49,13 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     try:
         return readers[kind](value)
     except (ValueError, OverflowError):
-        raise UserError(f"{where} must be {wanted[kind]}; got {value!r}.") from None
+        raise UserError(f"{where} must be {wanted[kind]}; got {shown(value)}.") from None
 
 
 def _choice(value: Any, choices: tuple[str, ...], where: str) -> str:
     if value not in choices:
         hint = nearest(str(value), choices)
-        raise UserError(f"{where} must be one of {', '.join(choices)}; got {value!r}{hint}.")
+        raise UserError(f"{where} must be one of {', '.join(choices)}; got {shown(value)}{hint}.")
     return value
 
 
@@ -133,11 +142,13 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
     Raises UserError if the file cannot be read, holds anything else, an unknown name or another type.
     """
     try:
-        mapping = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
-    except yaml.YAMLError as error:
+    try:
+        mapping = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # a month 13, a number of thousands of digits: ValueError
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None

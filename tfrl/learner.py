@@ -15,7 +15,7 @@ from tfrl.distribute import Runtime
 from tfrl.envs.games import normalized_return
 from tfrl.errors import TrainingError, UserError
 from tfrl.normalize import EpisodeStatistics, RewardNormalizer
-from tfrl.rollout import Collector, Rollout
+from tfrl.rollout import Collector, Rollout, too_large
 from tfrl.session import Session
 
 
@@ -149,7 +149,10 @@ def _make_collector(config: Config, runtime: Runtime) -> Collector:
         num_threads=config.env_threads or max(1, min(4, (os.cpu_count() or 1) // 2)),
     )
     indices = runtime.local_envs(config.num_envs)
-    return Collector(spec, indices, replicas=runtime.local_replicas, num_steps=config.num_steps)
+    try:
+        return Collector(spec, indices, replicas=runtime.local_replicas, num_steps=config.num_steps)
+    except MemoryError:
+        raise too_large(config, runtime.num_workers) from None
 
 
 def _make_agent(config: Config, runtime: Runtime, collector: Collector) -> PPOAgent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from tfrl import results, runs
 from tfrl.checkpoint import CheckpointStore, pack_json, unpack_json
 from tfrl.config import Config
 from tfrl.errors import UserError
+from tfrl.flags import shown
 
 BEST_FILE = "checkpoints/best.npz"
 WEIGHTS_FILE = "weights.npz"
@@ -50,13 +52,15 @@ def find(path: Path, checkpoint: str) -> PolicySource:
     Raises:
       UserError: the folder is not one of a run, or the checkpoint is not there or damaged.
     """
-    if checkpoint not in ("last", "best") and not checkpoint.isdigit():
-        raise UserError(f"--checkpoint must be last, best or the number of an update; got {checkpoint!r}.")
+    number = re.fullmatch("[0-9]{1,15}", checkpoint)
+    if checkpoint not in ("last", "best") and not number:
+        given = shown(checkpoint)
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
     config = runs.settings(path)
     if checkpoint == "best":
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)
-    if checkpoint.isdigit():
+    if number:
         found = store.load(_warn, int(checkpoint))
     elif store.updates():
         found = store.load(_warn)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfrl import commands, tf_config, torso_weights
 from tfrl.config import MAY_CHANGE, from_yaml, parse
 from tfrl.quiet import quiet_start
+from tfrl.rollout import check_memory
 from tfrl.run_folder import check_run
 
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
         with quiet_start():
             from tfrl import evaluator
         return evaluator.follow(config)
+    check_memory(config, workers=1 if cluster is None else cluster.num_workers)
     check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
         torso_weights.read(config.torso_weights)

@@ -15,9 +15,11 @@ from tfrl.config import Config, check_game
 from tfrl.episodes import level_spec, play
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
+from tfrl.settings import COUNT, NATURAL, Range, check_ranges
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random GAME"
 _FPS = 15  # procgen's own speed for people
+_TILES = Range(1, 100)  # a larger grid is more than players show
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Records a video; the exit code."""
     words, options = cli.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
-    cli.check_least(options, episodes=1, max_steps=1, seed=0)
+    check_ranges(options, {"episodes": _TILES, "max_steps": COUNT, "seed": NATURAL})
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from tfrl import envs
+from tfrl import envs, memory
+from tfrl.config import Config
+from tfrl.envs.games import observation_shape
+from tfrl.errors import UserError
 
 
 class Policy(Protocol):
@@ -65,6 +69,26 @@ def _aligned_uint8(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
     memory = np.empty(size + alignment, np.uint8)
     offset = -memory.ctypes.data % alignment
     return memory[offset : offset + size].reshape(shape)
+
+
+def check_memory(config: Config, workers: int) -> None:
+    """Raise UserError if the observations of this worker's rollouts alone fill more than the whole memory."""
+    if _observation_bytes(config, workers) > memory.physical():
+        raise too_large(config, workers)
+
+
+def too_large(config: Config, workers: int) -> UserError:
+    """Says that this worker's rollouts do not fit into its memory, and what would make them smaller."""
+    needed, there = map(memory.in_words, (_observation_bytes(config, workers), memory.physical()))
+    share = f" in each of {workers} workers" if workers > 1 else ""
+    return UserError(
+        f"--num-envs {config.num_envs} x --num-steps {config.num_steps} fill {needed} with observations"
+        f"{share}, and this machine has {there} of memory; lower either."
+    )
+
+
+def _observation_bytes(config: Config, workers: int) -> int:
+    return config.batch_size // workers * math.prod(observation_shape(config.env))
 
 
 class _Group:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 import yaml
 
 from tfrl.errors import UserError
-from tfrl.flags import flag, read_flags, read_yaml
+from tfrl.flags import flag, read_flags, read_yaml, shown
 
 Settings = TypeVar("Settings")
 
@@ -184,26 +184,43 @@ class Range(NamedTuple):
     def holds(self, value: float) -> bool:
         """Whether `value` is inside."""
         enough = value > self.low if self.above else value >= self.low
-        return enough and value <= self.high and math.isfinite(value)
+        return enough and value <= self.high and value < math.inf  # isfinite fails for large integers
 
     def __str__(self) -> str:
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
         return low if self.high == math.inf else f"{low} and at most {self.high:.10g}"
 
 
+MOST = 2**31 - 1
+"""The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
+
+# Numbers, and whole numbers.
 POSITIVE = Range(0, above=True)
-NATURAL = Range(0)
-COUNT = Range(1)
+NOT_NEGATIVE = Range(0)
 FRACTION = Range(0, 1)
-UNSIGNED = Range(0, 2**31 - 1)  # procgen's C++ options and the random keys are 32-bit
+NATURAL = Range(0, MOST)
+COUNT = Range(1, MOST)
+
+_A_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
+
+RANGES: Mapping[str, Range] = {
+    "seed": NATURAL,
+    "replicas": Range(0, 256),
+    "micro_batch": NATURAL,
+    "cluster_timeout": Range(0, _A_SEASON, above=True),
+    "stall_timeout": Range(0, _A_SEASON),
+    "checkpoint_every": COUNT,
+    "keep_checkpoints": COUNT,
+}
+"""Of what every trainer can be told."""
 
 
 def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
-    """Raise UserError for the first of the settings that is outside its range."""
+    """Raise UserError for the first of a dataclass's numbers outside its range; None is left alone."""
     for name, allowed in ranges.items():
         value = getattr(config, name)
         if value is not None and not allowed.holds(value):
-            raise UserError(f"{flag(name)} must be {allowed}; got {value}.")
+            raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
 
 
 def check_folder_names(config: Run) -> None:

@@ -20,6 +20,7 @@ from tfrl import cli, commands, config, report, runs
 from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
+from tfrl.settings import COUNT, check_ranges
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
 _TRAINER = ("-m", "tfrl.ppo_procgen")
@@ -170,7 +171,7 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         if token == name and tokens and name not in ("--help", "-h"):
             own.append(tokens.pop())
     _, options = cli.parse(Options, own, _USAGE, _SUMMARY)
-    cli.check_least(options, workers=1)
+    check_ranges(options, {"workers": COUNT})
     return options, rest
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfrl.envs import TOY_ENVS
+from tfrl.envs.toy import Catch
 
 _DATA = Path(__file__).parents[1] / "data"
 
@@ -52,6 +53,11 @@ def env_names() -> tuple[str, ...]:
 def distribution_modes(env: str) -> tuple[str, ...]:
     """The distribution modes that an env has; a toy is the same in both of its own."""
     return ("easy", "hard", *(mode for mode, having in _FURTHER_MODES.items() if env in having))
+
+
+def observation_shape(env: str) -> tuple[int, int, int]:
+    """(H, W, C) of an env's observations, which are uint8."""
+    return (Catch.rows, Catch.columns, 1) if env in TOY_ENVS else (64, 64, 3)
 
 
 def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
