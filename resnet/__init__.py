@@ -23,7 +23,8 @@ class Entry:
 
     `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
     that of the paper, which `python -m resnet` counts parameters and MFLOP for. `normalization` is the
-    default of networks that have the option, and empty for the others.
+    default of networks that have the option, and empty for the others; `has_width` says whether there is
+    the option `width`.
     """
 
     module: str
@@ -32,6 +33,7 @@ class Entry:
     input_shape: tuple[int, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     normalization: str = ""
+    has_width: bool = False
 
 
 _HE = "He 2015, arXiv:1512.03385"
@@ -47,8 +49,8 @@ def _imagenet(depth: int) -> Entry:
 
 
 _ZOO: dict[str, Entry] = {
-    "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3)),
-    "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}),
+    "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), has_width=True),
+    "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}, has_width=True),
     "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4)),
     "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
     "linear": Entry("resnet.cnn", "linear", "", (64, 64, 3)),

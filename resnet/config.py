@@ -19,6 +19,7 @@ from tfrl.settings import (
     COUNT,
     NATURAL,
     POSITIVE,
+    WIDTH,
     Range,
     Reader,
     check_folder_names,
@@ -40,6 +41,8 @@ class Task:
     """A whole set of defaults, listed above; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
     """Of the residual networks; PPO takes torsos with group or none. Others have none."""
+    width: int = 1
+    """Multiplies the channels of impala and impala-pooled."""
     image_size: int = 0
     """Resize images to this many pixels, square; 0: as they are."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
@@ -103,6 +106,13 @@ class Config(Run, Hardware, Learning, Task):
         return Path(self.logdir) / (self.run_name or default_run_name(self))
 
     @property
+    def model_options(self) -> dict[str, Any]:
+        """The network's own options, those that it has."""
+        entry = resnet.entry(self.model)
+        options = {"normalization": self.normalization} if entry.normalization else {}
+        return options | ({"width": self.width} if entry.has_width else {})
+
+    @property
     def num_minibatches(self) -> int:
         """One gradient step a batch; PPO has several."""
         return 1
@@ -134,6 +144,7 @@ MOST_IMAGES = 1_000_000
 
 _RANGES: dict[str, Range] = {
     **settings.RANGES,
+    "width": WIDTH,
     "image_size": Range(0, 4096),
     "epochs": COUNT,
     "max_steps": NATURAL,
@@ -167,6 +178,11 @@ def validate(config: Config) -> None:
         raise UserError(
             f"--model {config.model} has no normalization to choose, so it cannot be {config.normalization}; "
             "leave --normalization out."
+        )
+    if not resnet.entry(config.model).has_width and config.width != 1:
+        raise UserError(
+            f"--model {config.model} has no width to choose, so it cannot be {config.width}; "
+            "leave --width out."
         )
     check_dataset(config.dataset)
     check_folder_names(config)

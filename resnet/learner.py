@@ -151,9 +151,10 @@ class Learner:
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
     """The classifier that the settings describe: uint8 [B, H, W, C] -> probabilities [B, classes]."""
-    options = {"normalization": config.normalization} if resnet.entry(config.model).normalization else {}
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    return resnet.classifier(config.model, image_shape, classes, dtype=dtype, seed=config.seed, **options)
+    return resnet.classifier(
+        config.model, image_shape, classes, dtype=dtype, seed=config.seed, **config.model_options
+    )
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:

@@ -9,7 +9,7 @@ from resnet.config import Config
 from resnet.data import Dataset
 from tfrl.checkpoint import Checkpoint
 from tfrl.distribute import Runtime
-from tfrl.summary import folder, hardware
+from tfrl.summary import folder, hardware, network
 
 
 def rows(
@@ -29,7 +29,7 @@ def rows(
         **hardware(runtime),
         "steps": f"{steps:,} of {config.batch_size} images, {config.optimizer}, "
         f"learning rate {config.lr:g}, {config.schedule}",
-        "network": f"{config.model}, {parameters:,} parameters",
+        "network": network(config.model, config.width, parameters),
         **folder(config),
     }
     if found is not None:

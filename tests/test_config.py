@@ -72,6 +72,8 @@ def test_spellings_of_a_game(spelled):
         (["--target-kl", "none"], "target_kl", None),
         (["--num-levels", "0"], "num_levels", 0),
         (["--run-name", "mine"], "run_name", "mine"),
+        (["--torso-width", "4"], "torso_width", 4),
+        (["--torso", "nature", "--torso-width", "1"], "torso_width", 1),
         (["--env", "catch"], "env", "catch"),
         (["--env", "chaser", "--distribution-mode", "extreme"], "distribution_mode", "extreme"),
     ],
@@ -160,6 +162,8 @@ BAD_FLAGS = [
     ("--preset openai-esy", "did you mean openai-easy?"),
     ("--torso impalla", "did you mean impala?"),
     ("--torso mlp", "takes no images"),
+    ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
+    ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
     ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
     ("--learning-rate 3", "there is no flag --learning-rate"),
     ("--no-lr", "there is no flag --no-lr"),
@@ -340,6 +344,17 @@ def test_other_settings_do_not_touch_a_run(tmp_path):
     sentence = refusal(check_run, other)
     assert "--lr 0.0005 there, 0.001 here; --share-torso True there, False here." in sentence
     assert "--run-name" in sentence and "gamma" not in sentence
+
+
+def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
+    config = run_of(tmp_path)
+    settings = config.run_dir / "config.yaml"
+    older = settings.read_text().replace("torso_width: 1\n", "")
+    assert "torso_width" not in older
+    settings.write_text(older)
+    check_run(config)
+    wider = dataclasses.replace(config, torso_width=2)
+    assert "--torso-width 1 there, 2 here" in refusal(check_run, wider)
 
 
 @pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])

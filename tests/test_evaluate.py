@@ -143,6 +143,33 @@ def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
     assert "catch" in table and max(map(len, table.splitlines())) <= 80
 
 
+def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, capsys):
+    import tensorflow as tf
+
+    from tfrl import actor_critic
+    from tfrl.export import export
+
+    wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
+    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "precision": "float32"}
+    network = actor_critic.build(
+        torso="impala", torso_options={"width": 2}, share_torso=True, seed=7, **shape
+    )
+    weights = network.get_weights()
+    assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
+    export(tmp_path, wide, weights, **shape)
+    assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()
+    observations = np.random.default_rng(0).integers(0, 256, (2, 10, 5, 1), np.uint8)
+    saved = tf.saved_model.load(str(tmp_path / "policy"))
+    logits = saved.policy(tf.constant(observations))["logits"]
+    np.testing.assert_allclose(logits, network(observations)[0], rtol=1e-4, atol=1e-6)
+    assert evaluate.main([str(tmp_path), "--episodes", "2"]) == 0
+    assert record.main([str(tmp_path), "--episodes", "1", "--format", "gif"]) == 0
+    settings = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(settings.replace("torso_width: 2\n", ""))  # as older runs have it
+    with pytest.raises(UserError, match="another network"):
+        evaluate.main([str(tmp_path), "--episodes", "2"])
+
+
 def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
     made = make_run(tmp_path, total_steps=40_000)

@@ -241,6 +241,12 @@ def test_weights_of_another_network_are_refused(small, learner):
         agent.agent.network.set_weights(weights)
 
 
+def test_the_torso_is_as_wide_as_asked_for(small, learner):
+    for width in (1, 2):
+        weights = learner(small(torso="impala", torso_width=width)).weights
+        assert weights["torso/stage3_conv/kernel"].shape == (3, 3, 32 * width, 32 * width)
+
+
 def test_greedy_and_sampled_actions_follow_the_policy(small, learner):
     agent = learner(small())
     observations = agent.collect().observations[0, 0]

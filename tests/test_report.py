@@ -86,6 +86,12 @@ def test_runs_are_grouped_by_settings_not_by_seed(logdir):
     ]
 
 
+def test_a_wider_network_is_a_group_of_its_own(tmp_path):
+    paths = [make_run(tmp_path, seed=seed, torso_width=width) for seed in (1, 2) for width in (1, 4)]
+    groups = comparison.group([runs.load(path) for path in paths])
+    assert [(g.label, len(g.runs)) for g in groups] == [("torso-width 1", 2), ("torso-width 4", 2)]
+
+
 def test_published_scores_are_taken_at_as_many_steps(tmp_path):
     run = runs.load(make_run(tmp_path, total_steps=1_000_000))
     (group,) = comparison.group([run])

@@ -14,6 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 from processes import PATIENCE, ROOT, environment
 
+import tfrl.config as ppo
 from resnet import learner, pictures, trainer
 from resnet.config import PRESETS, Config, from_yaml, parse
 from resnet.data import Dataset, Pass, Share, Split, epoch_order
@@ -282,9 +283,10 @@ def test_evaluate_needs_a_finished_run(tmp_path, finished):
 # Into the agents
 
 
-def agent(torso="cookbook", share=True):
+def agent(torso="cookbook", share=True, torso_options=None):
     return build(
         torso=torso,
+        torso_options=torso_options or {},
         observation_shape=(SIZE, SIZE, 3),
         num_actions=4,
         share_torso=share,
@@ -324,6 +326,28 @@ def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
         torso_weights.read(str(tmp_path / "batch"))
 
 
+def test_the_network_is_as_wide_as_asked_for():
+    wide = dataclasses.replace(SMALL, model="impala", width=2)
+    model = learner.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    assert model.get_layer("stage1_conv").kernel.shape == (3, 3, 3, 32)
+
+
+def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_shapes(tmp_path):
+    export = tmp_path / "export"
+    export.mkdir()
+    wide = agent("impala", torso_options={"width": 2}).get_weights()
+    np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
+    with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
+        torso_weights.start(agent("impala"), str(tmp_path), freeze=False)
+    flags = ["--torso-weights", str(tmp_path)]
+    settings = ppo.parse(flags)
+    torso_weights.check(settings)  # there is nothing but the weights
+    (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "impala", "--width", "2"])))
+    with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
+        torso_weights.check(settings)
+    torso_weights.check(ppo.parse([*flags, "--torso-width", "2"]))
+
+
 # The command
 
 
@@ -345,6 +369,8 @@ def test_the_settings_survive_their_file(tmp_path):
         (["--batch-size", "33", "--replicas", "2"], "32 or 34"),
         (["--micro-batch", "4"], "batch normalization"),
         (["--model", "impala", "--normalization", "group"], "no normalization"),
+        (["--width", "2"], "--model resnet-mini has no width to choose, so it cannot be 2"),
+        (["--epochs", "1" + "0" * 400], "--epochs must be at least 1"),
         (["--freeze"], "no flag --freeze"),
     ],
 )

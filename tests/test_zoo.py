@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -293,6 +295,16 @@ def test_what_ppo_accepts_does_not_mix_images(normalization):
 def test_wrong_arguments_say_what_would_be_right(name, shape, options, message):
     with pytest.raises(ValueError, match=message):
         resnet.build(name, shape, **options)
+
+
+@pytest.mark.parametrize("name", resnet.names())
+def test_the_zoo_knows_each_networks_options_before_it_is_built(name):
+    entry = resnet.entry(name)
+    function = getattr(importlib.import_module(entry.module), entry.function)
+    parameters = inspect.signature(function).parameters
+    assert entry.has_width == ("width" in parameters)
+    default = parameters["normalization"].default if "normalization" in parameters else ""
+    assert entry.normalization == default
 
 
 def test_a_classifier_of_one_class_is_refused():

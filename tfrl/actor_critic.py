@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import keras
 import numpy as np
@@ -125,6 +127,7 @@ def build(
     share_torso: bool,
     precision: str,
     seed: int,
+    torso_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> ActorCritic:
     """Makes Actor and Critic from a torso's name. Call it inside the strategy's scope.
 
@@ -135,9 +138,10 @@ def build(
       share_torso: one torso for both heads, or one each.
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
       seed: decides the initial weights.
+      torso_options: the torso's own options, for `resnet.build`, where they are not PPO's defaults.
     """
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    options = resnet.ppo_options(torso)
+    options = {**resnet.ppo_options(torso), **torso_options}
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(4) >> 1]  # Keras wants int32 seeds
     actor_torso = resnet.build(torso, observation_shape, dtype=dtype, seed=seeds[0], **options)
     critic_torso = actor_torso

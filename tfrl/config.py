@@ -22,6 +22,7 @@ from tfrl.settings import (
     NATURAL,
     NOT_NEGATIVE,
     POSITIVE,
+    WIDTH,
     Range,
     Reader,
     check_folder_names,
@@ -99,6 +100,8 @@ class Network:
 
     torso: str = "impala"
     """The part from image to features; `python -m resnet` lists the names."""
+    torso_width: int = 1
+    """Multiplies the channels of impala and impala-pooled."""
     share_torso: bool = True
     """Policy and value are two heads on one torso; otherwise each has its own."""
     torso_weights: str | None = None
@@ -141,6 +144,11 @@ class Config(Run, Hardware, Network, PPO, Task):
     def run_dir(self) -> Path:
         """The run's folder."""
         return Path(self.logdir) / (self.run_name or default_run_name(self.env, self.seed))
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        """What the torso is built with otherwise than PPO builds it by itself."""
+        return {"width": self.torso_width} if self.torso_width != 1 else {}
 
     @property
     def batch_size(self) -> int:
@@ -209,6 +217,7 @@ _RANGES: dict[str, Range] = {
     "max_grad_norm": POSITIVE,
     "target_kl": POSITIVE,
     "adam_epsilon": POSITIVE,
+    "torso_width": WIDTH,
     "env_threads": Range(0, 1024),
     "eval_every": NATURAL,
     "record_every": NATURAL,
@@ -294,6 +303,11 @@ def _check_torso(config: Config) -> None:
         reason = "takes no images" if config.torso in resnet.names() else "is not a network of the zoo"
         hint = nearest(config.torso, torsos)
         raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(torsos)}.")
+    if config.torso_options and not resnet.entry(config.torso).has_width:
+        raise UserError(
+            f"--torso {config.torso} has no width to choose, so it cannot be {config.torso_width}; "
+            "leave --torso-width out."
+        )
 
 
 def check_game(config: Config) -> None:

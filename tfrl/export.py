@@ -38,6 +38,7 @@ def export(
     (directory / SETTINGS_FILE).write_text(to_yaml(dataclasses.replace(config, precision=precision)))
     network = actor_critic.build(
         torso=config.torso,
+        torso_options=config.torso_options,
         observation_shape=observation_shape,
         num_actions=num_actions,
         share_torso=config.share_torso,

@@ -79,6 +79,7 @@ def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCr
     env.close()
     network = actor_critic.build(
         torso=config.torso,
+        torso_options=config.torso_options,
         observation_shape=env.observation_shape,
         num_actions=env.num_actions,
         share_torso=config.share_torso,

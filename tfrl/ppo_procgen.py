@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     check_memory(config, workers=1 if cluster is None else cluster.num_workers)
     check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
-        torso_weights.read(config.torso_weights)
+        torso_weights.check(config)
     with quiet_start():
         from tfrl import train
     return train.train(config, cluster)

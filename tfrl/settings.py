@@ -201,6 +201,8 @@ FRACTION = Range(0, 1)
 NATURAL = Range(0, MOST)
 COUNT = Range(1, MOST)
 
+WIDTH = Range(1, 64)  # of a network: its weights go with the square
+
 _A_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
 
 RANGES: Mapping[str, Range] = {

@@ -28,7 +28,7 @@ def rows(
         **hardware(runtime),
         "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         f"{config.num_minibatches} minibatches of {minibatch:,}",
-        "network": f"{config.torso}, {num_parameters:,} parameters",
+        "network": network(config.torso, config.torso_width, num_parameters),
         **folder(config),
     }
     if found is not None:
@@ -37,6 +37,11 @@ def rows(
         if lost > 0:
             lines["lost"] = f"{lost:,} env steps after that checkpoint, which are taken again"
     return lines
+
+
+def network(name: str, width: int, num_parameters: int) -> str:
+    """What any trainer trains."""
+    return f"{name}, {f'width {width}, ' if width != 1 else ''}{num_parameters:,} parameters"
 
 
 def hardware(runtime: Runtime) -> dict[str, str]:

@@ -9,12 +9,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from resnet.config import from_yaml
 from tfrl.errors import UserError
+from tfrl.run_folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from tfrl.actor_critic import ActorCritic
+    from tfrl.config import Config
 
 _PREFIX = "torso/"
+
+
+def check(config: Config) -> None:
+    """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
+    run = config.torso_weights
+    read(run)
+    try:
+        there = from_yaml(Path(run) / SETTINGS_FILE)
+    except UserError:  # without settings, or of another trainer: the weights' shapes will tell
+        return
+    if (there.model, there.width) != (config.torso, config.torso_width):
+        raise UserError(
+            f"--torso-weights {run} is of another network: give --torso {there.model} --torso-width "
+            f"{there.width}, as it was trained, instead of {config.torso} and {config.torso_width}."
+        )
 
 
 def read(run: str) -> dict[str, np.ndarray]:
@@ -72,5 +90,5 @@ def _check(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str
         if weights[name].shape != shape:
             raise UserError(
                 f"--torso-weights {run} is of another network: {name} has the shape {weights[name].shape} "
-                f"there and {shape} here; train it on images of this env's size."
+                f"there and {shape} here; train it on images of this env's size and with this --torso-width."
             )

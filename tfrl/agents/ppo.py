@@ -44,6 +44,7 @@ class PPOAgent:
         with runtime.strategy.scope():
             self.network = actor_critic.build(
                 torso=config.torso,
+                torso_options=config.torso_options,
                 observation_shape=observation_shape,
                 num_actions=num_actions,
                 share_torso=config.share_torso,
