@@ -170,6 +170,17 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
         evaluate.main([str(tmp_path), "--episodes", "2"])
 
 
+def test_greedy_actions_are_the_most_likely_ones(run, capsys):
+    from tfrl import policy
+
+    player = policy.load(policy_files.find(run, "last"))
+    observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
+    uniforms = np.full(50, 0.99, np.float32)
+    actions = player.greedy(observations, uniforms)
+    np.testing.assert_array_equal(actions, player.probabilities(observations).argmax(axis=1))
+    assert (actions != player.sample(observations, uniforms)).any()
+
+
 def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
     made = make_run(tmp_path, total_steps=40_000)

@@ -7,6 +7,8 @@ import time
 import pytest
 from processes import Training, learned, results, rows, steps_done, train
 
+from tfrl.errors import UserError
+
 ENDLESS = 10_000_000
 CATCH_UPDATE, COINRUN_UPDATE = 256, 64  # env steps
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
@@ -125,6 +127,28 @@ def test_the_results_tell_where_the_run_went_on(stopped, unbroken):
 def test_each_update_stands_once_in_progress_csv(stopped):
     steps = [int(row["env_steps"]) for row in rows(stopped["folder"])]
     assert steps == list(range(CATCH_UPDATE, stopped["total"] + 1, CATCH_UPDATE))
+
+
+@pytest.mark.parametrize("what", ["observations", "first"])
+def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(small, tmp_path, what):
+    """As those of another build of procgen would, which takes the same states."""
+    from tfrl import distribute
+    from tfrl.console import Console
+    from tfrl.learner import Learner
+    from tfrl.session import open_session
+    from tfrl.watchdog import Watchdog
+
+    config = small(logdir=str(tmp_path))
+    watchdog = Watchdog(tmp_path / "heartbeats", ("here",), 0, stall_timeout=0.0)
+    parts = (config, distribute.make(config, None), watchdog, Console(enabled=False))
+    with open_session(*parts, step_name="update", saves="here") as session:
+        learner, again = Learner(config, session), Learner(config, session)
+        state, part = learner.get_state()
+        again.set_state(state, [part])
+        part[what] = part[what].copy()
+        part[what][5] ^= 1
+        with pytest.raises(UserError, match="catch is another build here"):
+            again.set_state(state, [part])
 
 
 def test_a_complete_run_is_left_as_it_is(unbroken):

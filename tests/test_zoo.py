@@ -14,6 +14,7 @@ import pytest
 
 import resnet
 from resnet.counts import mflop, parameters
+from tfrl import actor_critic
 
 ROOT = Path(resnet.__file__).parents[1]
 
@@ -263,6 +264,20 @@ def test_batch_normalization_and_dropout_are_refused_for_ppo():
             resnet.check_for_ppo("resnet20", options)
     with pytest.raises(ValueError, match="dropout 0.3"):
         resnet.check_for_ppo("cookbook", {"dropout": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("torso", "options", "message"),
+    [
+        ("resnet-mini", {"normalization": "batch"}, "resnet-mini with batch normalization cannot train PPO"),
+        ("cookbook", {"dropout": 0.1}, "cookbook with dropout 0.1 cannot train PPO"),
+    ],
+)
+def test_no_agent_is_built_with_what_ppo_refuses(torso, options, message):
+    shape = {"observation_shape": (8, 8, 3), "num_actions": 2, "share_torso": True, "precision": "float32"}
+    with pytest.raises(ValueError, match=message):
+        actor_critic.build(torso=torso, torso_options=options, seed=1, **shape)
+    actor_critic.build(torso=torso, seed=1, **shape)
 
 
 @pytest.mark.parametrize("normalization", ["group", "none"])

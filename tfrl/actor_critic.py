@@ -139,9 +139,13 @@ def build(
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
       seed: decides the initial weights.
       torso_options: the torso's own options, for `resnet.build`, where they are not PPO's defaults.
+
+    Raises:
+      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
     options = {**resnet.ppo_options(torso), **torso_options}
+    resnet.check_for_ppo(torso, options)
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(4) >> 1]  # Keras wants int32 seeds
     actor_torso = resnet.build(torso, observation_shape, dtype=dtype, seed=seeds[0], **options)
     critic_torso = actor_torso

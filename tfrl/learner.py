@@ -114,7 +114,10 @@ class Learner:
         return state, part | {"observations": observations, "first": first}
 
     def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer."""
+        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
+
+        Raises UserError on all workers if envs then show something else than they did.
+        """
         self.agent.set_state(state)
         self._normalizer.set_state(_under("normalizer/", state))
         self._episodes.set_state(_under("episodes/", state))
@@ -123,6 +126,21 @@ class Learner:
             packed = unpack_bytes(part["states"], part["lengths"])
             states |= dict(zip(part["indices"].tolist(), packed, strict=True))
         self.collector.set_state(states)
+        if not self._runtime.all_agree(self._shows(parts)):
+            raise UserError(
+                f"the envs of {self._config.run_dir} do not show what they did when its checkpoint was "
+                f"saved, so {self._config.env} is another build here; go on where the run began, or choose "
+                "another --run-name."
+            )
+
+    def _shows(self, parts: Sequence[Mapping[str, np.ndarray]]) -> bool:
+        """Whether this worker's envs show what they showed when `get_state` gave `parts`."""
+        indices, _, observations, first = self.collector.get_state()
+        saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
+        return all(
+            np.array_equal(observations[mine], part["observations"][k]) and first[mine] == part["first"][k]
+            for mine, (part, k) in enumerate(saved[i] for i in indices)
+        )
 
 
 def minibatches(config: Config, update: int, indices: Sequence[int], replicas: int) -> np.ndarray:

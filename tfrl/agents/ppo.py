@@ -99,16 +99,11 @@ class PPOAgent:
 
     def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Actions int32 [B] of observations uint8 [B, H, W, C], by uniforms float32 [B], on one device."""
-        return self._choose(tf.convert_to_tensor(observations), tf.convert_to_tensor(uniforms)).numpy()
-
-    def greedy(self, observations: np.ndarray, uniforms: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions, int32 [B]; takes `uniforms` to stand in for `sample`, and ignores them."""
-        return self._choose(tf.convert_to_tensor(observations), None).numpy()
+        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(uniforms)).numpy()
 
     @tf.function(reduce_retracing=True)
-    def _choose(self, observations: tf.Tensor, uniforms: tf.Tensor | None) -> tf.Tensor:
-        policy = Categorical(self.network(observations)[0])
-        return policy.mode() if uniforms is None else policy.sample(uniforms)
+    def _sample(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
+        return Categorical(self.network(observations)[0]).sample(uniforms)
 
     # Learning
 
