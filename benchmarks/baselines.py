@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
-from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import command
+from resnet import config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,14 @@ class Options:
 
 def main(options: Options) -> None:
     """Trains both and prints the three numbers."""
+    linear = _flags(options, "linear", 10, "--optimizer", "adam", "--lr", "1e-4")
+    network = _flags(options, options.model, options.epochs)
+    for flags in (linear, network):
+        config.parse(flags)
     table = Table(options.dataset, "test accuracy")
     table.add_row("commonest class", f"{_majority(options):.2%}")
-    table.add_row("linear", f"{_train(options, 'linear', 10, '--optimizer', 'adam', '--lr', '1e-4'):.2%}")
-    table.add_row(options.model, f"{_train(options, options.model, options.epochs):.2%}")
+    table.add_row("linear", f"{_train(linear):.2%}")
+    table.add_row(options.model, f"{_train(network):.2%}")
     Console().print(table)
 
 
@@ -54,15 +58,20 @@ def _majority(options: Options) -> float:
     return float(np.mean(found.test.labels == np.bincount(found.train.labels).argmax()))
 
 
-def _train(options: Options, model: str, epochs: int, *flags: str) -> float:
+def _flags(options: Options, model: str, epochs: int, *further: str) -> list[str]:
+    """The trainer's, of one run."""
     size = str(options.image_size)
-    name = f"{model}-{options.dataset.replace('/', '-')}-{size}-{epochs}"
-    command = [sys.executable, "-m", "resnet.train", "--model", model, "--dataset", options.dataset, *flags]
-    command += ["--epochs", str(epochs), "--image-size", size]
-    subprocess.run([*command, "--logdir", options.logdir, "--run-name", name], check=True)
-    results = json.loads((Path(options.logdir) / name / "results.json").read_text())
+    flags = ["--model", model, "--dataset", options.dataset, *further]
+    flags += ["--epochs", str(epochs), "--image-size", size, "--logdir", options.logdir]
+    return [*flags, "--run-name", f"{model}-{options.dataset.replace('/', '-')}-{size}-{epochs}"]
+
+
+def _train(flags: list[str]) -> float:
+    """The test accuracy of the run."""
+    command.finish([sys.executable, "-m", "resnet.train", *flags])
+    results = json.loads((config.parse(flags).run_dir / "results.json").read_text())
     return results["test"]["accuracy"]
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    command.run(Options, main)

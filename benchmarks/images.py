@@ -19,11 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 import tfrl  # noqa: F401 - sets what TensorFlow reads at import
+from benchmarks import command
+from resnet import config
+from tfrl.errors import TrainingError
+from tfrl.settings import COUNT, Range, check_ranges
 
 NAMES = ("ours", "keras_fit", "replicas2")
 
@@ -50,6 +53,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Measures and prints."""
+    _check(options)
     processes = {name: _start(name, options) for name in NAMES}
     turns = {name: [] for name in NAMES}
     try:
@@ -77,6 +81,13 @@ def main(options: Options) -> None:
     Console().print(table)
 
 
+def _check(options: Options) -> None:
+    """Raises UserError for what the measuring processes could not do."""
+    check_ranges(options, {"steps": COUNT, "rounds": COUNT, "image_size": Range(1, 4096)})
+    flags = ["--model", options.model, "--normalization", options.normalization]
+    config.parse([*flags, "--batch-size", str(options.batch_size), "--replicas", "2"])
+
+
 def _start(name: str, options: Options) -> subprocess.Popen:
     code = f"from benchmarks.images import Options, serve; serve({name!r}, {options!r})"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -93,7 +104,7 @@ def _turn(process: subprocess.Popen) -> tuple[float, float]:
 def _answer(process: subprocess.Popen) -> str:
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"a measuring process ended with exit code {process.wait()}")
+        raise TrainingError(f"a measuring process ended with exit code {process.wait()}.")
     return line
 
 
@@ -170,4 +181,4 @@ def _keras(config: object, runtime: object, split: object, options: Options) -> 
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    command.run(Options, main)

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Literal
 
-import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import tyro  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from tfrl.envs.games import published_curve  # noqa: E402
+from benchmarks import command
+from tfrl import config
+from tfrl.config import Config
+from tfrl.envs.games import games, published_curve
+from tfrl.errors import TrainingError, UserError
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
@@ -45,27 +44,44 @@ class Options:
     """Of the torso."""
     logdir: str = "logs/learning"
     """Where the run's folder is."""
-    plot: Path | None = None
+    plot: str | None = None
     """A PNG of our curve and the published ones."""
 
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
-    name = f"{options.env}-{options.precision}" + (f"-seed{options.seed}" if options.seed != 1 else "")
-    command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env, "--seed", str(options.seed)]
-    command += ["--total-steps", str(options.total_steps), "--precision", options.precision]
-    command += ["--logdir", options.logdir, "--run-name", name, "--checkpoint-every", "1"]
-    subprocess.run(command, check=True)
-    steps, returns = _read(Path(options.logdir) / name / "progress.csv")
-    Console().print(_compare(options.env, steps, returns))
+    flags = ["--env", options.env, "--seed", str(options.seed), "--precision", options.precision]
+    flags += ["--total-steps", str(options.total_steps), "--logdir", options.logdir]
+    run = config.parse(flags)
+    name = f"{run.env}-{run.precision}" + (f"-seed{run.seed}" if run.seed != 1 else "")
+    run = dataclasses.replace(run, run_name=name)
+    _check(run, options.plot)
+    flags += ["--run-name", name, "--checkpoint-every", "1"]
+    command.finish([sys.executable, "-m", "tfrl.ppo_procgen", *flags])
+    steps, returns = _read(run.run_dir / "progress.csv")
+    Console().print(_compare(run.env, steps, returns))
     if options.plot:
-        _plot(options, steps, returns)
+        _plot(run.env, steps, returns, options.plot)
+
+
+def _check(run: Config, plot: str | None) -> None:
+    """Raises UserError for what would fail after the training."""
+    if run.env not in games():
+        raise UserError(f"no curve of {run.env} was published; there are those of {', '.join(games())}.")
+    if plot is None:
+        return
+    if not plot.endswith(".png") or Path(plot).is_dir():
+        raise UserError(f"--plot must be the name of a PNG file; got {plot!r}.")
+    if not os.access(Path(plot).parent, os.W_OK):
+        raise UserError(f"--plot {plot} cannot be written: {Path(plot).parent} is no folder to write in.")
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Env steps and returns of the updates after the first finished episode, both [P]."""
     with path.open() as file:
         rows = [r for r in csv.DictReader(file) if r["rollout/episode_return"]]
+    if not rows:
+        raise TrainingError(f"no episode has ended in {path.parent} yet; train for more --total-steps.")
     columns = ("env_steps", "rollout/episode_return")
     return tuple(np.array([float(r[c]) for r in rows]) for c in columns)
 
@@ -97,8 +113,13 @@ def _verdict(theirs: list[float], ours: float) -> tuple[str, str, str]:
     return f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", where
 
 
-def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:
-    at, published = published_curve(options.env, "train")
+def _plot(env: str, steps: np.ndarray, returns: np.ndarray, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    at, published = published_curve(env, "train")
     shown = slice(0, np.searchsorted(at, steps[-1]) + 1)  # up to the first published point after our last
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     label = "published, 3 runs (train-procgen)"
@@ -107,10 +128,10 @@ def _plot(options: Options, steps: np.ndarray, returns: np.ndarray) -> None:
     )
     axes.plot(at[shown], published[:, shown].mean(0), color="0.4", linestyle="--", label="their mean")
     axes.plot(steps, returns, color="black", label="tfrl, 1 run")
-    axes.set(xlabel="env steps", ylabel="return, last 100 episodes", title=f"{options.env}, easy, 200 levels")
+    axes.set(xlabel="env steps", ylabel="return, last 100 episodes", title=f"{env}, easy, 200 levels")
     axes.legend()
-    figure.savefig(options.plot, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    command.run(Options, main)

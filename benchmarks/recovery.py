@@ -30,10 +30,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from benchmarks import command
 from benchmarks.disturbed_run import WORKERS, DisturbedRun
-from tfrl.errors import UserError
+from tfrl.errors import TrainingError, UserError
+from tfrl.settings import COUNT, check_ranges
 
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hang": signal.SIGSTOP, "disk": None}
 PHASES = {
@@ -60,7 +60,7 @@ class Options:
     """Of kill (SIGKILL), term (SIGTERM), hang (SIGSTOP), disk (a full disk; needs root), with commas."""
     trials: int = 10
     """Of each fault; 10 have each moment with each worker once."""
-    results: Path = Path("recovery.json")
+    results: str = "recovery.json"
     """Trials are added to this file."""
     updates: int = 90
     """Length of a run."""
@@ -83,27 +83,31 @@ def main(options: Options) -> None:
     faults = options.faults.split(",")
     unknown = [fault for fault in faults if fault not in FAULTS]
     if unknown:
-        raise UserError(f"--faults {','.join(unknown)} is not among {', '.join(FAULTS)}")
+        raise UserError(f"--faults {','.join(unknown)} is not among {', '.join(FAULTS)}.")
+    check_ranges(options, dict.fromkeys(("trials", "updates", "checkpoint_every", "eval_every"), COUNT))
+    results = Path(options.results)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no run stays behind
-    done = _read(options)
-    _write(options.results, done)
+    done = _read(results, options)
+    _write(results, done)
     with tempfile.TemporaryDirectory() as folder:
         for fault in faults:
             earlier = [trial["fault"] for trial in done["trials"]].count(fault)
             for first in range(earlier, earlier + options.trials, _TRIALS_A_RUN):
                 numbers = range(first, min(first + _TRIALS_A_RUN, earlier + options.trials))
                 done["trials"] += _disturb(Path(folder) / f"{fault}-{first}", fault, numbers, done, options)
-                _write(options.results, done)
+                _write(results, done)
     print(report(done["trials"], options.checkpoint_every * _BATCH))
 
 
-def _read(options: Options) -> dict[str, Any]:
+def _read(path: Path, options: Options) -> dict[str, Any]:
     """The results so far; at first those of the undisturbed run: its weights, and how long phases take."""
     settings = options.flags
-    if options.results.exists():
-        done = json.loads(options.results.read_text())
+    if path.exists():
+        done = json.loads(path.read_text())
         if done["settings"] != settings:
-            raise UserError(f"{options.results} is of other settings; give another --results")
+            raise UserError(f"{path} is of other settings; give another --results.")
+    elif not os.access(path.parent, os.W_OK):
+        raise UserError(f"--results {path} cannot be written: {path.parent} is no folder to write in.")
         return done
     with tempfile.TemporaryDirectory() as folder:
         run = DisturbedRun(Path(folder), options.flags)
@@ -160,7 +164,7 @@ def _finished(run: DisturbedRun) -> int:
 
 def _wait_for_update(run: DisturbedRun, update: int) -> None:
     if not run.wait_until(lambda: _finished(run) >= update):
-        raise RuntimeError(f"the run in {run.folder} is over before the trial; give more --updates")
+        raise TrainingError(f"the run in {run.folder} is over before the trial; give more --updates")
 
 
 def _aim(run: DisturbedRun, trial: Trial, seconds: dict[str, float], dice: random.Random) -> int:
@@ -172,7 +176,7 @@ def _aim(run: DisturbedRun, trial: Trial, seconds: dict[str, float], dice: rando
     before = run.note(worker)  # a phase that has begun before may be nearly over
     began = lambda note: note != before and note.phase.startswith(phase)  # noqa: E731
     if not run.wait_until(lambda: began(run.note(worker))):
-        raise RuntimeError(f"the run in {run.folder} is over before the trial; give more --updates")
+        raise TrainingError(f"the run in {run.folder} is over before the trial; give more --updates")
     note = run.note(worker)
     span = max(value for name, value in seconds.items() if name.startswith(phase))
     time.sleep(max(0.0, note.at + dice.uniform(0.0, 0.8 * span) - time.monotonic()))
@@ -187,11 +191,11 @@ def _strike(run: DisturbedRun, signum: signal.Signals, victim: int) -> Trial:
     if signum == signal.SIGTERM:
         code = run.wait()
         if code != 128 + signum:
-            raise RuntimeError(f"exit code {code} after {signum.name}:\n{run.output[-2000:]}")
+            raise TrainingError(f"exit code {code} after {signum.name}:\n{run.output[-2000:]}")
         run.start()
     chief = run.note(0).process
     if not run.wait_until(lambda: run.note(0).process != chief):
-        raise RuntimeError(f"the run in {run.folder} was not restarted:\n{run.output[-2000:]}")
+        raise TrainingError(f"the run in {run.folder} was not restarted:\n{run.output[-2000:]}")
     notes = run.notes(0)
     first = next(i for i, note in enumerate(notes) if note.process == notes[-1].process)
     finished, resumed = notes[first - 1].update, notes[first]
@@ -239,7 +243,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder)]
     if subprocess.run(command, check=False).returncode != 0:
-        raise UserError("only root can mount a small disk; leave disk out of --faults")
+        raise UserError("only root can mount a small disk; leave disk out of --faults.")
     try:
         yield folder
     finally:
@@ -279,7 +283,4 @@ def _row(trials: Sequence[Trial]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Options, description=__doc__))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    command.run(Options, main)

@@ -23,15 +23,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import namespaces
+from benchmarks import command, namespaces
+from tfrl import config
+from tfrl.errors import TrainingError, UserError
+from tfrl.settings import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s
 _WORKERS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+_EPOCHS, _MINIBATCHES = 3, 8
 _EXTRA_FLOATS = 5  # metrics that travel with the gradients; each replica adds one more
 
 
@@ -59,6 +62,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Measures, predicts and prints."""
+    _check(options)
     with tempfile.TemporaryDirectory() as folder:
         measured = {workers: _time_collectives(workers, Path(folder)) for workers in (2, 4)}
         alone, pair = _train_in_turn(options, Path(folder))
@@ -95,6 +99,16 @@ def main(options: Options) -> None:
     print(text)
     if options.out:
         Path(options.out).write_text(text + "\n")
+
+
+def _check(options: Options) -> None:
+    """Raises UserError for what would fail after minutes."""
+    counts = dict.fromkeys(("envs_each", "num_steps", "updates", "rounds"), COUNT)
+    check_ranges(options, {**counts, "hop_microseconds": NOT_NEGATIVE, "cable": POSITIVE})
+    config.parse(_flags(2, options))
+    if options.out and not os.access(Path(options.out).parent, os.W_OK):
+        folder = Path(options.out).parent
+        raise UserError(f"--out {options.out} cannot be written: {folder} is no folder to write in.")
 
 
 def ring_seconds(workers: int, size: int, delay: float, per_byte: float) -> float:
@@ -155,7 +169,7 @@ def _time_cable(gigabits: float) -> dict[int, float]:
             workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         codes = [worker.wait() for worker in workers]
         if any(codes):
-            raise SystemExit(f"the workers in network namespaces ended with exit codes {codes}")
+            raise TrainingError(f"the workers in network namespaces ended with exit codes {codes}.")
         times = json.loads(output.read_text())
     return {int(size): statistics.median(seconds) for size, seconds in times.items()}
 
@@ -175,12 +189,7 @@ def _train_in_turn(options: Options, folder: Path) -> tuple[dict, dict]:
 
 def _train(workers: int, options: Options, folder: Path) -> dict:
     """A short run: seconds of each update, its all-reduce estimate, and what decides the bytes."""
-    num_envs, epochs, minibatches = options.envs_each * workers, 3, 8
-    steps = num_envs * options.num_steps * (options.updates + 1)
-    flags = ["--env", "coinrun", "--torso", options.torso, "--precision", "float32", "--eval-episodes", "1"]
-    flags += ["--num-envs", str(num_envs), "--num-steps", str(options.num_steps), "--epochs", str(epochs)]
-    flags += ["--num-minibatches", str(minibatches), "--total-steps", str(steps), "--env-threads", "1"]
-    flags += ["--logdir", str(folder), "--run-name", f"train-{workers}"]
+    flags = [*_flags(workers, options), "--logdir", str(folder), "--run-name", f"train-{workers}"]
     _launch(workers, ["-m", "benchmarks.one_core", "tfrl.ppo_procgen", *flags])
     run = folder / f"train-{workers}"
     with (run / "progress.csv").open(newline="") as file:
@@ -192,18 +201,24 @@ def _train(workers: int, options: Options, folder: Path) -> dict:
         "seconds": seconds,
         "all_reduce": float(rows[0].get("time/allreduce_seconds") or "nan"),
         "parameters": parameters,
-        "sums": epochs * minibatches,
+        "sums": _EPOCHS * _MINIBATCHES,
     }
+
+
+def _flags(workers: int, options: Options) -> list[str]:
+    """The trainer's, of a run of so many workers."""
+    num_envs = options.envs_each * workers
+    steps = num_envs * options.num_steps * (options.updates + 1)
+    flags = ["--env", "coinrun", "--torso", options.torso, "--precision", "float32", "--eval-episodes", "1"]
+    flags += ["--num-envs", str(num_envs), "--num-steps", str(options.num_steps), "--epochs", str(_EPOCHS)]
+    flags += ["--num-minibatches", str(_MINIBATCHES), "--total-steps", str(steps), "--env-threads", "1"]
+    return flags
 
 
 def _launch(workers: int, arguments: Sequence[str]) -> None:
     launcher = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--max-restarts", "0"]
-    subprocess.run(
-        [*launcher, "--", sys.executable, *arguments],
-        env={**os.environ, **_THREADS},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    arguments = [*launcher, "--", sys.executable, *arguments]
+    command.finish(arguments, env={**os.environ, **_THREADS}, stdout=subprocess.DEVNULL)
 
 
 def _show(figures: Mapping) -> None:
@@ -246,4 +261,4 @@ def _show(figures: Mapping) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    command.run(Options, main)

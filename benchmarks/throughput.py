@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import itertools
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,9 +32,14 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import command
+from tfrl import config
+from tfrl.envs.games import games
+from tfrl.errors import TrainingError, UserError
+from tfrl.settings import COUNT, Range, check_ranges
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
@@ -43,8 +50,9 @@ _EPOCHS = 3
 class Options:
     """What to measure."""
 
-    precisions: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """bfloat16 takes ten times longer than float32 on a CPU that has to emulate it."""
+    precisions: str = "auto"
+    """float32, bfloat16 or both with a comma; auto: no bfloat16 where the hardware only emulates it, which
+    takes ten times longer than float32."""
     env: str = "coinrun"
     """The game."""
     num_envs: int = 64
@@ -63,8 +71,9 @@ class Options:
 
 def main(options: Options) -> None:
     """Measures and prints."""
+    _check(options)
     rows = []
-    for precision in options.precisions:
+    for precision in precisions(options.precisions):
         before = _in_process("tensorflow", precision, options.floor_seconds)
         ours = _our_run(options, precision)
         after = _in_process("tensorflow", precision, options.floor_seconds)
@@ -88,16 +97,56 @@ def main(options: Options) -> None:
     Console().print(table)
 
 
+def precisions(wanted: str) -> list[str]:
+    """What --precisions stands for. Raises UserError for another precision."""
+    if wanted != "auto":
+        found = [name.strip() for name in wanted.split(",")]
+        if not {*found} <= {"float32", "bfloat16"}:
+            raise UserError(
+                f"--precisions must be auto, or of float32 and bfloat16, with a comma; got {wanted}."
+            )
+        return found
+    code = "from tfrl.distribute import resolve_precision as f; print(f('auto'))"
+    if _answer(code) == "bfloat16":
+        return ["float32", "bfloat16"]
+    told = "bfloat16 is left out, as this hardware only emulates it; --precisions bfloat16 measures it."
+    print(told, file=sys.stderr, flush=True)
+    return ["float32"]
+
+
+def _check(options: Options) -> None:
+    """Raises UserError for what would fail after minutes."""
+    check_ranges(options, {"updates": COUNT, "floor_seconds": Range(0, 3600, above=True)})
+    if options.precisions != "auto":
+        precisions(options.precisions)
+    if config.parse(_flags(options)).env not in games():
+        raise UserError(
+            f"--env must be one of procgen's games, whose frames the floor is of; got {options.env}."
+        )
+    if options.peer == "torch" and importlib.util.find_spec("torch") is None:
+        raise UserError("--peer torch needs PyTorch, which is not installed here.")
+    try:
+        words = shlex.split(options.cleanrl)
+    except ValueError as error:
+        raise UserError(f"--cleanrl {options.cleanrl!r} is no command: {error}.") from None
+    if words and shutil.which(words[0]) is None:
+        raise UserError(f"--cleanrl: there is no program {words[0]}.")
+
+
+def _flags(options: Options) -> list[str]:
+    """The trainer's, of the run to measure."""
+    steps = options.num_envs * options.num_steps * (options.updates + 1)
+    flags = ["--env", options.env, "--total-steps", str(steps), "--eval-episodes", "1"]
+    return [*flags, "--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
+
+
 def _our_run(options: Options, precision: str) -> dict[str, Any]:
     """A real run of the trainer, read from its progress.csv."""
-    batch = options.num_envs * options.num_steps
     with tempfile.TemporaryDirectory() as logdir:
-        command = [sys.executable, "-m", "tfrl.ppo_procgen", "--env", options.env, "--precision", precision]
-        command += ["--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
-        command += ["--total-steps", str(batch * (options.updates + 1)), "--eval-episodes", "1"]
-        command += ["--logdir", logdir, "--run-name", "throughput"]
+        flags = [*_flags(options), "--precision", precision, "--logdir", logdir, "--run-name", "throughput"]
         started = time.time()
-        peak_memory_mb = _peak_memory(command)
+        trainer = [sys.executable, "-m", "tfrl.ppo_procgen", *flags]
+        peak_memory_mb = command.finish(trainer, stdout=subprocess.DEVNULL).ru_maxrss / 1024
         with (Path(logdir) / "throughput" / "progress.csv").open() as file:
             updates = list(csv.DictReader(file))
         first_seconds = float(updates[0]["time/rollout_seconds"]) + float(updates[0]["time/update_seconds"])
@@ -112,49 +161,39 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
     }
 
 
-def _peak_memory(command: list[str]) -> float:
-    """Runs a command; its own peak resident memory in MiB (RUSAGE_CHILDREN has the greatest child's)."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"the trainer ended with code {process.returncode}")
-    return usage.ru_maxrss / 1024
-
-
 def _cleanrl_run(options: Options) -> float:
     """Env steps a second of CleanRL's script: median between the lines that it prints after each update."""
     batch = options.num_envs * options.num_steps
-    command = [
-        str(Path(part).absolute()) if Path(part).exists() else part for part in shlex.split(options.cleanrl)
-    ]
-    command += [
-        "--env-id",
-        options.env,
-        "--num-envs",
-        str(options.num_envs),
-        "--num-steps",
-        str(options.num_steps),
-    ]
-    command += ["--total-timesteps", str(batch * (options.updates + 1))]
+    words = shlex.split(options.cleanrl)
+    script = [str(Path(word).absolute()) if Path(word).exists() else word for word in words]
+    script += ["--env-id", options.env, "--num-envs", str(options.num_envs)]
+    script += ["--num-steps", str(options.num_steps)]
+    script += ["--total-timesteps", str(batch * (options.updates + 1))]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with (
         tempfile.TemporaryDirectory() as folder,  # it writes to its working directory
-        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(script, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process,
     ):
         ends = [time.monotonic() for line in process.stdout if line.startswith("SPS:")]
     if process.returncode or len(ends) != options.updates + 1:
-        raise SystemExit(f"CleanRL's script ended with code {process.returncode} after {len(ends)} updates")
+        ended = f"code {process.returncode} after {len(ends)} updates"
+        raise TrainingError(f"CleanRL's script ended with {ended}.")
     return statistics.median(batch / (end - start) for start, end in itertools.pairwise(ends))
 
 
 def _in_process(framework: str, precision: str, seconds: float) -> float:
     """The floor, measured in a fresh process: a framework's threads must not disturb the next measurement."""
     code = f"from benchmarks.throughput import {framework}_floor as f; print(f({precision!r}, {seconds}))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    return float(result.stdout.split()[-1])
+    return float(_answer(code))
+
+
+def _answer(code: str) -> str:
+    """The last word that a program of Python prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise TrainingError(f"a measuring process ended with code {done.returncode}: {last}")
+    return done.stdout.split()[-1]
 
 
 def _floor(forward: Any, gradient: Any, seconds: float) -> float:
@@ -257,4 +296,4 @@ def torch_floor(precision: str, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    command.run(Options, main)

@@ -18,7 +18,7 @@ PATIENCE = 600  # seconds: never the reason for a failure on a busy machine, onl
 _PROBED = """
 import atexit, runpy, sys
 atexit.register(lambda: print("TensorFlow imported:", "tensorflow" in sys.modules))
-runpy.run_module("tfrl.ppo_procgen", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
@@ -30,10 +30,10 @@ def environment():
 class Answer:
     """How a command ended that was refused, or should have been, before any work."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, module="tfrl.ppo_procgen"):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-c", _PROBED, *map(str, flags)],
+            [sys.executable, "-c", _PROBED, module, *map(str, flags)],
             cwd=ROOT,
             env=environment(),
             capture_output=True,
@@ -43,6 +43,16 @@ class Answer:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         self.code, self.stdout, self.stderr = done.returncode, done.stdout, done.stderr
+
+
+def assert_refused(answer, *parts):
+    """One sentence that holds these parts, exit code 2, at once: before TensorFlow is imported."""
+    assert answer.code == 2, answer.stdout + answer.stderr
+    assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
+    for part in parts:
+        assert part in answer.stderr
+    assert answer.stdout == "TensorFlow imported: False\n"
+    assert answer.cpu_seconds < 2
 
 
 class Training:

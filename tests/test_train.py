@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import yaml
-from processes import Answer, results, rows, train
+from processes import Answer, assert_refused, results, rows, train
 
 from tfrl.config import from_yaml
 from tfrl.metrics import COLUMNS
@@ -192,16 +192,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["update-00000001"]
     assert [row["env_steps"] for row in rows(folder)] == ["128"]
     assert not (folder / "results.json").exists()
-
-
-def assert_refused(answer, *parts):
-    """One sentence that holds these parts, exit code 2, at once: before TensorFlow is imported."""
-    assert answer.code == 2, answer.stdout + answer.stderr
-    assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
-    for part in parts:
-        assert part in answer.stderr
-    assert answer.stdout == "TensorFlow imported: False\n"
-    assert answer.cpu_seconds < 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Benchmarks: what they could not do is refused before they measure, and Ctrl-C lets their trainers save."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import PATIENCE, ROOT, Answer, assert_refused, environment
+
+from benchmarks import command, learning, throughput
+from tfrl.errors import TrainingError
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "part"),
+    [
+        ("learning", ["--env", "catch"], "no curve of catch was published"),
+        ("learning", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
+        ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
+        ("throughput", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("throughput", ["--env", "catch"], "--env must be one of procgen's games"),
+        ("throughput", ["--updates", "0"], "--updates must be at least 1"),
+        ("throughput", ["--num-steps", "100"], "--num-steps must be divisible by --num-minibatches 8"),
+        ("throughput", ["--precisions", "float16"], "--precisions must be auto, or of float32 and bfloat16"),
+        ("throughput", ["--cleanrl", "no-such-program x.py"], "there is no program no-such-program"),
+        ("scaling", ["--updates", "0"], "--updates must be at least 1"),
+        ("scaling", ["--torso", "nosuch"], "is not a network of the zoo"),
+        ("images", ["--model", "nosuch"], "is not a network of the zoo"),
+        ("baselines", ["--model", "nosuch"], "is not a network of the zoo"),
+        ("recovery", ["--faults", "flood"], "--faults flood is not among kill"),
+        ("recovery", ["kill"], "'kill' is not a flag; usage: python -m benchmarks.recovery"),
+    ],
+)
+def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
+    assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
+
+
+def test_flags_are_read_as_everywhere(monkeypatch, tmp_path):
+    """1e6 is a whole number, and any spelling of a game is the game; the run is cut off before it starts."""
+    started = []
+    monkeypatch.setattr(command, "finish", started.append)
+    with pytest.raises(FileNotFoundError):  # there is no progress.csv of it
+        learning.main(learning.Options(env="procgen-fruitbot-v0", logdir=str(tmp_path), total_steps=int(1e6)))
+    ((*_, name, _, _),) = started
+    assert name == "fruitbot-auto"
+    answer = Answer("--total-steps", "1e6", "--env", "nosuch", module="benchmarks.learning")
+    assert_refused(answer, "'nosuch'")
+
+
+def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,rollout/episode_return\n16384,\n")
+    with pytest.raises(TrainingError, match="no episode has ended in .*; train for more --total-steps"):
+        learning._read(path)
+    path.write_text("env_steps,rollout/episode_return\n16384,\n32768,1.5\n")
+    np.testing.assert_array_equal(learning._read(path), [[32768], [1.5]])
+
+
+def test_emulated_bfloat16_is_left_out_and_said_so(capfd):
+    """As `--precision auto` decides; asked for, it is measured."""
+    found = throughput.precisions("auto")
+    told = capfd.readouterr().err
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    if flags & {"amx_bf16", "avx512_bf16"}:
+        assert "float32" in found
+    elif found == ["float32"]:
+        assert told == (
+            "bfloat16 is left out, as this hardware only emulates it; --precisions bfloat16 measures it.\n"
+        )
+    else:
+        assert found == ["float32", "bfloat16"] and not told  # a GPU
+    assert throughput.precisions("bfloat16, float32") == ["bfloat16", "float32"]
+
+
+# Children
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(which, _):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(128 + which)
+signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[2]).touch()
+time.sleep(600)
+"""
+PARENT = "import sys; from tfrl import commands; from benchmarks import command\n"
+PARENT += "commands.run(lambda arguments: command.finish([sys.executable, '-c', *arguments]) and 0)"
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_child_saves_before_the_benchmark_ends(tmp_path, how, code):
+    saved, ready = tmp_path / "saved", tmp_path / "ready"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, SAVES, str(saved), str(ready)],
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + PATIENCE
+    while not ready.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(how)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stderr, saved.read_text()) == (code, "", "saved")
+
+
+def test_a_child_that_fails_is_named_and_one_that_ends_tells_its_memory():
+    with pytest.raises(TrainingError, match=r"^-c import sys; sys\.exit\(3\) \.\.\. ended with code 3\.$"):
+        command.finish([sys.executable, "-c", "import sys; sys.exit(3)"])
+    assert command.finish([sys.executable, "-c", "x = b'x' * 200_000_000"]).ru_maxrss > 200_000
