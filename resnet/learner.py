@@ -16,9 +16,10 @@ import tensorflow as tf
 import resnet
 from resnet.config import Config
 from resnet.data import Batch
-from tfrl.distribute import NUM_VOTES, Runtime, pairwise_sum
+from tfrl.distribute import Runtime, pairwise_sum
 from tfrl.errors import TrainingError
 from tfrl.optimizers import SummedAdam, SummedSGD
+from tfrl.stop import NUM_VOTES
 
 
 class Learner:

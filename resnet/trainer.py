@@ -16,12 +16,13 @@ from resnet.export import export
 from resnet.learner import Learner, get_weights
 from resnet.schedule import learning_rate
 from resnet.window import Window
-from tfrl import distribute, results
+from tfrl import results
 from tfrl.console import Console
 from tfrl.errors import TrainingError, UserError
 from tfrl.membership import join
 from tfrl.quiet import quiet_start
 from tfrl.session import Session, open_session
+from tfrl.stop import stop_code
 from tfrl.tf_config import TFConfig
 
 COLUMNS = ("epoch", "train/loss", "train/accuracy", "train/grad_norm", "train/learning_rate")
@@ -152,7 +153,7 @@ class Trainer:
             )
         loss, accuracy, *votes, norm = values
         self._window.add_step(loss, accuracy, norm)
-        return distribute.stop_code(votes)
+        return stop_code(votes)
 
     def _log_and_save(self, rate: float, *, stopping: bool) -> None:
         step = self._session.step

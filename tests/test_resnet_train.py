@@ -25,11 +25,11 @@ from resnet.train import main
 from tfrl import distribute, torso_weights
 from tfrl.actor_critic import build
 from tfrl.console import Console
-from tfrl.distribute import StopRequest
 from tfrl.errors import TrainingError, UserError
 from tfrl.results import weights_sha256
 from tfrl.session import Session
 from tfrl.settings import to_yaml
+from tfrl.stop import StopRequest
 from tfrl.watchdog import Watchdog
 
 SMALL = Config(model="cookbook", precision="float32", batch_size=16, lr=0.02, warmup=0)

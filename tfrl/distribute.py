@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -281,46 +280,3 @@ def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], st
     if num_workers > 1 and isinstance(error, _LOST_PEER):
         return PeerError(f"{missing()}; TensorFlow says {reason}")
     return TrainingError(f"TensorFlow failed, {reason}")
-
-
-_STOP_CODES = (143, 130, 0)  # SIGTERM, Ctrl-C, the file `stop`
-NUM_VOTES = len(_STOP_CODES)
-
-
-def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
-    """The exit code that all workers leave with, by the sum of their votes [NUM_VOTES]; None: go on."""
-    return next((code for code, count in zip(_STOP_CODES, votes, strict=True) if count > 0), None)
-
-
-class StopRequest:
-    """Remembers Ctrl-C, SIGTERM and the run's `stop` file until the end of the update.
-
-    Make it after the strategy: TensorFlow installs a SIGTERM handler of its own, which swallows the signal.
-    """
-
-    def __init__(self, stop_file: Path, on_signal: Callable[[str], None]) -> None:
-        self._stop_file = stop_file
-        self._on_signal = on_signal
-        self.exit_code = 0
-        self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def _handle(self, number: int, _frame: Any) -> None:
-        if self.exit_code:  # asked twice: now
-            self.restore()
-            raise KeyboardInterrupt
-        self.exit_code = 128 + number
-        self._on_signal(signal.Signals(number).name)
-
-    def requested(self) -> bool:
-        """Whether this worker was asked to stop."""
-        return bool(self.exit_code) or self._stop_file.exists()
-
-    def votes(self) -> np.ndarray:
-        """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was asked."""
-        wanted = self.requested()
-        return np.array([wanted and self.exit_code == code for code in _STOP_CODES], np.float32)
-
-    def restore(self) -> None:
-        """Puts the earlier handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)

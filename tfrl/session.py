@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tfrl import distribute, results
+from tfrl import results
 from tfrl.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
 from tfrl.console import Console
-from tfrl.distribute import Runtime, StopRequest
+from tfrl.distribute import Runtime
 from tfrl.errors import TrainingError, UserError
 from tfrl.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run_folder import SETTINGS_FILE, write_text
 from tfrl.settings import to_yaml
+from tfrl.stop import StopRequest, stop_code
 from tfrl.watchdog import Watchdog
 
 
@@ -37,15 +38,16 @@ def open_session(
       step_name: what one step is called.
       saves: when a signal makes it save, for the sentence that answers one.
     """
-    stop = StopRequest(
-        config.run_dir / "stop",
-        lambda name: console.message(f"{name}: saving {saves}, then ending; once more ends at once"),
-    )
-    try:
-        yield Session(config, runtime, console, stop, watchdog, step_name=step_name)
-    finally:
-        console.stop()
-        stop.restore()
+    stop = StopRequest(config.run_dir / "stop")
+
+    def answer(name: str) -> None:
+        console.message(f"{name}: saving {saves}, then ending; once more ends at once")
+
+    with stop.listening(answer):
+        try:
+            yield Session(config, runtime, console, stop, watchdog, step_name=step_name)
+        finally:
+            console.stop()
 
 
 class Session:
@@ -216,7 +218,7 @@ class Session:
 
     def stop_code(self) -> int | None:
         """The exit code that all workers leave with, if any of them was asked to stop."""
-        return distribute.stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+        return stop_code(self.runtime.sum_over_workers(self.stop.votes()))
 
     def end_early(self, code: int, where: str) -> int:
         """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""

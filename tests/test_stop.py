@@ -1,0 +1,80 @@
+"""Signals to a process whose main thread is busy: in a write that waits, in one long call of C code."""
+
+import fcntl
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from processes import PATIENCE, ROOT
+
+PRELUDE = """
+import hashlib, sys
+from pathlib import Path
+from tfrl.console import Console
+from tfrl.stop import StopRequest
+console, stop = Console(), StopRequest(Path("no such folder"))
+with stop.listening(lambda name: console.message(f"{name}: saving")):
+"""
+WRITES = """
+    for _ in range(1000):
+        console.message("x" * 500)
+    console.message(f"votes {stop.votes().tolist()}")
+"""
+# For ever in C code that lets other threads run but handles no signals, as a call of TensorFlow's does.
+COMPUTES = """
+    console.message("computing")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts a program; it is killed at the end of the test."""
+    started = []
+
+    def run(program):
+        command = [sys.executable, "-u", "-c", PRELUDE + program]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_full(pipe):
+    """Until what is not read of a pipe has not grown for half a second."""
+    before, since, end = -1, time.monotonic(), time.monotonic() + PATIENCE
+    while before <= 0 or time.monotonic() - since < 0.5:
+        assert time.monotonic() < end
+        (now,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def test_a_signal_in_the_middle_of_a_line_is_answered_and_remembered(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    lines = stdout.splitlines()
+    assert lines.count("x" * 500) == 1000
+    assert "SIGTERM: saving" in lines
+    assert lines[-1] == "votes [1.0, 0.0, 0.0]"
+
+
+def test_a_signal_is_answered_while_one_call_goes_on(start):
+    process = start(COMPUTES)
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signal.SIGINT)
+    assert select.select([process.stdout], [], [], 60)[0], "it must not wait for the call"
+    assert process.stdout.readline() == "SIGINT: saving\n"

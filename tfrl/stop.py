@@ -1,0 +1,85 @@
+"""Being told to stop: Ctrl-C, SIGTERM, the run's `stop` file, and how all workers come to obey the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_CODES = (143, 130, 0)  # SIGTERM, Ctrl-C, the file
+NUM_VOTES = len(_CODES)
+
+
+def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
+    """The exit code that all workers leave with, by the sum of their votes [NUM_VOTES]; None: go on."""
+    return next((code for code, count in zip(_CODES, votes, strict=True) if count > 0), None)
+
+
+class StopRequest:
+    """Remembers that this process was told to stop, until its loop asks."""
+
+    def __init__(self, stop_file: Path) -> None:
+        self._stop_file = stop_file
+        self.exit_code = 0  # after a signal
+
+    @contextlib.contextmanager
+    def listening(self, on_signal: Callable[[str], None]) -> Iterator[None]:
+        """Heeds SIGINT and SIGTERM inside.
+
+        Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
+        own, which swallows the signal.
+
+        A handler of Python's runs in the main thread, between two lines of it: not before a long call of
+        TensorFlow's returns, and maybe while that thread holds the lock of a stream. So ours sets a number
+        and does nothing else. What people see is done by threads, which the interpreter's C code wakes.
+
+        Args:
+          on_signal: told the first signal's name, in a thread of its own.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        _start(self._listen, reader, on_signal)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            os.close(writer)  # which ends the thread
+
+    def _note(self, number: int, _frame: Any) -> None:
+        if self.exit_code:  # asked twice: now
+            raise KeyboardInterrupt
+        self.exit_code = 128 + number
+
+    def _listen(self, reader: int, on_signal: Callable[[str], None]) -> None:
+        """Reads the numbers of signals, a byte each, as they come."""
+        told = False
+        while data := os.read(reader, 1):
+            if data[0] in (signal.SIGINT, signal.SIGTERM) and not told:
+                told = True
+                _start(on_signal, signal.Signals(data[0]).name)  # which may have to wait for a stream
+        os.close(reader)
+
+    def requested(self) -> bool:
+        """Whether this worker was told to stop."""
+        return bool(self.exit_code) or self._stop_file.exists()
+
+    def votes(self) -> np.ndarray:
+        """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was told."""
+        wanted = self.requested()
+        return np.array([wanted and self.exit_code == code for code in _CODES], np.float32)
+
+
+def _start(target: Callable[..., None], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, name="signals", daemon=True)
+    thread.start()
+    return thread
