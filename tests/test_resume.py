@@ -177,6 +177,20 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
         assert said[2] == ""
 
 
+def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
+    """In the first update, which traces, and is made long."""
+    training = Training(tmp_path / "ended", *CATCH, "--num-steps", 1024, "--total-steps", ENDLESS)
+    lines = iter(training.process.stdout.readline, "")
+    assert any(line.startswith("curves") for line in lines)
+    training.process.send_signal(signal.SIGTERM)
+    assert any(line.startswith("SIGTERM: saving at the end of this update") for line in lines)
+    training.process.send_signal(signal.SIGTERM)
+    code, stdout, stderr = training.end()
+    assert (code, stderr) == (1, "")
+    assert stdout.endswith("Ended without saving; there is no checkpoint yet.\n")
+    assert not list((tmp_path / "ended").glob("checkpoints/*"))
+
+
 # Procgen
 
 

@@ -13,12 +13,12 @@ import pytest
 from processes import PATIENCE, ROOT
 
 PRELUDE = """
-import hashlib, sys
+import hashlib, time
 from pathlib import Path
 from tfrl.console import Console
 from tfrl.stop import StopRequest
 console, stop = Console(), StopRequest(Path("no such folder"))
-with stop.listening(lambda name: console.message(f"{name}: saving")):
+with stop.listening(lambda name: console.message(f"{name}: saving"), lambda: console.message("Ended")):
 """
 WRITES = """
     for _ in range(1000):
@@ -78,3 +78,25 @@ def test_a_signal_is_answered_while_one_call_goes_on(start):
     process.send_signal(signal.SIGINT)
     assert select.select([process.stdout], [], [], 60)[0], "it must not wait for the call"
     assert process.stdout.readline() == "SIGINT: saving\n"
+
+
+@pytest.mark.parametrize(
+    ("signum", "saved", "expected"), [(2, False, 1), (15, False, 1), (2, True, 130), (15, True, 143)]
+)
+def test_a_second_signal_ends_at_once_and_the_code_says_whether_all_is_saved(start, signum, saved, expected):
+    process = start(f"    stop.saved = {saved}\n" + COMPUTES)
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signum)
+    process.stdout.readline()
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (expected, "" if saved else "Ended\n", "")
+
+
+def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)  # two that wait together are one
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 1

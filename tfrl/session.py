@@ -39,13 +39,18 @@ def open_session(
       saves: when a signal makes it save, for the sentence that answers one.
     """
     stop = StopRequest(config.run_dir / "stop")
+    session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
 
-    def answer(name: str) -> None:
+    def on_first(name: str) -> None:
         console.message(f"{name}: saving {saves}, then ending; once more ends at once")
 
-    with stop.listening(answer):
+    def on_second() -> None:
+        console.stop()
+        console.message(f"Ended without saving; {session.kept()}.")
+
+    with stop.listening(on_first, on_second):
         try:
-            yield Session(config, runtime, console, stop, watchdog, step_name=step_name)
+            yield session
         finally:
             console.stop()
 
@@ -224,6 +229,7 @@ class Session:
         """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""
         self.writer.close()
         self.console.stop()
+        self.stop.saved = self.is_saved
         saved = f"saved at {where}" if self.is_saved else "but it could not be saved"
         self.console.message(f"Stopped, {saved}; the same command goes on from its last checkpoint.")
         return self.leave(code if self.is_saved else 1)

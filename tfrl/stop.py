@@ -14,6 +14,7 @@ import numpy as np
 
 _CODES = (143, 130, 0)  # SIGTERM, Ctrl-C, the file
 NUM_VOTES = len(_CODES)
+_LAST_WORDS = 1.0  # seconds for the sentence of a process that ends at once: its stream may not take any
 
 
 def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
@@ -22,15 +23,21 @@ def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
 
 
 class StopRequest:
-    """Remembers that this process was told to stop, until its loop asks."""
+    """Remembers that this process was told to stop, until its loop asks.
+
+    Attributes:
+      exit_code: what the first signal asks for, 130 or 143; 0 before it.
+      saved: set by the loop that has obeyed: to end now loses nothing.
+    """
 
     def __init__(self, stop_file: Path) -> None:
         self._stop_file = stop_file
-        self.exit_code = 0  # after a signal
+        self.exit_code = 0
+        self.saved = False
 
     @contextlib.contextmanager
-    def listening(self, on_signal: Callable[[str], None]) -> Iterator[None]:
-        """Heeds SIGINT and SIGTERM inside.
+    def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
+        """Heeds SIGINT and SIGTERM inside. A second one ends the process at once, whatever it is in.
 
         Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
         own, which swallows the signal.
@@ -40,13 +47,14 @@ class StopRequest:
         and does nothing else. What people see is done by threads, which the interpreter's C code wakes.
 
         Args:
-          on_signal: told the first signal's name, in a thread of its own.
+          on_first: told the first signal's name, in a thread of its own.
+          on_second: the same before the process ends, with exit code 1, for what was not saved is lost.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        _start(self._listen, reader, on_signal)
+        _start(self._listen, reader, on_first, on_second)
         try:
             yield
         finally:
@@ -56,17 +64,21 @@ class StopRequest:
             os.close(writer)  # which ends the thread
 
     def _note(self, number: int, _frame: Any) -> None:
-        if self.exit_code:  # asked twice: now
-            raise KeyboardInterrupt
-        self.exit_code = 128 + number
+        self.exit_code = self.exit_code or 128 + number
 
-    def _listen(self, reader: int, on_signal: Callable[[str], None]) -> None:
+    def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
         """Reads the numbers of signals, a byte each, as they come."""
-        told = False
+        first = 0
         while data := os.read(reader, 1):
-            if data[0] in (signal.SIGINT, signal.SIGTERM) and not told:
-                told = True
-                _start(on_signal, signal.Signals(data[0]).name)  # which may have to wait for a stream
+            if data[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue  # another handler's
+            if first and self.saved:
+                os._exit(128 + first)
+            if first:
+                _start(on_second).join(_LAST_WORDS)
+                os._exit(1)
+            first = data[0]
+            _start(on_first, signal.Signals(first).name)  # not here: it may have to wait for a stream
         os.close(reader)
 
     def requested(self) -> bool:
