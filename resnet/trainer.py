@@ -22,7 +22,7 @@ from tfrl.errors import TrainingError, UserError
 from tfrl.membership import join
 from tfrl.quiet import quiet_start
 from tfrl.session import Session, open_session
-from tfrl.stop import stop_code
+from tfrl.stop import Stopped, stop_code
 from tfrl.tf_config import TFConfig
 
 COLUMNS = ("epoch", "train/loss", "train/accuracy", "train/grad_norm", "train/learning_rate")
@@ -86,19 +86,23 @@ class Trainer:
             session.console.message(f"{config.run_dir} is complete; see its {results.RESULTS_FILE}.")
             return session.leave(0)
         self._begin()
-        if self._untested:  # stopped or killed while it tested
-            self._conclude_epoch()
-        batches = self._batches()
-        while session.step < self._num_steps:
-            code = self._train_epoch(batches)
-            if session.step % self._steps_per_epoch == 0 or session.step == self._num_steps:
-                self._conclude_epoch()
-            if code is not None and session.step < self._num_steps:
-                self._save()
-                return session.end_early(code, f"step {session.step:,}")
+        try:
+            self._train()
+        except Stopped as stopped:
+            self._save()
+            return session.end_early(stopped.code, f"step {session.step:,}")
         return self._finish()
 
     # Training
+
+    def _train(self) -> None:
+        """Trains and tests to the end. Raises Stopped, with nothing to lose once the state is saved."""
+        if self._untested:  # stopped or killed while it tested
+            self._conclude_epoch()
+        batches = self._batches()
+        while self._session.step < self._num_steps:
+            self._train_epoch(batches)
+            self._conclude_epoch()
 
     def _batches(self) -> Timed:
         """The batches of this and all later epochs, from the present step on."""
@@ -107,8 +111,8 @@ class Trainer:
         passes = data.training_passes(config.augment, config.seed, len(train), first=epoch)
         return Timed(self._share.batches(train, passes, start))
 
-    def _train_epoch(self, batches: Timed) -> int | None:
-        """The rest of the present epoch; the exit code if someone asks to stop."""
+    def _train_epoch(self, batches: Timed) -> None:
+        """The rest of the present epoch. Raises Stopped in the middle of it, or at its end, if told to."""
         self._session.phase("training")
         epochs = self._session.step // self._steps_per_epoch + 1
         end = min(epochs * self._steps_per_epoch, self._num_steps)
@@ -131,13 +135,12 @@ class Trainer:
             now = time.perf_counter()
             self._window.add_time(now - began, batches.wait_seconds - waited)
             began, waited = now, batches.wait_seconds
-            if session.step == end:
-                break
-            self._log_and_save(rate, stopping=code is not None)
-            began = time.perf_counter()
+            self._untested = session.step == end
+            if not self._untested:
+                self._log_and_save(rate)
+                began = time.perf_counter()
             if code is not None:
-                break
-        return code
+                raise Stopped(code)
 
     def _learning_rate(self, step: int) -> float:
         config = self._config
@@ -155,11 +158,11 @@ class Trainer:
         self._window.add_step(loss, accuracy, norm)
         return stop_code(votes)
 
-    def _log_and_save(self, rate: float, *, stopping: bool) -> None:
+    def _log_and_save(self, rate: float) -> None:
         step = self._session.step
         if step % self._config.log_every == 0:
             self._write(self._metrics(rate))
-        if stopping or step % self._config.checkpoint_every == 0:
+        if step % self._config.checkpoint_every == 0:
             self._save()
             self._session.phase("training")
 
@@ -180,10 +183,11 @@ class Trainer:
     def _conclude_epoch(self) -> None:
         """Tests, and writes the epoch's metrics."""
         session = self._session
-        self._untested = True
         self._save()  # a kill during the test costs nothing else
+        session.obey()
         session.phase("testing")
         loss, hits = self._learner.test(self._test_batches())
+        session.obey()  # before anything is used of a test that may have been broken off
         self._result = {"test/loss": loss, "test/accuracy": hits / len(self._dataset.test), "hits": hits}
         self._untested = False
         metrics = self._metrics(self._learning_rate(session.step - 1))
@@ -199,6 +203,8 @@ class Trainer:
         for batch in self._share.batches(test, data.in_file_order(test)):
             self._session.watchdog.beat()
             yield batch
+            if self._session.stop.signalled:
+                break
 
     # Beginning, checkpoints, end
 

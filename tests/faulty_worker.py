@@ -2,8 +2,9 @@
 
 FAULT WORKER UPDATE MARKER FLAGS...: the fault (a signal's name, or HANG) comes between the rollout and the
 learning of that update, once: the file MARKER is made then. With --dataset among the flags it is the
-supervised trainer, and the fault comes before that gradient step. HANG:SECONDS is one that is found after so
-many seconds without a sign of life, instead of minutes, where no update has been measured yet.
+supervised trainer, and the fault comes before that gradient step. With "evaluation" as UPDATE it comes in the
+first evaluation (or test). HANG:SECONDS is one that is found after so many seconds without a sign of life,
+instead of minutes, where no update has been measured yet.
 """
 
 import json
@@ -18,7 +19,9 @@ from tfrl import commands, watchdog
 
 def main(arguments):
     fault, _, lifeless = arguments[0].partition(":")
-    worker, update, marker = int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    worker, marker = int(arguments[1]), Path(arguments[3])
+    evaluates = arguments[2] == "evaluation"
+    update = 0 if evaluates else int(arguments[2])
     if lifeless:
         watchdog.LIFELESS = float(lifeless)
     flags = arguments[4:]
@@ -26,12 +29,12 @@ def main(arguments):
         from resnet import train as command
         from resnet.learner import Learner
 
-        method = "step"
+        method = "test" if evaluates else "step"
     else:
         from tfrl import ppo_procgen as command
         from tfrl.learner import Learner
 
-        method = "_learn"
+        method = "sample" if evaluates else "_learn"
     learn, calls = getattr(Learner, method), []
 
     def faulty_learn(self, *inputs):

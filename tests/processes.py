@@ -83,11 +83,15 @@ class Training:
 
     def wait_until(self, env_steps):
         """Waits until progress.csv tells of that many env steps."""
+        self.wait_for(lambda: steps_done(self.folder) >= env_steps)
+
+    def wait_for(self, condition):
+        """Waits until it holds, while the process runs."""
         deadline = time.monotonic() + PATIENCE
-        while steps_done(self.folder) < env_steps:
+        while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
-                pytest.fail(f"ended before {env_steps} env steps: {self.end()}")
+                pytest.fail(f"did not come to what was waited for: {self.end()}")
             time.sleep(0.02)
 
 

@@ -109,14 +109,21 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
-def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path):
-    command = [*FAULTY, "SIGTERM", "1", "1", str(tmp_path / "marker"), *flags(tmp_path)]
+@pytest.mark.parametrize(
+    ("moment", "update"), [("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)]
+)
+def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
+    command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command)
     assert [code for code, _ in ends] == [143, 143], ends
-    assert saved(tmp_path)[-1] == 2  # of the update in which the signal came
+    assert saved(tmp_path)[-1] == update  # in which the signal came
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert not evaluations(tmp_path)
     assert run_alone(*TRAIN, *flags(tmp_path))[0] == 0
-    assert results(tmp_path)["resumed_at"] == [2 * BATCH]
+    assert results(tmp_path)["resumed_at"] == [update * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert results(tmp_path)["eval"] == results(alone)["eval"]
+    assert env_steps(tmp_path) == env_steps(alone)
 
 
 def cut_off(logdir, run, update):

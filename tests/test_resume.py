@@ -177,6 +177,24 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
         assert said[2] == ""
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
+    """It would take minutes; it goes on when the last update has its checkpoint but no row."""
+    folder = tmp_path / "evaluating"
+    short = [*CATCH, "--total-steps", 2 * CATCH_UPDATE]
+    training = Training(folder, *short, "--eval-episodes", 400_000)
+    training.wait_for(lambda: (folder / "checkpoints" / "update-00000002").exists())
+    training.process.send_signal(signum)
+    code, stdout, stderr = training.end()
+    assert (code, stderr) == (128 + signum, "")
+    assert f"Stopped, saved at {2 * CATCH_UPDATE} env steps" in stdout
+    assert steps_done(folder) == CATCH_UPDATE and not (folder / "results.json").exists()
+    if signum == signal.SIGINT:  # once is enough
+        assert train(folder, *short)[0] == 0
+        assert results(folder)["eval"]["test"]["episodes"] == 16
+        assert [bool(row["eval_test/return"]) for row in rows(folder)] == [False, True]
+
+
 def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
     """In the first update, which traces, and is made long."""
     training = Training(tmp_path / "ended", *CATCH, "--num-steps", 1024, "--total-steps", ENDLESS)

@@ -71,6 +71,7 @@ def play(
     on_episode: Callable[[int], None] = lambda count: None,
     watcher: Watcher | None = None,
     max_steps: float = math.inf,
+    broken_off: Callable[[], bool] = lambda: False,
 ) -> Episodes:
     """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
 
@@ -84,6 +85,7 @@ def play(
       on_episode: gets the number of finished episodes.
       watcher: sees every step.
       max_steps: of each env, after which what is not finished stays 0 in the result.
+      broken_off: asked before each step; True ends the playing in the same way.
     """
     watcher = watcher or Watcher()
     env = envs.make(spec, indices)
@@ -91,7 +93,7 @@ def play(
     tally = _Tally(len(indices), episodes_each)
     actions = np.zeros(len(indices), np.int32)
     step = 0
-    while (active := tally.active()).size and step < max_steps:
+    while (active := tally.active()).size and step < max_steps and not broken_off():
         if step % _NOISE_BLOCK == 0:
             uniforms = np.stack([g.random(_NOISE_BLOCK, np.float32) for g in noise], axis=1)
         _, observations, _ = env.observe()

@@ -11,11 +11,10 @@ import numpy as np
 
 from tfrl import policy_files, record
 from tfrl.config import Config
-from tfrl.distribute import Runtime
 from tfrl.envs.games import normalized_return
 from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
-from tfrl.metrics import MetricsWriter, NullMetricsWriter
+from tfrl.session import Session
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
 _VIDEO_ZOOM = 3
@@ -28,26 +27,13 @@ class Periodic:
 
     Args:
       config: the settings.
-      runtime: the strategy and this worker's place in it.
-      writer: where videos go.
-      phase: told what is being done.
-      warn: told in one sentence what could not be written.
+      session: this process's part of the run, its folder open.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        runtime: Runtime,
-        *,
-        writer: MetricsWriter | NullMetricsWriter,
-        phase: Callable[[str], None],
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: Config, session: Session) -> None:
         self._config = config
-        self._runtime = runtime
-        self._writer = writer
-        self._phase = phase
-        self._warn = warn
+        self._session = session
+        self._runtime = session.runtime
 
     def evaluate(self, sample: Sample, env_steps: int) -> dict[str, float]:
         """Metrics of training and unseen levels; every worker plays its share of the envs.
@@ -55,10 +41,15 @@ class Periodic:
         Args:
           sample: actions int32 [B] of observations uint8 [B, H, W, C] and uniforms float32 [B].
           env_steps: how long the policy was trained.
+
+        Raises:
+          Stopped: a worker was told to stop. One that got a signal breaks off at once, the others when they
+            have played the level set.
         """
         metrics: dict[str, float] = {}
+        self._session.obey()
         for level_set in LEVEL_SETS:
-            self._phase(f"evaluating on {level_set} levels")
+            self._session.phase(f"evaluating on {level_set} levels")
             mean = self._mean_return(sample, level_set, env_steps)
             score = normalized_return(self._config.env, self._config.distribution_mode, mean)
             metrics[f"eval_{level_set}/return"] = mean
@@ -75,21 +66,23 @@ class Periodic:
         try:
             policy_files.keep_best(self._config.run_dir, weights, score=score, env_steps=env_steps)
         except OSError as error:
-            self._warn(f"The best policy so far could not be saved ({error.strerror}). Training goes on.")
+            self._session.console.warn(
+                f"The best policy so far could not be saved ({error.strerror}). Training goes on."
+            )
 
     def record(self, sample: Sample, env_steps: int) -> None:
         """A short video on unseen levels, in the run's `videos` folder and in TensorBoard."""
         if not self._runtime.is_chief:
             return
-        self._phase("recording")
+        self._session.phase("recording")
         options = record.Options(episodes=1, max_steps=_VIDEO_STEPS)
         path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
         try:
             frames = record.save(sample, self._config, path, options)
         except UserError as error:
-            self._warn(f"{error} Training goes on.")
+            self._session.console.warn(f"{error} Training goes on.")
         else:
-            self._writer.video("video/test", frames, env_steps)
+            self._session.writer.video("video/test", frames, env_steps)
 
     def _mean_return(self, sample: Sample, level_set: str, env_steps: int) -> float:
         num_envs, each = split_episodes(self._config.eval_episodes)
@@ -98,11 +91,19 @@ class Periodic:
         returns = np.zeros((num_envs, each))
         if mine:
             spec = level_spec(self._config, level_set, num_envs)
-            played = play(sample, spec, mine, episodes_each=each, on_frame=frames.append)
+            played = play(
+                sample,
+                spec,
+                mine,
+                episodes_each=each,
+                on_frame=frames.append,
+                broken_off=lambda: self._session.stop.signalled,
+            )
             returns[mine] = played.returns
-        self._phase(f"evaluated on {level_set} levels")  # the other workers may still play
+        self._session.phase(f"evaluated on {level_set} levels")  # the other workers may still play
+        self._session.obey()  # before anything is used of episodes that may have been broken off
         if frames:
             video = np.stack(frames[:_VIDEO_STEPS]).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
             video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
-            self._writer.video(f"eval_{level_set}/episode", video, env_steps)
+            self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
         return float(self._runtime.sum_over_workers(returns).mean())

@@ -20,7 +20,7 @@ from tfrl.errors import TrainingError, UserError
 from tfrl.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run_folder import SETTINGS_FILE, write_text
 from tfrl.settings import to_yaml
-from tfrl.stop import StopRequest, stop_code
+from tfrl.stop import Stopped, StopRequest, stop_code
 from tfrl.watchdog import Watchdog
 
 
@@ -221,9 +221,11 @@ class Session:
 
     # The end
 
-    def stop_code(self) -> int | None:
-        """The exit code that all workers leave with, if any of them was asked to stop."""
-        return stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+    def obey(self) -> None:
+        """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
+        code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+        if code is not None:
+            raise Stopped(code)
 
     def end_early(self, code: int, where: str) -> int:
         """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""

@@ -22,6 +22,18 @@ def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
     return next((code for code, count in zip(_CODES, votes, strict=True) if count > 0), None)
 
 
+class Stopped(Exception):  # noqa: N818  # no error: the loop is told to end
+    """Raised on every worker in the same place, where they agree that the run is to stop.
+
+    Attributes:
+      code: the exit code that all leave with once they have saved.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class StopRequest:
     """Remembers that this process was told to stop, until its loop asks.
 
@@ -81,9 +93,14 @@ class StopRequest:
             _start(on_first, signal.Signals(first).name)  # not here: it may have to wait for a stream
         os.close(reader)
 
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal came, which, unlike the file, cannot go away again: the run will stop."""
+        return bool(self.exit_code)
+
     def requested(self) -> bool:
         """Whether this worker was told to stop."""
-        return bool(self.exit_code) or self._stop_file.exists()
+        return self.signalled or self._stop_file.exists()
 
     def votes(self) -> np.ndarray:
         """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was told."""

@@ -14,6 +14,7 @@ from tfrl.membership import join
 from tfrl.metrics import COLUMNS
 from tfrl.periodic import Periodic
 from tfrl.session import Session, open_session
+from tfrl.stop import Stopped
 from tfrl.tf_config import TFConfig
 
 
@@ -56,20 +57,24 @@ class Trainer:
             session.console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
             return self._leave(0)
         self._begin()
-        if self._pending is not None:  # killed while it evaluated
+        try:
+            self._train()
+        except Stopped as stopped:
+            self._save()
+            self._learner.close()
+            return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
+        return self._finish()
+
+    def _train(self) -> None:
+        """Updates and evaluates to the end. Raises Stopped, with nothing to lose once the state is saved."""
+        config, session = self._config, self._session
+        if self._pending is not None:  # killed or stopped while it evaluated
             self._conclude(self._pending)
         while session.step < config.num_updates:
             self._conclude(self._update())
-            code = session.stop_code()
-            if code is not None or session.step % config.checkpoint_every == 0:
-                self._save()
-            if code is not None and session.step < config.num_updates:
-                self._learner.close()
-                return session.end_early(code, f"{self._env_steps:,} env steps")
         if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
             self._evaluation = self._evaluate()
             session.writer.scalars(self._env_steps, self._evaluation)
-        return self._finish()
 
     def _update(self) -> dict[str, float]:
         """Collects and learns; the update's metrics."""
@@ -89,23 +94,30 @@ class Trainer:
         }
 
     def _conclude(self, metrics: dict[str, float]) -> None:
-        """Evaluates if it is time, and writes the update's metrics, once each."""
+        """Evaluates if it is time, and writes the update's metrics, once each; then obeys, and saves."""
         config, session = self._config, self._session
         last = session.step == config.num_updates
         if last or (config.eval_every and session.step % config.eval_every == 0):
             # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
             self._pending = metrics
             self._save()
-            self._pending = None
             self._evaluation = self._evaluate()
+            self._pending = None
             metrics = metrics | self._evaluation
         if config.record_every and session.step % config.record_every == 0:
             self._periodic.record(self._learner.sample, self._env_steps)
         session.writer.write(self._env_steps, metrics)
         session.console.update(self._env_steps, metrics)
+        if not last:  # else what remains takes seconds
+            session.obey()
+        if session.step % config.checkpoint_every == 0:
+            self._save()
 
     def _evaluate(self) -> dict[str, float]:
-        """Returns on training and unseen levels; keeps the weights if they are the best so far."""
+        """Returns on training and unseen levels; keeps the weights if they are the best so far.
+
+        Raises Stopped where it is broken off; a resume does the whole evaluation.
+        """
         metrics = self._periodic.evaluate(self._learner.sample, self._env_steps)
         self._periodic.keep_best(self._learner.weights(), metrics["eval_test/return"], self._env_steps)
         return metrics
@@ -130,9 +142,7 @@ class Trainer:
         if session.found is None:
             precision = session.runtime.precision
             session.writer.layout(*hyperparameters(dataclasses.replace(config, precision=precision)))
-        self._periodic = Periodic(
-            config, session.runtime, writer=session.writer, phase=session.phase, warn=session.console.warn
-        )
+        self._periodic = Periodic(config, session)
         parameters = self._learner.agent.num_parameters
         session.console.summary(summary.rows(config, session.runtime, parameters, session.found, logged))
         session.console.start(config.num_updates * config.batch_size, self._env_steps)
