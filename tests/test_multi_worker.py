@@ -36,6 +36,17 @@ from benchmarks import namespaces
 from tfrl import policy_files
 
 
+def events(event_file, tag):
+    """Steps and tensors of a tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    accumulator = EventAccumulator(str(event_file)).Reload()
+    if tag not in accumulator.Tags()["tensors"]:
+        return []
+    return [(e.step, make_ndarray(e.tensor_proto)) for e in accumulator.Tensors(tag)]
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The logdir of a run by one process that nothing disturbed."""
@@ -78,6 +89,17 @@ def test_two_workers_write_one_run(alone, pair):
     assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
     assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
     assert not (pair / "run" / "heartbeats").exists()
+
+
+def test_the_histogram_of_actions_is_that_of_all_workers(alone, pair):
+    expected, found = (
+        events(next((logdir / "run").glob("events.out.tfevents.*")), "rollout/actions")
+        for logdir in (alone, pair)
+    )
+    assert [step for step, _ in found] == [step for step, _ in expected] == env_steps(alone)
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours[:, 2].sum() == BATCH
 
 
 def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair):
@@ -134,17 +156,6 @@ def cut_off(logdir, run, update):
     (logdir / "run" / "results.json").unlink()
 
 
-def points(event_file, tag):
-    """Steps and values of a curve."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
-    accumulator = EventAccumulator(str(event_file)).Reload()
-    if tag not in accumulator.Tags()["tensors"]:
-        return []
-    return [(e.step, float(make_ndarray(e.tensor_proto))) for e in accumulator.Tensors(tag)]
-
-
 def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
     cut_off(tmp_path, alone / "run", 2)
     ends = run_workers(*[[*TRAIN, *flags(tmp_path)]] * 2)
@@ -172,7 +183,7 @@ def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_p
         ):
             assert [ended(p)[0] for p in (first, second, following)] == [0, 0, 0]
     (own,) = mine
-    assert [step for step, _ in points(own, "eval_test/return")] == [3 * BATCH]
+    assert [step for step, _ in events(own, "eval_test/return")] == [3 * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 

@@ -61,6 +61,11 @@ class Learner:
             "rollout/episodes": self._episodes.episodes,
         }
 
+    def all_actions(self, rollout: Rollout) -> np.ndarray:
+        """What all workers' envs did, in the order of the actions' numbers, int64 [T * N]. A collective."""
+        counts = np.bincount(rollout.actions.reshape(-1), minlength=self.collector.num_actions)
+        return np.repeat(np.arange(len(counts)), self._runtime.sum_over_workers(counts))
+
     def close(self) -> None:
         """Stops the envs."""
         self.collector.close()

@@ -83,7 +83,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        session.writer.histogram("rollout/actions", rollout.actions, self._env_steps)
+        session.writer.histogram("rollout/actions", self._learner.all_actions(rollout), self._env_steps)
         sums, floats = config.epochs * config.num_minibatches, self._learner.agent.floats_per_minibatch
         metrics |= session.runtime.communication(session.step, floats, sums)
         return metrics | {
