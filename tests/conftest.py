@@ -48,69 +48,17 @@ SMALL = Config(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small():
     """Settings of a run that takes seconds; keyword arguments change them."""
     return lambda **changes: dataclasses.replace(SMALL, **changes)
 
 
-class Learner:
-    """Agent, envs and random numbers of a run, without its folder."""
-
-    def __init__(self, config):
-        from tfrl import distribute, envs
-        from tfrl.agents.ppo import PPOAgent
-        from tfrl.rollout import Collector
-
-        self.config = config
-        self.runtime = distribute.make(config, None)
-        spec = envs.EnvSpec(config.env, config.num_envs, config.seed, num_levels=config.num_levels)
-        self.collector = Collector(
-            spec,
-            range(config.num_envs),
-            replicas=self.runtime.local_replicas,
-            num_steps=config.num_steps,
-        )
-        self.agent = PPOAgent(
-            config,
-            self.runtime,
-            observation_shape=self.collector.observation_shape,
-            num_actions=self.collector.num_actions,
-        )
-        self.updates = 0
-
-    def collect(self):
-        """The next update's rollout."""
-        from tfrl import random
-
-        config = self.config
-        uniforms = random.action_uniforms(config.seed, self.updates, range(config.num_envs), config.num_steps)
-        return self.collector.collect(self.agent, uniforms, lambda t: None)
-
-    def steps(self):
-        """The next update's minibatches: int32 [R, E, M, B, T / M]."""
-        from tfrl.learner import minibatches
-
-        return minibatches(
-            self.config, self.updates, range(self.config.num_envs), self.runtime.local_replicas
-        )
-
-    def update(self, rollout, learning_rate=None):
-        """Learns from the rollout; the metrics."""
-        rate = self.config.lr if learning_rate is None else learning_rate
-        metrics = self.agent.update(rollout, self.steps(), rate)
-        self.updates += 1
-        return metrics
-
-    @property
-    def weights(self):
-        """A copy of the weights by name."""
-        return {name: value.copy() for name, value in self.agent.network.get_weights().items()}
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def learner():
-    """Makes a Learner from settings."""
+    """Makes a trainer's Learner from settings."""
+    from learners import Learner  # TensorFlow
+
     return Learner
 
 

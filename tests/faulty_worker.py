@@ -34,7 +34,7 @@ def main(arguments):
         from tfrl import ppo_procgen as command
         from tfrl.learner import Learner
 
-        method = "sample" if evaluates else "_learn"
+        method = "sample" if evaluates else "learn"
     learn, calls = getattr(Learner, method), []
 
     def faulty_learn(self, *inputs):

@@ -38,8 +38,8 @@ class Learner:
 
     def update(self) -> tuple[Rollout, dict[str, float]]:
         """Collects and learns once: the rollout, whose buffers are used again, and the metrics."""
-        rollout = self._collect()
-        return rollout, self._learn(rollout) | self.episode_metrics()
+        rollout = self.collect()
+        return rollout, self.learn(rollout) | self.episode_metrics()
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
@@ -72,7 +72,7 @@ class Learner:
 
     # One update
 
-    def _collect(self) -> Rollout:
+    def collect(self) -> Rollout:
         """A rollout, with normalised rewards. The console moves with the env steps."""
         config, session = self._config, self._session
         session.phase("collecting")
@@ -96,7 +96,8 @@ class Learner:
             rollout.rewards[:] = by_replica.swapaxes(0, 1)
         return rollout
 
-    def _learn(self, rollout: Rollout) -> dict[str, float]:
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Takes the update's gradient steps; its metrics. Raises TrainingError where a loss is no number."""
         config, update = self._config, self._session.step
         self._session.phase("updating")
         steps = minibatches(config, update, self.collector.indices, self._runtime.local_replicas)
