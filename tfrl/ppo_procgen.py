@@ -9,6 +9,7 @@ from tfrl.config import MAY_CHANGE, from_yaml, parse
 from tfrl.quiet import quiet_start
 from tfrl.rollout import check_memory
 from tfrl.run_folder import check_run
+from tfrl.run_lock import run_lock
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,9 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
         torso_weights.check(config)
-    with quiet_start():
-        from tfrl import train
-    return train.train(config, cluster)
+    with run_lock(config, cluster):
+        with quiet_start():
+            from tfrl import train
+        return train.train(config, cluster)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class RunSettings(Protocol):
 
     logdir: str
     resume: str
+    cluster_timeout: float
 
     @property
     def run_dir(self) -> Path:
