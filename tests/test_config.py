@@ -389,6 +389,34 @@ def test_a_damaged_run_is_left_alone(tmp_path):
     assert "without its config.yaml" in refusal(check_run, config)
 
 
+def touch(path):
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize("left", ["results.json", "export/weights.npz", "checkpoints/best.npz"])
+def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left):
+    config = run_of(tmp_path, checkpoint=False)
+    touch(config.run_dir / left)
+    sentence = refusal(check_run, config)
+    assert f"without its checkpoints, so it cannot go on, but with {left.removesuffix('/weights.npz')};" in (
+        sentence
+    )
+    assert "--run-name" in sentence and "remove the folder" in sentence
+
+
+@pytest.mark.parametrize("every", [10, 3])
+def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_path, every):
+    config = run_of(tmp_path, "--checkpoint-every", str(every), checkpoint=False)
+    check_run(config)
+    progress, most = config.run_dir / "progress.csv", every * config.batch_size
+    progress.write_text(f"env_steps,a\n{most},1\n")
+    check_run(dataclasses.replace(config, checkpoint_every=1))  # what counts is how it was begun
+    progress.write_text(f"env_steps,a\n{most},1\n{most + config.batch_size},1\n")
+    sentence = refusal(check_run, dataclasses.replace(config, checkpoint_every=100))
+    assert f"with {most + config.batch_size:,} steps in its progress.csv;" in sentence
+
+
 def test_a_logdir_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.touch()

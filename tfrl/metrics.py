@@ -242,6 +242,16 @@ class EventFile:
             events.close()
 
 
+def logged_steps(progress: Path) -> int:
+    """The steps, env steps say, of the last whole row of progress.csv; 0 where there is none."""
+    try:
+        lines = progress.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
 class _RecordFile:
     """A file that grows by whole records, each written at once and unbuffered, from its first one on."""
 

@@ -10,11 +10,15 @@ from typing import Protocol
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
 from tfrl.flags import flag
+from tfrl.metrics import logged_steps
 
 SETTINGS_FILE = "config.yaml"
 
+_PROGRESS_FILE = "progress.csv"
 # Any of these makes a folder that of a run.
-_TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
+_TRACES = (SETTINGS_FILE, "checkpoints", _PROGRESS_FILE, "results.json")
+# Nothing of this is there before a first checkpoint.
+_LATER = ("results.json", "export", "checkpoints/best.npz")
 
 
 class RunSettings(Protocol):
@@ -22,6 +26,8 @@ class RunSettings(Protocol):
 
     logdir: str
     resume: str
+    checkpoint_every: int
+    batch_size: int
     cluster_timeout: float
 
     @property
@@ -30,7 +36,10 @@ class RunSettings(Protocol):
 
 
 def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_change: frozenset[str]) -> None:
-    """Raise UserError if `--resume` forbids this run: it must or must not exist, or has other settings.
+    """Raise UserError if the run cannot begin or go on in its folder.
+
+    `--resume` forbids it, it has other settings there, or it has lost its checkpoints. A run that was killed
+    before its first one may begin again.
 
     `read` gives the settings of a run's file; those in `may_change` may differ.
 
@@ -38,7 +47,8 @@ def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_chan
     """
     check_run_folder(config)
     run = config.run_dir
-    if config.resume == "must" and not CheckpointStore(run / "checkpoints", keep=1).updates():
+    has_checkpoint = bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+    if config.resume == "must" and not has_checkpoint:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
     if not any((run / trace).exists() for trace in _TRACES):
         return
@@ -50,7 +60,10 @@ def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_chan
         raise UserError(
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
-    _check_same(config, read(run / SETTINGS_FILE), may_change)
+    existing = read(run / SETTINGS_FILE)
+    _check_same(config, existing, may_change)
+    if not has_checkpoint:
+        _check_young(run, existing)
 
 
 def check_run_folder(config: RunSettings) -> None:
@@ -75,6 +88,19 @@ def write_text(path: Path, text: str) -> None:
     staged = path.with_name(f"{path.name}.tmp")
     staged.write_text(text, encoding="utf-8")
     staged.replace(path)
+
+
+def _check_young(run: Path, existing: RunSettings) -> None:
+    """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
+    found = [name for name in _LATER if (run / name).exists()]
+    steps = logged_steps(run / _PROGRESS_FILE)
+    if steps > existing.checkpoint_every * existing.batch_size:
+        found.append(f"{steps:,} steps in its {_PROGRESS_FILE}")
+    if found:
+        raise UserError(
+            f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
+            "choose another --run-name, or remove the folder to begin again."
+        )
 
 
 def _is_there(folder: os.PathLike[str]) -> bool:
