@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     config = parse(arguments)
     cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
-    check_run(config, from_yaml, MAY_CHANGE)
+    config = check_run(config, from_yaml, MAY_CHANGE)
     with run_lock(config, cluster):
         with quiet_start():
             from resnet import trainer

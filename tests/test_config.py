@@ -309,7 +309,7 @@ def test_running_out_of_memory_is_told_in_one_sentence(capsys):
 
 
 def check_run(config):
-    run_folder.check_run(config, from_yaml, MAY_CHANGE)
+    return run_folder.check_run(config, from_yaml, MAY_CHANGE)
 
 
 def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
@@ -360,7 +360,8 @@ def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
 @pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])
 def test_auto_precision_takes_what_the_run_has(tmp_path, there, here):
     config = run_of(tmp_path, "--precision", there)
-    check_run(dataclasses.replace(config, precision=here))
+    found = check_run(dataclasses.replace(config, precision=here, total_steps=50_000_000))
+    assert found == dataclasses.replace(config, precision="bfloat16", total_steps=50_000_000)
 
 
 def test_two_fixed_precisions_differ(tmp_path):

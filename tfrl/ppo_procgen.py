@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
             from tfrl import evaluator
         return evaluator.follow(config)
     check_memory(config, workers=1 if cluster is None else cluster.num_workers)
-    check_run(config, from_yaml, MAY_CHANGE)
+    config = check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
         torso_weights.check(config)
     with run_lock(config, cluster):

@@ -1,11 +1,12 @@
 """May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
 
+import dataclasses
 import errno
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
@@ -26,6 +27,7 @@ class RunSettings(Protocol):
 
     logdir: str
     resume: str
+    precision: str
     checkpoint_every: int
     batch_size: int
     cluster_timeout: float
@@ -35,15 +37,22 @@ class RunSettings(Protocol):
         """The run's folder."""
 
 
-def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_change: frozenset[str]) -> None:
-    """Raise UserError if the run cannot begin or go on in its folder.
+Settings = TypeVar("Settings", bound=RunSettings)
 
-    `--resume` forbids it, it has other settings there, or it has lost its checkpoints. A run that was killed
-    before its first one may begin again.
 
-    `read` gives the settings of a run's file; those in `may_change` may differ.
+def check_run(config: Settings, read: Callable[[Path], Settings], may_change: frozenset[str]) -> Settings:
+    """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
 
     Whether it is already complete is left to the trainer, which knows the run's step.
+
+    Args:
+      config: the settings that are asked for.
+      read: gives the settings of a run's file.
+      may_change: settings that may differ there.
+
+    Raises:
+      UserError: `--resume` forbids it; the run has other settings there; or it has lost its checkpoints. One
+        that was killed before its first checkpoint may begin again.
     """
     check_run_folder(config)
     run = config.run_dir
@@ -51,7 +60,7 @@ def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_chan
     if config.resume == "must" and not has_checkpoint:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
     if not any((run / trace).exists() for trace in _TRACES):
-        return
+        return config
     if config.resume == "never":
         raise UserError(
             f"{run} already holds a run, which --resume never leaves alone; choose another --run-name."
@@ -61,9 +70,13 @@ def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_chan
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
     existing = read(run / SETTINGS_FILE)
+    if config.precision == "auto":
+        # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
+        config = dataclasses.replace(config, precision=existing.precision)
     _check_same(config, existing, may_change)
     if not has_checkpoint:
         _check_young(run, existing)
+    return config
 
 
 def check_run_folder(config: RunSettings) -> None:
@@ -116,8 +129,7 @@ def _check_same(config: RunSettings, existing: RunSettings, may_change: frozense
     differing = []
     for name, here in vars(config).items():
         there = getattr(existing, name)
-        # `auto` asks for no precision of its own, so a run goes on with the one it began with.
-        left_open = name == "precision" and "auto" in (here, there)
+        left_open = name == "precision" and there == "auto"  # in a file that a person wrote
         if here != there and name not in may_change and not left_open:
             differing.append(f"{flag(name)} {there} there, {here} here")
     if differing:

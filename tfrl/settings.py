@@ -35,7 +35,8 @@ class Hardware:
     replicas: int = 0
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
+    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it, and where a run
+    goes on, what it began with."""
     micro_batch: int = 0
     """Sum gradients over parts of this many samples: less memory, the same step. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
