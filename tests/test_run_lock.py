@@ -1,19 +1,22 @@
 """One process at a time trains a run, and a lock never outlives its process."""
 
+import dataclasses
 import errno
 import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from processes import PATIENCE, ROOT, Answer, Training, environment, rows, steps_done, train
 
 from tfrl import tf_config
-from tfrl.config import Config
+from tfrl.config import MAY_CHANGE, Config, from_yaml
 from tfrl.errors import UserError
-from tfrl.run_lock import LOCK_FILE, locked, run_lock
+from tfrl.run_lock import LOCK_FILE, locked, take_run
+from tfrl.settings import to_yaml
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
 CATCH = [*CATCH.split(), "--num-minibatches", 4, "--epochs", 1, "--checkpoint-every", 2, "--eval-episodes", 2]
@@ -106,19 +109,36 @@ def test_a_killed_holder_frees_it(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / LOCK_FILE).read_text()
 
 
+CLUSTER = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": %d}}'
+CHIEF, OTHER = (tf_config.parse(CLUSTER % index) for index in (0, 1))
+
+
+def taken(config, cluster):
+    return take_run(config, cluster, from_yaml, MAY_CHANGE)
+
+
 def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_does(tmp_path, capsys):
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
-    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": %d}}'
-    chief, other = (tf_config.parse(cluster % index) for index in (0, 1))
     process = holder(config.run_dir, 2)
-    with run_lock(config, other):
-        pass
-    assert process.poll() is None, "the other worker has waited"
-    with run_lock(config, chief):
+    with taken(config, OTHER):
+        assert process.poll() is None, "the other worker has waited"
+    with taken(config, CHIEF) as found:
         assert f"process {os.getpid()} on " in (config.run_dir / LOCK_FILE).read_text()
+        assert found == config
     assert capsys.readouterr().err == (
         f"waiting for process {process.pid} on {os.uname().nodename}, which trains {config.run_dir}\n"
     )
+    process.communicate()
+
+
+def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(tmp_path):
+    config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
+    process = holder(config.run_dir, 2)
+    settings = to_yaml(dataclasses.replace(config, gamma=0.5))
+    later = threading.Timer(1, lambda: (config.run_dir / "config.yaml").write_text(settings))
+    later.start()
+    with pytest.raises(UserError, match="--gamma 0.5 there"), taken(config, CHIEF):
+        pytest.fail("it went on with another run")
     process.communicate()
 
 

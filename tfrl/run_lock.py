@@ -14,12 +14,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from tfrl.errors import UserError
-from tfrl.run_folder import RunSettings
+from tfrl.run_folder import Settings, check_run
 from tfrl.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
@@ -30,18 +30,28 @@ class _HeldError(Exception):
     """Another process has the lock: who, for people."""
 
 
-def run_lock(config: RunSettings, cluster: TFConfig | None) -> contextlib.AbstractContextManager[None]:
-    """The lock of the run, for this process to hold while it trains; nothing for workers beside the chief.
+@contextlib.contextmanager
+def take_run(
+    config: Settings,
+    cluster: TFConfig | None,
+    read: Callable[[Path], Settings],
+    may_change: frozenset[str],
+) -> Iterator[Settings]:
+    """Holds the run inside, for this process to train it, and gives the settings that `check_run` finds.
 
-    A process of a cluster waits for it as long as workers wait for each other: whoever starts workers again,
-    on other machines say, may come before their predecessors have ended.
+    Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:
+    whoever starts workers again, on other machines say, may come before their predecessors have ended.
 
     Raises:
-      UserError: on entry, where another process trains this run.
+      UserError: on entry, for what `check_run` refuses, and where another process trains this run.
     """
-    if cluster is None:
-        return locked(config.run_dir)
-    return locked(config.run_dir, config.cluster_timeout) if cluster.is_chief else contextlib.nullcontext()
+    check_run(config, read, may_change)  # before anything is made
+    with contextlib.ExitStack() as held:
+        if cluster is None:
+            held.enter_context(locked(config.run_dir))
+        elif cluster.is_chief:
+            held.enter_context(locked(config.run_dir, config.cluster_timeout))
+        yield check_run(config, read, may_change)  # as it is now that nobody else writes there
 
 
 @contextlib.contextmanager
