@@ -99,6 +99,17 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     assert parse(["--config", path, "--preset", "openai-easy"]).num_levels == 200
 
 
+def test_a_preset_takes_the_place_of_the_files_own(tmp_path):
+    """A run's config.yaml holds every setting, and is taken as what it changes of its preset."""
+    argv = ["--lr", "1e-4", "--num-levels", "100"]
+    for there, here in (("openai-easy", "openai-hard"), ("openai-hard", "openai-easy")):
+        path = settings_file(tmp_path, to_yaml(parse(["--preset", there, *argv])))
+        assert parse(["--config", path, "--preset", here]) == parse(["--preset", here, *argv])
+        assert parse(["--config", path, "--preset", there]) == parse(["--preset", there, *argv])
+    path = settings_file(tmp_path, "num_envs: 64\n")  # of no preset: it is meant
+    assert parse(["--config", path, "--preset", "openai-hard"]).num_envs == 64
+
+
 def test_a_file_may_use_other_spellings(tmp_path):
     text = "update-freq: 128\nlr: 5e-4\ntotal_steps: 1e6\ncritic_lr: null\nseed: 3.0\n"
     config = parse(["--config", settings_file(tmp_path, text)])
