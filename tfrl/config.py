@@ -146,6 +146,11 @@ class Config(Run, Hardware, Network, PPO, Task):
         return Path(self.logdir) / (self.run_name or default_run_name(self.env, self.seed))
 
     @property
+    def has_unseen_levels(self) -> bool:
+        """Whether there are levels that training does not play: exploration is a single one."""
+        return self.distribution_mode != "exploration"
+
+    @property
     def torso_options(self) -> dict[str, Any]:
         """What the torso is built with otherwise than PPO builds it by itself."""
         return {"width": self.torso_width} if self.torso_width != 1 else {}

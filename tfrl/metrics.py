@@ -229,11 +229,11 @@ class EventFile:
         self._path = directory / _event_name()
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Adds one point to each curve. Raises OSError, and leaves the file as it was then."""
+        """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        parts = [scalar_pb(name, float(value)) for name, value in values.items()]
+        parts = [scalar_pb(name, float(value)) for name, value in values.items() if not math.isnan(value)]
         summary = Summary(value=[value for part in parts for value in part.value])
         events = _RecordFile(self._path, head=_event_record(file_version="brain.Event:2"))
         try:

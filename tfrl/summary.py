@@ -20,6 +20,8 @@ def rows(
     levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
     if not config.num_levels:
         levels = "all levels"
+    if not config.has_unseen_levels:
+        levels = "a single level"
     minibatch = config.batch_size // config.num_minibatches
     lines = {
         "game": f"{config.env}, {config.distribution_mode}, {levels}",
