@@ -54,7 +54,8 @@ class MetricsWriter:
         columns: the metrics that have a column in progress.csv, in order. A run that goes on keeps the
             columns of its file.
         resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
-            dropped, so that each point stands there once. None: a new run, and everything is dropped.
+            dropped, so that each point stands there once. None: the run begins, also again after a kill
+            before its first checkpoint (`run_folder.check_run` sees to it), and everything is dropped.
         warn: called with one sentence if something cannot be written.
         step_column: what the steps are: the name of the first column.
     """
