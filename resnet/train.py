@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from resnet.config import MAY_CHANGE, from_yaml, parse
 from tfrl import commands, tf_config
 from tfrl.quiet import quiet_start
-from tfrl.run_folder import check_run
+from tfrl.run_lock import take_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,10 +21,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     config = parse(arguments)
     cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
-    check_run(config, from_yaml, MAY_CHANGE)
-    with quiet_start():
-        from resnet import trainer
-    return trainer.train(config, cluster)
+    with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
+        with quiet_start():
+            from resnet import trainer
+        return trainer.train(config, cluster)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,17 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     assert parse(["--config", path, "--preset", "openai-easy"]).num_levels == 200
 
 
+def test_a_preset_takes_the_place_of_the_files_own(tmp_path):
+    """A run's config.yaml holds every setting, and is taken as what it changes of its preset."""
+    argv = ["--lr", "1e-4", "--num-levels", "100"]
+    for there, here in (("openai-easy", "openai-hard"), ("openai-hard", "openai-easy")):
+        path = settings_file(tmp_path, to_yaml(parse(["--preset", there, *argv])))
+        assert parse(["--config", path, "--preset", here]) == parse(["--preset", here, *argv])
+        assert parse(["--config", path, "--preset", there]) == parse(["--preset", there, *argv])
+    path = settings_file(tmp_path, "num_envs: 64\n")  # of no preset: it is meant
+    assert parse(["--config", path, "--preset", "openai-hard"]).num_envs == 64
+
+
 def test_a_file_may_use_other_spellings(tmp_path):
     text = "update-freq: 128\nlr: 5e-4\ntotal_steps: 1e6\ncritic_lr: null\nseed: 3.0\n"
     config = parse(["--config", settings_file(tmp_path, text)])
@@ -199,6 +210,8 @@ BAD_FLAGS = [
     ("--num-levels 2147483647 --start-level 1", "must be at most 2147483647; got 1 + 2147483647."),
     ("--num-steps 1e8 --total-steps 1e12", "6400000000 is too many env steps for one update"),
     ("--num-levels -1", "--num-levels must be at least 0"),
+    ("--num-levels 0 --start-level 500", "--start-level 500 would do nothing: --num-levels 0 is all levels;"),
+    ("--distribution-mode exploration --start-level 5", "would do nothing: exploration is a single level;"),
     ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
     ("--seed 2147483648", "at most 2147483647; got 2147483648."),
     ("--num-steps 100", "--num-steps must be divisible by --num-minibatches 8; got 100; 96 or 104 would do."),
@@ -275,7 +288,7 @@ LARGEST = (
 )
 
 
-@pytest.mark.parametrize("command", [LARGEST, "--num-levels 0 --start-level 2147483647"])
+@pytest.mark.parametrize("command", [LARGEST, "--num-levels 2147483647"])
 def test_the_largest_numbers_are_taken(command):
     parse(command.split())
 
@@ -309,7 +322,7 @@ def test_running_out_of_memory_is_told_in_one_sentence(capsys):
 
 
 def check_run(config):
-    run_folder.check_run(config, from_yaml, MAY_CHANGE)
+    return run_folder.check_run(config, from_yaml, MAY_CHANGE)
 
 
 def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
@@ -360,7 +373,8 @@ def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
 @pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])
 def test_auto_precision_takes_what_the_run_has(tmp_path, there, here):
     config = run_of(tmp_path, "--precision", there)
-    check_run(dataclasses.replace(config, precision=here))
+    found = check_run(dataclasses.replace(config, precision=here, total_steps=50_000_000))
+    assert found == dataclasses.replace(config, precision="bfloat16", total_steps=50_000_000)
 
 
 def test_two_fixed_precisions_differ(tmp_path):
@@ -387,6 +401,34 @@ def test_a_damaged_run_is_left_alone(tmp_path):
     assert "is not valid YAML" in refusal(check_run, config)
     settings.unlink()
     assert "without its config.yaml" in refusal(check_run, config)
+
+
+def touch(path):
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize("left", ["results.json", "export/weights.npz", "checkpoints/best.npz"])
+def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left):
+    config = run_of(tmp_path, checkpoint=False)
+    touch(config.run_dir / left)
+    sentence = refusal(check_run, config)
+    assert f"without its checkpoints, so it cannot go on, but with {left.removesuffix('/weights.npz')};" in (
+        sentence
+    )
+    assert "--run-name" in sentence and "remove the folder" in sentence
+
+
+@pytest.mark.parametrize("every", [10, 3])
+def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_path, every):
+    config = run_of(tmp_path, "--checkpoint-every", str(every), checkpoint=False)
+    check_run(config)
+    progress, most = config.run_dir / "progress.csv", every * config.batch_size
+    progress.write_text(f"env_steps,a\n{most},1\n")
+    check_run(dataclasses.replace(config, checkpoint_every=1))  # what counts is how it was begun
+    progress.write_text(f"env_steps,a\n{most},1\n{most + config.batch_size},1\n")
+    sentence = refusal(check_run, dataclasses.replace(config, checkpoint_every=100))
+    assert f"with {most + config.batch_size:,} steps in its progress.csv;" in sentence
 
 
 def test_a_logdir_that_cannot_be_written(tmp_path):

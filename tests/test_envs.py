@@ -88,6 +88,22 @@ def test_levels_are_those_asked_for():
     assert {info["level_seed"] for info in env.info()} <= {50, 51, 52}
 
 
+def test_procgen_starts_at_a_level_only_among_a_number_of_them():
+    """Which is why a --start-level without --num-levels is refused."""
+
+    def first_frames(**levels):
+        env = envs.make(EnvSpec("coinrun", num_envs=4, seed=1, **levels))
+        frames = env.observe()[1].copy()
+        env.close()
+        return frames
+
+    unlimited, later = (first_frames(num_levels=0, start_level=start) for start in (0, 500))
+    np.testing.assert_array_equal(unlimited, later)
+    assert (first_frames(num_levels=1) != first_frames(num_levels=1, start_level=500)).any()
+    exploration = first_frames(distribution_mode="exploration")
+    assert (exploration == exploration[0]).all()
+
+
 def test_making_and_stepping_prints_nothing():
     program = """
 from tfrl import envs

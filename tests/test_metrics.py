@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl.metrics import MetricsWriter, NullMetricsWriter
+from tfrl.metrics import EventFile, MetricsWriter, NullMetricsWriter
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ["rollout/episode_return", "train/policy_loss", "eval_test/return"]
@@ -134,6 +134,11 @@ def test_scalars_add_points_and_no_row(tmp_path):
     events = read_events(tmp_path)
     assert read_curve(events, "eval_test/return") == [(100, 3.0)]
     assert "eval_train/return" not in events.Tags()["tensors"]
+
+
+def test_a_file_of_another_process_leaves_out_a_nan_as_well(tmp_path):
+    EventFile(tmp_path).scalars(100, {"eval_test/return": 3.0, "eval/generalization_gap": math.nan})
+    assert read_events(tmp_path).Tags()["tensors"] == ["eval_test/return"]
 
 
 def test_video_is_an_animated_gif(tmp_path):

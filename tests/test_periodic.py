@@ -1,6 +1,7 @@
 """What a run does besides learning leaves its steps alone, and TensorBoard shows all of it."""
 
 import dataclasses
+import math
 import re
 import shutil
 import signal
@@ -11,10 +12,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tfrl import policy_files, results, runs, suite, train
+from tfrl import distribute, periodic, policy_files, results, runs, suite, train
 from tfrl.errors import TrainingError, UserError
+from tfrl.metrics import NullMetricsWriter
 from tfrl.settings import to_yaml
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -55,6 +58,24 @@ def test_tensorboard_has_charts_hyperparameters_and_video(logdir):
     tags = set(events.Tags()["tensors"])
     assert {"rollout/episode_return", "eval_test/return", "video/test", "eval_test/episode"} <= tags
     assert {"custom_scalars__config__", "_hparams_/session_start_info", "settings"} <= tags
+
+
+@pytest.mark.parametrize("mode", ["easy", "exploration"])
+def test_a_gap_needs_unseen_levels(small, mode):
+    """In exploration both evaluations play the same single level."""
+    config = small(env="coinrun", distribution_mode=mode, num_levels=200, eval_episodes=2)
+    runtime = distribute.make(config, None)
+    nobody = {"writer": NullMetricsWriter(), "phase": lambda name: None, "warn": pytest.fail}
+
+    def sample(observations, uniforms):
+        return (uniforms * 15).astype(np.int32)
+
+    found = periodic.Periodic(config, runtime, **nobody).evaluate(sample, 0)
+    assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
+    gap = results.evaluation(found, config.eval_episodes)["generalization_gap"]
+    assert math.isfinite(gap) == (mode == "easy")
+    if mode == "easy":
+        assert gap == found["eval_train/normalized_return"] - found["eval_test/normalized_return"]
 
 
 @needs_browser

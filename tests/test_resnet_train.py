@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from processes import ROOT
 
 import tfrl.config as ppo
 from resnet import learner, pictures, trainer
-from resnet.config import PRESETS, Config, from_yaml, parse
+from resnet.config import MAY_CHANGE, PRESETS, Config, from_yaml, parse
 from resnet.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.learner import Learner, get_weights
@@ -24,6 +25,7 @@ from tfrl.actor_critic import build
 from tfrl.console import Console
 from tfrl.errors import TrainingError, UserError
 from tfrl.results import weights_sha256
+from tfrl.run_folder import check_run
 from tfrl.session import Session
 from tfrl.settings import to_yaml
 from tfrl.stop import StopRequest
@@ -214,6 +216,14 @@ def test_a_complete_run_does_nothing(finished):
     before = (path / "progress.csv").read_bytes()
     assert run(path.parent, path.name) == (0, results)
     assert (path / "progress.csv").read_bytes() == before
+
+
+def test_a_run_without_its_checkpoints_is_left_alone(finished, tmp_path):
+    path, _ = finished
+    shutil.copytree(path, tmp_path / path.name, ignore=shutil.ignore_patterns("checkpoints", "results.json"))
+    config = dataclasses.replace(from_yaml(path / "config.yaml"), logdir=str(tmp_path))
+    with pytest.raises(UserError, match="without its checkpoints.* with export, 144 steps in its progress"):
+        check_run(config, from_yaml, MAY_CHANGE)
 
 
 def test_a_nan_ends_the_run_with_a_sentence(folder):

@@ -1,5 +1,7 @@
 """python -m tfrl.ppo_procgen end to end: a run that learns, its folder, and how bad runs end."""
 
+import shutil
+
 import numpy as np
 import pytest
 import yaml
@@ -227,6 +229,15 @@ def test_an_existing_run_is_not_touched_by_other_settings_or_resume_never(run):
     )
     assert_refused(Answer(*same, "--resume", "never"), "--resume never", str(run))
     assert content() == before
+
+
+def test_a_run_whose_checkpoints_were_removed_is_not_overwritten(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    answer = Answer("--logdir", tmp_path, "--run-name", "run", *CATCH, *ENDING)
+    assert_refused(answer, "without its checkpoints", f"results.json, export, {TOTAL:,} steps", "--run-name")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_help_is_answered_without_tensorflow():

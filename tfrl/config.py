@@ -43,11 +43,11 @@ class Task:
     preset: Literal["openai-easy", "openai-hard", "cookbook"] = "openai-easy"
     """A whole set of defaults, listed above; flags and files win over it."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
-    """Procgen's difficulty; every game has easy and hard."""
+    """Procgen's difficulty; every game has easy and hard. exploration is a single level."""
     num_levels: int = 200
     """Training levels; 0: unlimited."""
     start_level: int = 0
-    """The first training level."""
+    """The first training level; needs --num-levels."""
     total_steps: int = 25_000_000
     """Length of the run in env steps, all workers together; 1e6 is fine."""
     seed: int = 1
@@ -144,6 +144,11 @@ class Config(Run, Hardware, Network, PPO, Task):
     def run_dir(self) -> Path:
         """The run's folder."""
         return Path(self.logdir) / (self.run_name or default_run_name(self.env, self.seed))
+
+    @property
+    def has_unseen_levels(self) -> bool:
+        """Whether there are levels that training does not play: exploration is a single one."""
+        return self.distribution_mode != "exploration"
 
     @property
     def torso_options(self) -> dict[str, Any]:
@@ -253,6 +258,9 @@ def validate(config: Config) -> None:
     _check_torso(config)
     check_folder_names(config)
     check_game(config)
+    if config.start_level and not (config.num_levels and config.has_unseen_levels):
+        why = "--num-levels 0 is all levels" if config.has_unseen_levels else "exploration is a single level"
+        raise UserError(f"--start-level {config.start_level} would do nothing: {why}; leave it out.")
     if config.critic_lr is not None and config.share_torso:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."

@@ -6,7 +6,7 @@ A fixed number of episodes is played in every env, so that short episodes do not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,21 @@ def level_spec(config: Config, level_set: str, num_envs: int) -> envs.EnvSpec:
         num_levels=config.num_levels if level_set == "train" else 0,
         start_level=config.start_level if level_set == "train" else 0,
     )
+
+
+def generalization_gap(config: Config, metrics: Mapping[str, float]) -> float:
+    """The score on training levels minus that on unseen ones; NaN where training plays all there are.
+
+    Args:
+      config: the run's settings.
+      metrics: `eval_train/return` and the like: normalised scores count where both are known, else returns.
+    """
+    if not config.has_unseen_levels:
+        return math.nan
+    scores = [metrics.get(f"eval_{s}/normalized_return", math.nan) for s in LEVEL_SETS]
+    if np.isnan(scores).any():  # a game without a published range
+        scores = [metrics[f"eval_{s}/return"] for s in LEVEL_SETS]
+    return scores[0] - scores[1]
 
 
 def split_episodes(episodes: int) -> tuple[int, int]:

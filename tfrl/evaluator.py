@@ -16,7 +16,7 @@ from tfrl import evaluate, policy, policy_files
 from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config
 from tfrl.console import Console
-from tfrl.episodes import LEVEL_SETS
+from tfrl.episodes import LEVEL_SETS, generalization_gap
 from tfrl.errors import UserError
 from tfrl.metrics import EventFile
 from tfrl.quiet import quiet_start
@@ -72,9 +72,7 @@ def _evaluate(source: policy_files.PolicySource, episodes: int) -> dict[str, flo
         found[f"eval_{level_set}/return"] = played["return_mean"]
         if played["normalized_return"] is not None:
             found[f"eval_{level_set}/normalized_return"] = played["normalized_return"]
-    kind = "normalized_return" if "eval_test/normalized_return" in found else "return"
-    gap = found[f"eval_train/{kind}"] - found[f"eval_test/{kind}"]
-    return found | {"eval/generalization_gap": gap}
+    return found | {"eval/generalization_gap": generalization_gap(source.config, found)}
 
 
 def _end(_signal: int, _frame: Any) -> NoReturn:

@@ -54,7 +54,8 @@ class MetricsWriter:
         columns: the metrics that have a column in progress.csv, in order. A run that goes on keeps the
             columns of its file.
         resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
-            dropped, so that each point stands there once. None: a new run, and everything is dropped.
+            dropped, so that each point stands there once. None: the run begins, also again after a kill
+            before its first checkpoint (`run_folder.check_run` sees to it), and everything is dropped.
         warn: called with one sentence if something cannot be written.
         step_column: what the steps are: the name of the first column.
     """
@@ -229,17 +230,27 @@ class EventFile:
         self._path = directory / _event_name()
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Adds one point to each curve. Raises OSError, and leaves the file as it was then."""
+        """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        parts = [scalar_pb(name, float(value)) for name, value in values.items()]
+        parts = [scalar_pb(name, float(value)) for name, value in values.items() if not math.isnan(value)]
         summary = Summary(value=[value for part in parts for value in part.value])
         events = _RecordFile(self._path, head=_event_record(file_version="brain.Event:2"))
         try:
             events.append(_event_record(step=env_steps, summary=summary))
         finally:
             events.close()
+
+
+def logged_steps(progress: Path) -> int:
+    """The steps, env steps say, of the last whole row of progress.csv; 0 where there is none."""
+    try:
+        lines = progress.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
 class _RecordFile:

@@ -12,7 +12,7 @@ import numpy as np
 from tfrl import policy_files, record
 from tfrl.config import Config
 from tfrl.envs.games import normalized_return
-from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
+from tfrl.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.session import Session
 
@@ -54,10 +54,7 @@ class Periodic:
             score = normalized_return(self._config.env, self._config.distribution_mode, mean)
             metrics[f"eval_{level_set}/return"] = mean
             metrics[f"eval_{level_set}/normalized_return"] = float("nan") if score is None else score
-        scores = [metrics[f"eval_{s}/normalized_return"] for s in LEVEL_SETS]
-        if np.isnan(scores).any():  # a game without a published range
-            scores = [metrics[f"eval_{s}/return"] for s in LEVEL_SETS]
-        return metrics | {"eval/generalization_gap": scores[0] - scores[1]}
+        return metrics | {"eval/generalization_gap": generalization_gap(self._config, metrics)}
 
     def keep_best(self, weights: dict[str, np.ndarray], score: float, env_steps: int) -> None:
         """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""

@@ -8,7 +8,7 @@ from tfrl import commands, tf_config, torso_weights
 from tfrl.config import MAY_CHANGE, from_yaml, parse
 from tfrl.quiet import quiet_start
 from tfrl.rollout import check_memory
-from tfrl.run_folder import check_run
+from tfrl.run_lock import take_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,12 +24,12 @@ def main(arguments: Sequence[str]) -> int:
             from tfrl import evaluator
         return evaluator.follow(config)
     check_memory(config, workers=1 if cluster is None else cluster.num_workers)
-    check_run(config, from_yaml, MAY_CHANGE)
     if config.torso_weights is not None:
         torso_weights.check(config)
-    with quiet_start():
-        from tfrl import train
-    return train.train(config, cluster)
+    with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
+        with quiet_start():
+            from tfrl import train
+        return train.train(config, cluster)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 """May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
 
+import dataclasses
 import errno
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
 from tfrl.flags import flag
+from tfrl.metrics import logged_steps
 
 SETTINGS_FILE = "config.yaml"
 
+_PROGRESS_FILE = "progress.csv"
 # Any of these makes a folder that of a run.
-_TRACES = (SETTINGS_FILE, "checkpoints", "progress.csv", "results.json")
+_TRACES = (SETTINGS_FILE, "checkpoints", _PROGRESS_FILE, "results.json")
+# Nothing of this is there before a first checkpoint.
+_LATER = ("results.json", "export", "checkpoints/best.npz")
 
 
 class RunSettings(Protocol):
@@ -22,25 +27,40 @@ class RunSettings(Protocol):
 
     logdir: str
     resume: str
+    precision: str
+    checkpoint_every: int
+    batch_size: int
+    cluster_timeout: float
 
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
 
 
-def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_change: frozenset[str]) -> None:
-    """Raise UserError if `--resume` forbids this run: it must or must not exist, or has other settings.
+Settings = TypeVar("Settings", bound=RunSettings)
 
-    `read` gives the settings of a run's file; those in `may_change` may differ.
+
+def check_run(config: Settings, read: Callable[[Path], Settings], may_change: frozenset[str]) -> Settings:
+    """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
 
     Whether it is already complete is left to the trainer, which knows the run's step.
+
+    Args:
+      config: the settings that are asked for.
+      read: gives the settings of a run's file.
+      may_change: settings that may differ there.
+
+    Raises:
+      UserError: `--resume` forbids it; the run has other settings there; or it has lost its checkpoints. One
+        that was killed before its first checkpoint may begin again.
     """
     check_run_folder(config)
     run = config.run_dir
-    if config.resume == "must" and not CheckpointStore(run / "checkpoints", keep=1).updates():
+    has_checkpoint = bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+    if config.resume == "must" and not has_checkpoint:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
     if not any((run / trace).exists() for trace in _TRACES):
-        return
+        return config
     if config.resume == "never":
         raise UserError(
             f"{run} already holds a run, which --resume never leaves alone; choose another --run-name."
@@ -49,7 +69,14 @@ def check_run(config: RunSettings, read: Callable[[Path], RunSettings], may_chan
         raise UserError(
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
-    _check_same(config, read(run / SETTINGS_FILE), may_change)
+    existing = read(run / SETTINGS_FILE)
+    if config.precision == "auto":
+        # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
+        config = dataclasses.replace(config, precision=existing.precision)
+    _check_same(config, existing, may_change)
+    if not has_checkpoint:
+        _check_young(run, existing)
+    return config
 
 
 def check_run_folder(config: RunSettings) -> None:
@@ -76,6 +103,19 @@ def write_text(path: Path, text: str) -> None:
     staged.replace(path)
 
 
+def _check_young(run: Path, existing: RunSettings) -> None:
+    """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
+    found = [name for name in _LATER if (run / name).exists()]
+    steps = logged_steps(run / _PROGRESS_FILE)
+    if steps > existing.checkpoint_every * existing.batch_size:
+        found.append(f"{steps:,} steps in its {_PROGRESS_FILE}")
+    if found:
+        raise UserError(
+            f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
+            "choose another --run-name, or remove the folder to begin again."
+        )
+
+
 def _is_there(folder: os.PathLike[str]) -> bool:
     """Unlike Path.exists, also true for a link to nowhere, and any other trouble is raised."""
     try:
@@ -89,8 +129,7 @@ def _check_same(config: RunSettings, existing: RunSettings, may_change: frozense
     differing = []
     for name, here in vars(config).items():
         there = getattr(existing, name)
-        # `auto` asks for no precision of its own, so a run goes on with the one it began with.
-        left_open = name == "precision" and "auto" in (here, there)
+        left_open = name == "precision" and there == "auto"  # in a file that a person wrote
         if here != there and name not in may_change and not left_open:
             differing.append(f"{flag(name)} {there} there, {here} here")
     if differing:

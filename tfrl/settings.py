@@ -35,7 +35,8 @@ class Hardware:
     replicas: int = 0
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it."""
+    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it, and where a run
+    goes on, what it began with."""
     micro_batch: int = 0
     """Sum gradients over parts of this many samples: less memory, the same step. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
@@ -67,7 +68,8 @@ class Command:
     """This command."""
 
     config: str | None = None
-    """A YAML file of settings, such as a run's config.yaml; flags win over it."""
+    """A YAML file of settings, such as a run's config.yaml; flags win over it, and --preset over what it has
+    from its own preset."""
     print_config: bool = False
     """Print the settings that result, as YAML, and end."""
 
@@ -110,6 +112,8 @@ class Reader(Generic[Settings]):
     def parse(self, argv: Sequence[str]) -> Settings:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
 
+        A --preset also takes the place of the file's own: what the file has from that gives way.
+
         Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be
         meant.
         """
@@ -117,7 +121,7 @@ class Reader(Generic[Settings]):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
-        config = self._resolve((self._read_file(path) if path else {}) | flags)
+        config = self._resolve((self._read_file(path, flags.get("preset")) if path else {}) | flags)
         self.check(config)
         if print_config:
             sys.stdout.write(to_yaml(config))
@@ -137,12 +141,19 @@ class Reader(Generic[Settings]):
     def _kinds(self) -> dict[str, Any]:
         return typing.get_type_hints(self.kind)
 
-    def _read_file(self, path: str) -> dict[str, Any]:
-        """The file's settings, without a run name that follows from the others, which flags may change."""
+    def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
+        """The file's settings, without what follows from others that the flags may change.
+
+        That is its run's name, and what it has from a preset of its own where the flags give another.
+        """
         values = read_yaml(self._kinds, self.aliases, path)
         if self._resolve(values).run_name == self._resolve({**values, "run_name": None}).run_name:
             values.pop("run_name", None)
-        return values
+        own = values.get("preset")
+        if None in (own, preset) or own == preset:
+            return values
+        plain = self.kind(**self.presets[own])
+        return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
     def _resolve(self, values: Mapping[str, Any]) -> Settings:
         preset = values.get("preset", self.kind.preset)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tfrl.checkpoint import Checkpoint
 from tfrl.config import Config
 from tfrl.distribute import Runtime
@@ -22,6 +20,8 @@ def rows(
     levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
     if not config.num_levels:
         levels = "all levels"
+    if not config.has_unseen_levels:
+        levels = "a single level"
     minibatch = config.batch_size // config.num_minibatches
     lines = {
         "game": f"{config.env}, {config.distribution_mode}, {levels}",
@@ -56,13 +56,3 @@ def hardware(runtime: Runtime) -> dict[str, str]:
 def folder(config: RunSettings) -> dict[str, str]:
     """Where any trainer writes."""
     return {"run": str(config.run_dir), "curves": f"tensorboard --logdir {config.logdir}"}
-
-
-def logged_steps(progress: Path) -> int:
-    """The env steps of the last whole row of progress.csv; 0 where there is none."""
-    try:
-        lines = progress.read_bytes().splitlines(keepends=True)
-    except OSError:
-        return 0
-    steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
-    return max((int(step) for step in steps if step.isdigit()), default=0)

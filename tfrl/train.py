@@ -11,7 +11,7 @@ from tfrl.console import Console
 from tfrl.export import export
 from tfrl.learner import Learner
 from tfrl.membership import join
-from tfrl.metrics import COLUMNS
+from tfrl.metrics import COLUMNS, logged_steps
 from tfrl.periodic import Periodic
 from tfrl.session import Session, open_session
 from tfrl.stop import Stopped
@@ -130,14 +130,14 @@ class Trainer:
             return
         self._learner.set_state(found.learner, found.parts)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
-        logged = summary.logged_steps(self._config.run_dir / "progress.csv") if runtime.is_chief else 0
+        logged = logged_steps(self._config.run_dir / "progress.csv") if runtime.is_chief else 0
         if not runtime.any_says(logged >= found.env_steps):
             self._pending = self._session.progress["pending"]
 
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
         config, session = self._config, self._session
-        logged = summary.logged_steps(config.run_dir / "progress.csv")
+        logged = logged_steps(config.run_dir / "progress.csv")
         session.open_folder(COLUMNS, again=self._pending is not None)
         if session.found is None:
             precision = session.runtime.precision
