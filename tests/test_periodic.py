@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl import distribute, periodic, policy_files, results, runs, suite, train
+from tfrl import periodic, policy_files, results, runs, suite, train
 from tfrl.errors import TrainingError, UserError
-from tfrl.metrics import NullMetricsWriter
 from tfrl.settings import to_yaml
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,16 +60,14 @@ def test_tensorboard_has_charts_hyperparameters_and_video(logdir):
 
 
 @pytest.mark.parametrize("mode", ["easy", "exploration"])
-def test_a_gap_needs_unseen_levels(small, mode):
+def test_a_gap_needs_unseen_levels(small, learner, mode):
     """In exploration both evaluations play the same single level."""
     config = small(env="coinrun", distribution_mode=mode, num_levels=200, eval_episodes=2)
-    runtime = distribute.make(config, None)
-    nobody = {"writer": NullMetricsWriter(), "phase": lambda name: None, "warn": pytest.fail}
 
     def sample(observations, uniforms):
         return (uniforms * 15).astype(np.int32)
 
-    found = periodic.Periodic(config, runtime, **nobody).evaluate(sample, 0)
+    found = periodic.Periodic(config, learner(config).session).evaluate(sample, 0)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
     gap = results.evaluation(found, config.eval_episodes)["generalization_gap"]
     assert math.isfinite(gap) == (mode == "easy")

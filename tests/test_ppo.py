@@ -247,7 +247,7 @@ def test_weights_of_another_network_are_refused(small, learner):
 
 def test_the_torso_is_as_wide_as_asked_for(small, learner):
     for width in (1, 2):
-        weights = learner(small(torso="impala", torso_width=width)).weights
+        weights = learner(small(torso="impala", torso_width=width)).weights()
         assert weights["torso/stage3_conv/kernel"].shape == (3, 3, 32 * width, 32 * width)
 
 
