@@ -10,7 +10,7 @@ from processes import Training, learned, results, rows, steps_done, train
 from tfrl.errors import UserError
 
 ENDLESS = 10_000_000
-CATCH_UPDATE, COINRUN_UPDATE = 256, 64  # env steps
+CATCH_UPDATE, STARPILOT_UPDATE = 256, 64  # env steps
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
 CATCH = [
     *CATCH.split(),
@@ -23,8 +23,8 @@ CATCH = [
     "--eval-episodes",
     16,
 ]
-COINRUN = "--env coinrun --torso nature --precision float32 --num-envs 4 --num-steps 16 --num-minibatches 2"
-COINRUN = [*COINRUN.split(), "--epochs", 2, "--checkpoint-every", 2, "--eval-episodes", 1]
+STARPILOT = "--env starpilot --torso nature --precision float32 --num-envs 4 --num-steps 16 --epochs 2"
+STARPILOT = [*STARPILOT.split(), "--num-minibatches", 2, "--checkpoint-every", 2, "--eval-episodes", 1]
 
 
 def stop_after(folder, flags, env_steps, how, delay=0.0):
@@ -213,20 +213,20 @@ def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def coinrun(tmp_path_factory):
-    """A killed and continued run, and the same one in one go."""
+def starpilot(tmp_path_factory):
+    """A killed and continued run, and the same one in one go. Episodes are short, as evaluations are."""
     killed, whole = (tmp_path_factory.mktemp("logs") / name for name in ("killed", "whole"))
     moment = random.SystemRandom()
-    kill_at = moment.randint(3, 6) * COINRUN_UPDATE
-    stop_after(killed, COINRUN, kill_at, signal.SIGKILL, moment.uniform(0, 0.2))
-    total = steps_done(killed) + 2 * COINRUN_UPDATE
-    ends = [train(killed, *COINRUN, "--total-steps", total)]
-    ends.append(train(whole, *COINRUN, "--total-steps", total))
+    kill_at = moment.randint(3, 6) * STARPILOT_UPDATE
+    stop_after(killed, STARPILOT, kill_at, signal.SIGKILL, moment.uniform(0, 0.2))
+    total = steps_done(killed) + 2 * STARPILOT_UPDATE
+    ends = [train(killed, *STARPILOT, "--total-steps", total)]
+    ends.append(train(whole, *STARPILOT, "--total-steps", total))
     return killed, whole, ends
 
 
-def test_a_killed_run_of_procgen_goes_on_bit_for_bit(coinrun):
-    killed, whole, ends = coinrun
+def test_a_killed_run_of_procgen_goes_on_bit_for_bit(starpilot):
+    killed, whole, ends = starpilot
     assert [end[0] for end in ends] == [0, 0]
     ours, theirs = results(killed), results(whole)
     assert len(ours["resumed_at"]) == 1 and theirs["resumed_at"] == []
@@ -235,5 +235,5 @@ def test_a_killed_run_of_procgen_goes_on_bit_for_bit(coinrun):
     assert learned(killed) == learned(whole)
 
 
-def test_procgen_prints_no_noise(coinrun):
-    assert [end[2] for end in coinrun[2]] == ["", ""]
+def test_procgen_prints_no_noise(starpilot):
+    assert [end[2] for end in starpilot[2]] == ["", ""]
