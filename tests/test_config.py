@@ -6,24 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+from refusals import refusal
 
-from tfrl import commands, run_folder, suite
-from tfrl.checkpoint import CheckpointStore
-from tfrl.config import MAY_CHANGE, PRESETS, Config, check_topology, from_yaml, parse
-from tfrl.errors import UserError
+from tfrl import commands, suite
+from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
 from tfrl.rollout import check_memory
-from tfrl.run_folder import check_run_folder
 from tfrl.settings import to_yaml
-
-
-def refusal(call, *arguments) -> str:
-    """The sentence of the UserError that `call` raises."""
-    with pytest.raises(UserError) as caught:
-        call(*arguments)
-    assert caught.value.exit_code == 2
-    sentence = str(caught.value)
-    assert sentence.endswith(".") and "\n" not in sentence and len(sentence) < 300
-    return sentence
 
 
 def settings_file(folder, text: str) -> str:
@@ -316,126 +304,3 @@ def test_running_out_of_memory_is_told_in_one_sentence(capsys):
     assert ended.value.code == 1
     told = capsys.readouterr().err
     assert told.startswith("error: out of memory; Unable to allocate 1.00 EiB") and told.count("\n") == 1
-
-
-# The run's folder
-
-
-def check_run(config):
-    return run_folder.check_run(config, from_yaml, MAY_CHANGE)
-
-
-def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
-    """Settings of a run that stands in `folder` as the trainer would leave it."""
-    config = parse(["--logdir", str(folder), *argv])
-    config.run_dir.mkdir(parents=True)
-    (config.run_dir / "config.yaml").write_text(to_yaml(config))
-    if checkpoint:
-        arrays = {"step": np.array(10)}
-        store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
-        store.save(10, learner=arrays, worker_part=arrays, env_steps=10 * config.batch_size)
-    return config
-
-
-def test_a_new_run_leaves_no_trace_before_it_starts(tmp_path):
-    check_run(parse(["--logdir", str(tmp_path / "a" / "b")]))
-    check_run(parse(["--logdir", str(tmp_path), "--resume", "never"]))
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_same_command_goes_on_with_its_run(tmp_path):
-    config = run_of(tmp_path)
-    check_run(config)
-    check_run(dataclasses.replace(config, resume="must"))
-    free = {"total_steps": 50_000_000, "replicas": 2, "micro_batch": 512, "keep_checkpoints": 9}
-    check_run(dataclasses.replace(config, **free))
-
-
-def test_other_settings_do_not_touch_a_run(tmp_path):
-    config = run_of(tmp_path)
-    other = dataclasses.replace(config, lr=1e-3, share_torso=False)
-    sentence = refusal(check_run, other)
-    assert "--lr 0.0005 there, 0.001 here; --share-torso True there, False here." in sentence
-    assert "--run-name" in sentence and "gamma" not in sentence
-
-
-def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
-    config = run_of(tmp_path)
-    settings = config.run_dir / "config.yaml"
-    older = settings.read_text().replace("torso_width: 1\n", "")
-    assert "torso_width" not in older
-    settings.write_text(older)
-    check_run(config)
-    wider = dataclasses.replace(config, torso_width=2)
-    assert "--torso-width 1 there, 2 here" in refusal(check_run, wider)
-
-
-@pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])
-def test_auto_precision_takes_what_the_run_has(tmp_path, there, here):
-    config = run_of(tmp_path, "--precision", there)
-    found = check_run(dataclasses.replace(config, precision=here, total_steps=50_000_000))
-    assert found == dataclasses.replace(config, precision="bfloat16", total_steps=50_000_000)
-
-
-def test_two_fixed_precisions_differ(tmp_path):
-    config = run_of(tmp_path, "--precision", "float32")
-    assert "--precision" in refusal(check_run, dataclasses.replace(config, precision="bfloat16"))
-
-
-def test_never_refuses_an_existing_run(tmp_path):
-    config = run_of(tmp_path, checkpoint=False)
-    assert "already holds a run" in refusal(check_run, dataclasses.replace(config, resume="never"))
-
-
-def test_must_refuses_a_run_without_checkpoint(tmp_path):
-    absent = parse(["--logdir", str(tmp_path), "--resume", "must"])
-    assert "found no checkpoint" in refusal(check_run, absent)
-    started = run_of(tmp_path, checkpoint=False)
-    assert "found no checkpoint" in refusal(check_run, dataclasses.replace(started, resume="must"))
-
-
-def test_a_damaged_run_is_left_alone(tmp_path):
-    config = run_of(tmp_path)
-    settings = config.run_dir / "config.yaml"
-    settings.write_text("env: [")
-    assert "is not valid YAML" in refusal(check_run, config)
-    settings.unlink()
-    assert "without its config.yaml" in refusal(check_run, config)
-
-
-def touch(path):
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-
-
-@pytest.mark.parametrize("left", ["results.json", "export/weights.npz", "checkpoints/best.npz"])
-def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left):
-    config = run_of(tmp_path, checkpoint=False)
-    touch(config.run_dir / left)
-    sentence = refusal(check_run, config)
-    assert f"without its checkpoints, so it cannot go on, but with {left.removesuffix('/weights.npz')};" in (
-        sentence
-    )
-    assert "--run-name" in sentence and "remove the folder" in sentence
-
-
-@pytest.mark.parametrize("every", [10, 3])
-def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_path, every):
-    config = run_of(tmp_path, "--checkpoint-every", str(every), checkpoint=False)
-    check_run(config)
-    progress, most = config.run_dir / "progress.csv", every * config.batch_size
-    progress.write_text(f"env_steps,a\n{most},1\n")
-    check_run(dataclasses.replace(config, checkpoint_every=1))  # what counts is how it was begun
-    progress.write_text(f"env_steps,a\n{most},1\n{most + config.batch_size},1\n")
-    sentence = refusal(check_run, dataclasses.replace(config, checkpoint_every=100))
-    assert f"with {most + config.batch_size:,} steps in its progress.csv;" in sentence
-
-
-def test_a_logdir_that_cannot_be_written(tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    nowhere = tmp_path / "link"
-    nowhere.symlink_to(tmp_path / "gone")
-    for logdir in (file, file / "below", nowhere, "/proc"):
-        config = dataclasses.replace(Config(), logdir=str(logdir))
-        assert "choose another --logdir" in refusal(check_run_folder, config)
