@@ -11,6 +11,7 @@ import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused, environment
 
 from benchmarks import command, learning, throughput
+from tfrl.envs.games import published_curve
 from tfrl.errors import TrainingError
 
 
@@ -59,6 +60,38 @@ def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
         learning._read(path)
     path.write_text("env_steps,rollout/episode_return\n16384,\n32768,1.5\n")
     np.testing.assert_array_equal(learning._read(path), [[32768], [1.5]])
+
+
+def test_a_curve_is_judged_by_points_and_by_means_over_ten_updates():
+    at, published = published_curve("fruitbot", "train")
+    early = at <= 507_904
+    low, high = published[:, early].min(0), published[:, early].max(0)
+    for returns, verdict in ((low - 1, "below"), ((low + high) / 2, "within"), (high + 1, "above")):
+        table = learning._compare("fruitbot", at[early], returns)
+        points, means = (list(table.columns[column].cells) for column in (3, 6))
+        assert points == means == [verdict] * 5  # three windows, half a million, the end
+    assert learning._window_mean(200_000, np.array([36_160, 36_161, 2e5, 2e5 + 1]), np.arange(4.0)) == 1.5
+
+
+def test_no_means_are_judged_where_the_published_curves_are_sparse():
+    at, published = published_curve("fruitbot", "train")
+    table = learning._compare("fruitbot", at[at < 3e6], published[0, at < 3e6])
+    rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
+    assert {verdict for step, verdict in rows if int(step.replace(",", "")) > 1_015_808} == {"-"}
+    assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
+
+
+@pytest.mark.parametrize("lines", [3, 2])
+def test_a_peers_speed_is_the_median_between_its_lines(tmp_path, lines):
+    program = f"import time\nfor _ in range({lines}): time.sleep(0.5); print('SPS: 1')"
+    (tmp_path / "peer.py").write_text(program)
+    options = throughput.Options(cleanrl=f"{sys.executable} {tmp_path / 'peer.py'}", updates=2)
+    if lines == 2:
+        with pytest.raises(TrainingError, match="code 0 after 2 updates"):
+            throughput._cleanrl_run(options)
+        return
+    # It sleeps half a second or, on a busy machine, a little more.
+    assert 0.7 < throughput._cleanrl_run(options) / (64 * 256 / 0.5) < 1.05
 
 
 def test_emulated_bfloat16_is_left_out_and_said_so(capfd):
