@@ -113,6 +113,11 @@ class Config(Run, Hardware, Learning, Task):
         return options | ({"width": self.width} if entry.has_width else {})
 
     @property
+    def in_parts(self) -> bool:
+        """Not all of it: batch normalization needs whole batches, and tests take them."""
+        return False
+
+    @property
     def num_minibatches(self) -> int:
         """One gradient step a batch; PPO has several."""
         return 1

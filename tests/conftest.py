@@ -14,7 +14,9 @@ LOGICAL_CPUS = 4
 
 
 def pytest_collection_finish(session):
-    """Splits the CPU after the test files are imported and before TensorFlow runs anything.
+    """Splits the CPU, and gives operations one thread, as the trainer does.
+
+    After the test files are imported, and before TensorFlow runs anything.
 
     Where no test of them uses TensorFlow, nothing waits for its import.
     """
@@ -23,6 +25,7 @@ def pytest_collection_finish(session):
         return
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
         )

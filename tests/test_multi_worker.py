@@ -1,7 +1,7 @@
 """Real training processes over loopback: the same run on any number of workers, whatever happens to them.
 
 Nothing here depends on timing: faults come at a given update (faulty_worker.py), and every wait is for a
-process to end. All use one thread for each operation, because more of them sum in another order.
+process to end. Workers have one core each, and a process alone has two.
 """
 
 import json

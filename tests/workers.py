@@ -78,8 +78,10 @@ def run_workers(*workers, **more):
 
 
 def run_alone(*arguments):
+    """Exit code and stderr of a process that has two cores, where workers have one each."""
+    env = environment(TF_NUM_INTRAOP_THREADS="2")
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=PATIENCE
     )
     return done.returncode, done.stderr
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl import parallel
 
 
 class Head(keras.layers.Dense):
@@ -79,6 +80,13 @@ class ActorCritic(tf.Module):
             return self.actor(observations, training=training), self.critic(observations, training=training)
         features = self.actor.torso(observations, training=training)  # [B, D]
         return self.actor.head(features), self.critic.head(features)[:, 0]
+
+    def forward_pass(self, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
+        """What `__call__` gives, for acting: CPUs compute it in parts, `at_once` at a time."""
+        if on_gpu:
+            return self
+        signature = [tf.TensorSpec([self.actor.head.units]), tf.TensorSpec([])]
+        return lambda observations: parallel.map_rows(self, observations, signature, at_once)
 
     @property
     def named_variables(self) -> dict[str, keras.Variable]:

@@ -156,6 +156,11 @@ class Config(Run, Hardware, Network, PPO, Task):
         return {"width": self.torso_width} if self.torso_width != 1 else {}
 
     @property
+    def in_parts(self) -> bool:
+        """Forward passes and gradients are computed in parts, which the cores of a CPU share."""
+        return True
+
+    @property
     def batch_size(self) -> int:
         """Env steps of one update, all workers together."""
         return self.num_envs * self.num_steps

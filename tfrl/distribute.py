@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tfrl import parallel
 from tfrl.errors import PeerError, TrainingError, UserError
 from tfrl.settings import Hardware
 from tfrl.split_cpu import SplitCPUStrategy
 from tfrl.tf_config import TFConfig
 
-# On CPUs larger parts of a minibatch gain nothing and cost memory (docs/results.md).
-_CPU_MICRO_BATCH = 512
+# Rows of a part of a minibatch on CPUs. Larger ones are no faster, need more memory and fewer cores.
+_CPU_MICRO_BATCH = 128
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
@@ -64,6 +65,10 @@ class BatchSettings(Protocol):
     def num_minibatches(self) -> int:
         """Gradient steps of an update."""
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether its trainer computes all that is large in parts, which CPU cores then share."""
+
 
 class Runtime:
     """A strategy and this process's place in it.
@@ -73,10 +78,17 @@ class Runtime:
       worker: this process's index among `num_workers`.
       local_replicas: replicas in this process; `replicas` counts those of all workers.
       precision: "float32" or "bfloat16", resolved.
+      parts_at_once: how many parts of its work a replica computes at the same time (see `tfrl.parallel`).
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, *, worker: int, num_workers: int, precision: str
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        worker: int,
+        num_workers: int,
+        precision: str,
+        parts_at_once: int = 1,
     ) -> None:
         self.strategy = strategy
         self.worker = worker
@@ -84,6 +96,7 @@ class Runtime:
         self.replicas = strategy.num_replicas_in_sync
         self.local_replicas = self.replicas // num_workers
         self.precision = precision
+        self.parts_at_once = parts_at_once
         self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
 
     @property
@@ -105,13 +118,9 @@ class Runtime:
     def micro_batch(self, config: BatchSettings) -> int:
         """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
         rows = config.batch_size // config.num_minibatches // self.replicas
-        if config.micro_batch:
-            return min(config.micro_batch, rows)
-        if self.uses_gpu:
+        if self.uses_gpu and not config.micro_batch:
             return rows
-        # Four parts or more, so that 1, 2 and 4 replicas add up the same parts, bit for bit.
-        most = min(rows, _CPU_MICRO_BATCH, max(1, rows * self.replicas // 4))
-        return max(d for d in range(1, most + 1) if rows % d == 0)
+        return _cpu_micro_batch(config, self.replicas)
 
     # Values per replica
 
@@ -217,17 +226,37 @@ def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
     replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
     if gpus and strategy_name == "mirrored" and replicas > len(gpus):
         raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
-    precision = resolve_precision(config.precision)
+    worker, num_workers = (cluster.worker, cluster.num_workers) if strategy_name == "multi-worker" else (0, 1)
+    at_once = _share_cores(config, num_workers, replicas) if config.in_parts and not gpus else 1
     if strategy_name == "multi-worker":
         strategy = _multi_worker(config, len(gpus))
-        return Runtime(strategy, worker=cluster.worker, num_workers=cluster.num_workers, precision=precision)
-    if strategy_name == "mirrored":
+    elif strategy_name == "mirrored":
         # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
         exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_list)
         strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
-    return Runtime(strategy, worker=0, num_workers=1, precision=precision)
+    precision = resolve_precision(config.precision)
+    return Runtime(
+        strategy, worker=worker, num_workers=num_workers, precision=precision, parts_at_once=at_once
+    )
+
+
+def _share_cores(config: BatchSettings, num_workers: int, local_replicas: int) -> int:
+    """How many parts of a minibatch each replica computes at once."""
+    replicas = num_workers * local_replicas
+    rows = config.batch_size // config.num_minibatches // replicas
+    parts = local_replicas * (rows // _cpu_micro_batch(config, replicas))
+    return max(1, parallel.share_cores(parts) // local_replicas)
+
+
+def _cpu_micro_batch(config: BatchSettings, replicas: int) -> int:
+    rows = config.batch_size // config.num_minibatches // replicas
+    if config.micro_batch:
+        return min(config.micro_batch, rows)
+    # Four parts or more, so that 1, 2 and 4 replicas add up the same parts, bit for bit.
+    most = min(rows, _CPU_MICRO_BATCH, max(1, rows * replicas // 4))
+    return max(d for d in range(1, most + 1) if rows % d == 0)
 
 
 def _multi_worker(config: Hardware, gpus: int) -> tf.distribute.Strategy:

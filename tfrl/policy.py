@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfrl import actor_critic, envs
+from tfrl import actor_critic, envs, parallel
 from tfrl.config import Config
 from tfrl.distribute import resolve_precision
 from tfrl.distributions import Categorical
@@ -27,15 +27,16 @@ class Policy:
     ) -> None:
         self.precision = precision
         self.observation_shape = observation_shape
-        self._network = network
+        on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._forward = network.forward_pass(on_gpu, at_once=parallel.cores())
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_shape), tf.uint8)
         uniforms = tf.TensorSpec((None,), tf.float32)
         self._sample = tf.function(self._choose_by, input_signature=[observations, uniforms])
-        self._logits = tf.function(lambda o: self._network(o)[0], input_signature=[observations])
+        self._logits = tf.function(lambda o: self._forward(o)[0], input_signature=[observations])
 
     def _choose_by(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return Categorical(self._network(observations)[0]).sample(uniforms)
+        return Categorical(self._forward(observations)[0]).sample(uniforms)
 
     def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Actions int32 [B], drawn by uniforms float32 [B] in [0, 1)."""
@@ -74,6 +75,8 @@ def untrained(config: Config) -> Policy:
 def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCritic]:
     # Grappler's remapper fails on residual networks with an error message.
     tf.config.optimizer.set_experimental_options({"remapping": False})
+    if not tf.config.list_physical_devices("GPU"):
+        parallel.share_cores(parallel.cores())
     precision = resolve_precision(precision)
     env = envs.make(envs.EnvSpec(name=config.env, num_envs=1, seed=0, num_levels=1))
     env.close()

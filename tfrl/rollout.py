@@ -73,17 +73,17 @@ def _aligned_uint8(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
 
 def check_memory(config: Config, workers: int) -> None:
     """Raise UserError if the observations of this worker's rollouts alone fill more than the whole memory."""
-    if _observation_bytes(config, workers) > memory.physical():
+    if _observation_bytes(config, workers) > memory.limit():
         raise too_large(config, workers)
 
 
 def too_large(config: Config, workers: int) -> UserError:
     """Says that this worker's rollouts do not fit into its memory, and what would make them smaller."""
-    needed, there = map(memory.in_words, (_observation_bytes(config, workers), memory.physical()))
+    needed, there = map(memory.in_words, (_observation_bytes(config, workers), memory.limit()))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
         f"--num-envs {config.num_envs} x --num-steps {config.num_steps} fill {needed} with observations"
-        f"{share}, and this machine has {there} of memory; lower either."
+        f"{share}, and there are {there} of memory here; lower either."
     )
 
 

@@ -56,6 +56,7 @@ class PPOAgent:
             self._variables = self.network.trained_variables
             self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
             self._optimizer.build(self._variables)
+        self._forward = self.network.forward_pass(runtime.uses_gpu, runtime.parts_at_once)
         if config.critic_lr is not None and not config.share_torso:
             self._optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
 
@@ -92,7 +93,7 @@ class PPOAgent:
         return self._runtime.strategy.run(self._act_on_replica, args=(observations, uniforms))
 
     def _act_on_replica(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        logits, values = self.network(observations)
+        logits, values = self._forward(observations)
         policy = Categorical(logits)
         actions = policy.sample(uniforms)
         return actions, policy.log_prob(actions), values
@@ -103,7 +104,7 @@ class PPOAgent:
 
     @tf.function(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return Categorical(self.network(observations)[0]).sample(uniforms)
+        return Categorical(self._forward(observations)[0]).sample(uniforms)
 
     # Learning
 
@@ -227,7 +228,7 @@ class PPOAgent:
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """This replica's share of the gradients, metrics, and its largest |ratio - 1|.
 
-        Parts of `micro_batch` rows are computed one after another, in less memory, and summed in pairs of
+        Parts of `micro_batch` rows are computed `parts_at_once` at a time, and summed in pairs of
         neighbours, pairs of those, and so on. Rows are in the order of the global envs, and replicas are
         summed in the same way, so the additions are the same ones however many replicas share them: without
         that, rounding grows to a different run within a few dozen steps of Adam.
@@ -240,7 +241,7 @@ class PPOAgent:
             lambda part: self._part_gradients(part, data, moments),
             parts,
             fn_output_signature=(shapes, tf.TensorSpec([len(_MEANS)]), tf.TensorSpec([])),
-            parallel_iterations=1,  # one part's activations in memory at a time
+            parallel_iterations=self._runtime.parts_at_once,  # whose activations are in memory together
         )
         return [pairwise_sum(g) for g in grads], pairwise_sum(sums), tf.reduce_max(errors)
 

@@ -1,0 +1,67 @@
+"""Parts side by side: what they compute, and who gets which cores."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import actor_critic, parallel
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return actor_critic.build(
+        torso="impala",
+        observation_shape=(64, 64, 3),
+        num_actions=15,
+        share_torso=True,
+        precision="float32",
+        seed=1,
+    )
+
+
+def test_rows_are_mapped_in_parts_whose_filling_is_left_out():
+    sizes = []
+
+    def sums(part):
+        sizes.append(part.shape[0])
+        return tf.reduce_sum(part, axis=(1, 2)), part[:, 0] * 2.0
+
+    rows = np.random.default_rng(0).normal(size=(21, 3, 4)).astype(np.float32)
+    signature = [tf.TensorSpec([]), tf.TensorSpec([4])]
+    total, twice = tf.function(lambda x: parallel.map_rows(sums, x, signature, at_once=2))(rows)
+    assert sizes == [8]  # traced once, for parts of 8
+    np.testing.assert_allclose(total, rows.sum(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_array_equal(twice, rows[:, 0] * 2)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_forward_pass_in_parts_is_that_of_the_whole(network, at_once):
+    forward = tf.function(network.forward_pass(False, at_once))
+    for found, expected in zip(forward(IMAGES), network(IMAGES), strict=True):
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_row_gives_does_not_depend_on_how_many_there_are(network):
+    forward = tf.function(network.forward_pass(False, 2), reduce_retracing=True)
+    logits, values = forward(IMAGES)
+    for count in (1, 2, 7, 16):
+        some_logits, some_values = forward(IMAGES[:count])
+        np.testing.assert_array_equal(some_logits, logits[:count])
+        np.testing.assert_array_equal(some_values, values[:count])
+
+
+@pytest.mark.parametrize(("cores", "parts", "at_once"), [(2, 16, 2), (4, 4, 4), (8, 3, 3), (1, 4, 1)])
+def test_no_more_parts_at_once_than_cores(monkeypatch, cores, parts, at_once):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(cores))
+    assert parallel.cores() == cores
+    assert parallel.share_cores(parts) == at_once
+
+
+@pytest.mark.parametrize("value", ["", "0", "many"])
+def test_without_a_number_of_threads_all_allowed_cores_are_used(monkeypatch, value):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3, 4})
+    assert parallel.cores() == 3

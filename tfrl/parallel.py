@@ -1,0 +1,66 @@
+"""How a process's CPU cores share a network's work: several parts at once, each on one thread.
+
+By default TensorFlow spreads every operation over all cores, and at its end they wait for the slowest; a
+network has hundreds. Parts side by side do not wait (docs/results.md has the figures), and an operation on
+one thread adds its numbers in the same order on any machine, however many cores it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_ROWS = 8  # of a part of a forward pass: 64 envs keep 4 cores busy while the other half of them steps
+
+
+def cores() -> int:
+    """Cores that this process may use: TF_NUM_INTRAOP_THREADS, which launchers set, or all it can have."""
+    wanted = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_cores(parts: int) -> int:
+    """How many of `parts` are computed at once; if they keep all cores busy, operations get one thread.
+
+    Call it before TensorFlow computes anything.
+    """
+    at_once = min(cores(), parts)
+    if at_once == cores():
+        with contextlib.suppress(RuntimeError):  # TensorFlow has its threads already: slower, and no error
+            tf.config.threading.set_intra_op_parallelism_threads(1)
+    return at_once
+
+
+def map_rows(
+    function: Callable[[tf.Tensor], Any], rows: tf.Tensor, signature: Sequence[tf.TensorSpec], at_once: int
+) -> list[tf.Tensor]:
+    """`function` on parts of a few rows each, `at_once` of them at the same time.
+
+    All parts have the same number of rows, whatever B is (the last one is filled up), so a row's results do
+    not depend on how many others there are, on any topology.
+
+    Args:
+      function: takes rows [b, ...], gives tensors [b, ...], one for each of `signature`.
+      rows: [B, ...].
+      signature: of one row's results.
+      at_once: parts.
+
+    Returns:
+      Tensors [B, ...].
+    """
+    count = tf.shape(rows)[0]
+    missing = -count % _ROWS
+    filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
+    results = tf.map_fn(
+        lambda part: list(function(part)),
+        tf.reshape(filled, (-1, _ROWS, *rows.shape[1:])),
+        fn_output_signature=[tf.TensorSpec((_ROWS, *s.shape), s.dtype) for s in signature],
+        parallel_iterations=at_once,
+    )
+    return [tf.reshape(x, (-1, *s.shape))[:count] for x, s in zip(results, signature, strict=True)]
