@@ -11,7 +11,7 @@ train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
 test: lint
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .

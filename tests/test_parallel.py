@@ -21,19 +21,22 @@ def network():
     )
 
 
-def test_rows_are_mapped_in_parts_whose_filling_is_left_out():
-    sizes = []
-
+@pytest.mark.parametrize(("count", "size"), [(21, 8), (16, 8), (9, 8), (8, 2), (3, 2), (1, 2)])
+def test_rows_are_mapped_in_parts_whose_filling_is_left_out(count, size):
     def sums(part):
-        sizes.append(part.shape[0])
-        return tf.reduce_sum(part, axis=(1, 2)), part[:, 0] * 2.0
+        return (
+            tf.reduce_sum(part, axis=(1, 2)),
+            part[:, 0] * 2.0,
+            tf.fill([tf.shape(part)[0]], tf.shape(part)[0]),
+        )
 
-    rows = np.random.default_rng(0).normal(size=(21, 3, 4)).astype(np.float32)
-    signature = [tf.TensorSpec([]), tf.TensorSpec([4])]
-    total, twice = tf.function(lambda x: parallel.map_rows(sums, x, signature, at_once=2))(rows)
-    assert sizes == [8]  # traced once, for parts of 8
+    rows = np.random.default_rng(0).normal(size=(count, 3, 4)).astype(np.float32)
+    signature = [tf.TensorSpec([]), tf.TensorSpec([4]), tf.TensorSpec([], tf.int32)]
+    mapped = tf.function(lambda x: parallel.map_rows(sums, x, signature, at_once=2))
+    total, twice, sizes = mapped(rows)
     np.testing.assert_allclose(total, rows.sum(axis=(1, 2)), rtol=1e-5)
     np.testing.assert_array_equal(twice, rows[:, 0] * 2)
+    np.testing.assert_array_equal(sizes, [size] * count)
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

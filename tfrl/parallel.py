@@ -14,7 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-_ROWS = 8  # of a part of a forward pass: 64 envs keep 4 cores busy while the other half of them steps
+# Rows of a part of a forward pass: 64 envs keep 4 cores busy while the other half of them steps.
+_ROWS = 8
+# Of a part where there are no more than that; not one, as a convolution of one image is rounded otherwise.
+_FEW = 2
 
 
 def cores() -> int:
@@ -42,8 +45,8 @@ def map_rows(
 ) -> list[tf.Tensor]:
     """`function` on parts of a few rows each, `at_once` of them at the same time.
 
-    All parts have the same number of rows, whatever B is (the last one is filled up), so a row's results do
-    not depend on how many others there are, on any topology.
+    The last part is filled up, and none is of a single row, so that a row's results do not depend on how many
+    others there are, on any topology.
 
     Args:
       function: takes rows [b, ...], gives tensors [b, ...], one for each of `signature`.
@@ -55,12 +58,13 @@ def map_rows(
       Tensors [B, ...].
     """
     count = tf.shape(rows)[0]
-    missing = -count % _ROWS
+    size = tf.where(count > _ROWS, _ROWS, _FEW)
+    missing = -count % size
     filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
     results = tf.map_fn(
         lambda part: list(function(part)),
-        tf.reshape(filled, (-1, _ROWS, *rows.shape[1:])),
-        fn_output_signature=[tf.TensorSpec((_ROWS, *s.shape), s.dtype) for s in signature],
+        tf.reshape(filled, (-1, size, *rows.shape[1:])),
+        fn_output_signature=[tf.TensorSpec((None, *s.shape), s.dtype) for s in signature],
         parallel_iterations=at_once,
     )
     return [tf.reshape(x, (-1, *s.shape))[:count] for x, s in zip(results, signature, strict=True)]
