@@ -4,7 +4,12 @@ The floor is what the network alone costs, with the same code's forward pass and
 else: no envs, no sampling, no optimizer, no logging. An env step takes one forward pass and `epochs`
 gradients, so
 
-    floor = 1 / (forward + epochs * gradient)     seconds a frame, the best batch sizes of those tried.
+    floor = 1 / (forward + epochs * gradient)     seconds a frame, the best batch sizes of those tried,
+
+with each operation on all cores or, if that is faster, in parts side by side as the trainer computes. The
+arithmetic limit is what the same cores would do if all of it ran as fast as a large matrix product: the
+additions and multiplications of the network, three times those of a forward pass for a gradient, at the rate
+of that product.
 
 Our own figure is what progress.csv of a real `python -m tfrl.ppo_procgen` says, without its first update,
 which traces the graph. The floor is measured before and after it, so that both see the same machine. With
@@ -29,8 +34,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -41,8 +48,12 @@ from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
 from tfrl.settings import COUNT, Range, check_ranges
 
+if TYPE_CHECKING:
+    from tfrl.actor_critic import ActorCritic
+
 _FORWARD_BATCHES = (32, 64)
-_GRADIENT_BATCHES = (256, 512)
+_GRADIENT_BATCHES = (512, 1024)
+_GRADIENT_PART = 128
 _EPOCHS = 3
 
 
@@ -74,14 +85,16 @@ def main(options: Options) -> None:
     _check(options)
     rows = []
     for precision in precisions(options.precisions):
-        before = _in_process("tensorflow", precision, options.floor_seconds)
+        before = _floor_of_tensorflow(precision, options.floor_seconds)
         ours = _our_run(options, precision)
-        after = _in_process("tensorflow", precision, options.floor_seconds)
+        after = _floor_of_tensorflow(precision, options.floor_seconds)
         floor = statistics.mean([before, after])
         row = {"precision": precision, "floor": floor, "floor_before": before, "floor_after": after, **ours}
         row["ratio_to_floor"] = ours["env_steps_per_second"] / floor
+        row["arithmetic_limit"] = _in_process("arithmetic_limit", precision, options.floor_seconds / 4)
+        row["ratio_to_limit"] = ours["env_steps_per_second"] / row["arithmetic_limit"]
         if options.peer == "torch" and precision == "float32":
-            row["torch_floor"] = _in_process("torch", precision, options.floor_seconds)
+            row["torch_floor"] = _in_process("torch_floor", precision, options.floor_seconds)
         if options.cleanrl and precision == "float32":
             row["cleanrl"] = _cleanrl_run(options)
             row["ours_after_cleanrl"] = _our_run(options, precision)["env_steps_per_second"]
@@ -181,10 +194,17 @@ def _cleanrl_run(options: Options) -> float:
     return statistics.median(batch / (end - start) for start, end in itertools.pairwise(ends))
 
 
-def _in_process(framework: str, precision: str, seconds: float) -> float:
-    """The floor, measured in a fresh process: a framework's threads must not disturb the next measurement."""
-    code = f"from benchmarks.throughput import {framework}_floor as f; print(f({precision!r}, {seconds}))"
-    return float(_answer(code))
+def _floor_of_tensorflow(precision: str, seconds: float) -> float:
+    """Env steps a second of the network alone, computed in the faster of two ways."""
+    ways = ("whole_floor", "parts_floor")
+    return max(_in_process(way, precision, seconds / len(ways)) for way in ways)
+
+
+def _in_process(measure: str, precision: str, seconds: float) -> float:
+    """What a function below measures in a fresh process, as threads must not disturb the next measurement."""
+    return float(
+        _answer(f"from benchmarks.throughput import {measure} as f; print(f({precision!r}, {seconds}))")
+    )
 
 
 def _answer(code: str) -> str:
@@ -196,37 +216,71 @@ def _answer(code: str) -> str:
     return done.stdout.split()[-1]
 
 
-def _floor(forward: Any, gradient: Any, seconds: float) -> float:
+def _best(forward: Callable[[int], Any], gradient: Callable[[int], Any], seconds: float) -> float:
     """Env steps a second from functions that take a batch size and do one call on it."""
     share = seconds / (len(_FORWARD_BATCHES) + len(_GRADIENT_BATCHES))
     best = [
-        min(_seconds_per_frame(function, batch, share) for batch in batches)
+        min(_seconds(partial(function, batch), share) / batch for batch in batches)
         for function, batches in ((forward, _FORWARD_BATCHES), (gradient, _GRADIENT_BATCHES))
     ]
     return 1.0 / (best[0] + _EPOCHS * best[1])
 
 
-def _seconds_per_frame(function: Any, batch: int, seconds: float) -> float:
-    function(batch)  # tracing, memory
+def _seconds(function: Callable[[], Any], seconds: float) -> float:
+    """A call's median; they take that long together."""
+    function()  # tracing, memory
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
         start = time.perf_counter()
-        function(batch)
+        function()
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / batch
+    return statistics.median(times)
 
 
-def tensorflow_floor(precision: str, seconds: float) -> float:
-    """Env steps a second of the network alone, in TensorFlow, as the trainer sets it up."""
+def whole_floor(precision: str, seconds: float) -> float:
+    """Env steps a second of the network alone, in TensorFlow, each operation on all cores."""
+    tf, network = _network(precision)
+    return _floor(network, _gradient(tf, network), seconds)
+
+
+def parts_floor(precision: str, seconds: float) -> float:
+    """The same in parts side by side, as the trainer computes on CPUs."""
+    from tfrl import parallel
+
+    at_once = parallel.share_cores(parallel.cores())  # before anything else uses TensorFlow
+    tf, network = _network(precision)
+    whole = _gradient(tf, network)
+
+    def gradient(images: Any) -> Any:
+        parts = tf.reshape(images, (-1, _GRADIENT_PART, *images.shape[1:]))
+        shapes = [tf.TensorSpec(v.shape) for v in network.trained_variables]
+        return tf.map_fn(whole, parts, fn_output_signature=shapes, parallel_iterations=at_once)
+
+    return _floor(network.forward_pass(False, at_once), gradient, seconds)
+
+
+def arithmetic_limit(precision: str, seconds: float) -> float:
+    """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
+    tf, network = _network(precision)
+    from resnet.counts import mflop
+
+    dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
+    left, right = (tf.cast(tf.random.stateless_normal((2048, 2048), (0, k)), dtype) for k in (1, 2))
+    product = tf.function(lambda _: tf.matmul(left, right))
+    rate = 2 * 2048**3 / _seconds(lambda: product(0).numpy(), seconds)
+    # The heads are products of 256 x 16, a thousandth of the torso.
+    return rate / (1e6 * mflop(network.actor.torso) * (1 + 3 * _EPOCHS))
+
+
+def _network(precision: str) -> tuple[Any, ActorCritic]:
+    """TensorFlow and IMPALA's network, as the trainer sets them up."""
     import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 
-    import numpy as np  # isort: skip
-    import tensorflow as tf
+    import tensorflow as tf  # isort: skip
 
-    from tfrl import actor_critic, distribute
-    from tfrl.config import Config
+    from tfrl import actor_critic
 
-    distribute.make(Config(strategy="one-device"), None)
+    tf.config.optimizer.set_experimental_options({"remapping": False})
     network = actor_critic.build(
         torso="impala",
         observation_shape=(64, 64, 3),
@@ -235,24 +289,33 @@ def tensorflow_floor(precision: str, seconds: float) -> float:
         precision=precision,
         seed=1,
     )
+    return tf, network
+
+
+def _gradient(tf: Any, network: ActorCritic) -> Callable[[Any], Any]:
+    """Gradients of something like a loss, by observations."""
     variables = [v.value for v in network.trained_variables]
-    sizes = {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}
-    images = {
-        n: tf.constant(np.random.default_rng(n).integers(0, 256, (n, 64, 64, 3), np.uint8)) for n in sizes
-    }
 
-    @tf.function
-    def forward(observations: tf.Tensor) -> Any:
-        return network(observations)
-
-    @tf.function
-    def gradient(observations: tf.Tensor) -> Any:
+    def gradient(observations: Any) -> Any:
         with tf.GradientTape() as tape:
             logits, values = network(observations, training=True)
             loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
         return tape.gradient(loss, variables)
 
-    return _floor(lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy(), seconds)
+    return gradient
+
+
+def _floor(forward: Callable[[Any], Any], gradient: Callable[[Any], Any], seconds: float) -> float:
+    """Env steps a second from TensorFlow functions of observations."""
+    import numpy as np
+    import tensorflow as tf
+
+    images = {
+        n: tf.constant(np.random.default_rng(n).integers(0, 256, (n, 64, 64, 3), np.uint8))
+        for n in {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}
+    }
+    forward, gradient = tf.function(forward), tf.function(gradient)
+    return _best(lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy(), seconds)
 
 
 def torch_floor(precision: str, seconds: float) -> float:
@@ -292,7 +355,7 @@ def torch_floor(precision: str, seconds: float) -> float:
         network.zero_grad()
         network(cache[n].float() / 255.0).square().sum().backward()
 
-    return _floor(forward, gradient, seconds)
+    return _best(forward, gradient, seconds)
 
 
 if __name__ == "__main__":

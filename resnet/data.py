@@ -172,11 +172,11 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
 def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
     count = max(0, int(data.cardinality()))  # negative where it is not known
     needed = count * int(np.prod(data.element_spec[0].shape))
-    there = memory.physical()
+    there = memory.limit()
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
-            f"the images of {name} ({part}) take {memory.in_words(needed)}, and this machine has "
-            f"{memory.in_words(there)}; a smaller --image-size makes them fit."
+            f"the images of {name} ({part}) take {memory.in_words(needed)}, and there are "
+            f"{memory.in_words(there)} of memory here; a smaller --image-size makes them fit."
         )
 
 

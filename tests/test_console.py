@@ -8,7 +8,9 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,24 @@ def test_lines_come_while_one_call_blocks_and_at_once():
             assert child.stdout.readline() == "0.0% | 0 / 100 env steps | ETA -- | starting\n"
         finally:
             child.kill()
+
+
+def test_a_second_signal_may_stop_it_while_it_starts(monkeypatch, capsys):
+    starting, start = threading.Event(), threading.Thread.start
+
+    def start_slowly(thread):
+        if thread.name == "console":
+            starting.set()
+            time.sleep(0.2)
+        start(thread)
+
+    console = Console()
+    with ThreadPoolExecutor() as signals:
+        stopped = signals.submit(lambda: starting.wait(30) and console.stop())
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        console.start(100)
+        stopped.result()
+    assert capsys.readouterr().out == "0.0% | 0 / 100 env steps | ETA -- | starting\n"
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run():

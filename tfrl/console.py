@@ -226,19 +226,22 @@ class _Plain(_View):
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._turn = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
 
     def start(self, progress: Progress) -> None:
-        self._progress = progress
-        self._stopped.clear()
-        self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
-        self._thread.start()
+        with self._turn:
+            self._progress = progress
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
-        if self._thread is not None:
-            self._stopped.set()
-            self._thread.join()
-            self._thread = None
-            self.line(self._progress.line())
+        with self._turn:
+            if self._thread is not None:
+                self._stopped.set()
+                self._thread.join()
+                self._thread = None
+                self.line(self._progress.line())
 
     def line(self, text: str) -> None:
         with self._lock:  # or a line of the thread could land inside one of the main thread's
