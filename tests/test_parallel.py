@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import actor_critic, parallel
+from tfrl import actor_critic, distribute, parallel
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 
@@ -68,3 +68,17 @@ def test_without_a_number_of_threads_all_allowed_cores_are_used(monkeypatch, val
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3, 4})
     assert parallel.cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_once"),
+    [
+        ({}, 2),
+        ({"micro_batch": 16}, 2),
+        ({"micro_batch": 32}, 1),  # the whole minibatch
+        ({"replicas": 2}, 1),  # one part each
+    ],
+)
+def test_replicas_share_the_cores(small, monkeypatch, changes, at_once):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
+    assert distribute.make(small(**changes), None).parts_at_once == at_once
