@@ -8,8 +8,8 @@ gradients, so
 
 with each operation on all cores or, if that is faster, in parts side by side as the trainer computes. The
 arithmetic limit is what the same cores would do if all of it ran as fast as a large matrix product: the
-additions and multiplications of the network, three times those of a forward pass for a gradient, at the rate
-of that product.
+additions and multiplications of the network, three times those of a forward pass for a gradient (the first
+layer needs a little less), at the rate of that product.
 
 Our own figure is what progress.csv of a real `python -m tfrl.ppo_procgen` says, without its first update,
 which traces the graph. The floor is measured before and after it, so that both see the same machine. With
@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tfrl.actor_critic import ActorCritic
 
 _FORWARD_BATCHES = (32, 64)
-_GRADIENT_BATCHES = (512, 1024)
+_GRADIENT_BATCHES = (256, 512)
 _GRADIENT_PART = 128
 _EPOCHS = 3
 
@@ -73,7 +73,7 @@ class Options:
     updates: int = 3
     """Updates of our run that count; one more comes first."""
     floor_seconds: float = 20.0
-    """How long each floor measurement takes."""
+    """How long each measurement of a floor takes."""
     peer: Literal["none", "torch"] = "none"
     """Also measure PyTorch's floor."""
     cleanrl: str = ""
@@ -216,18 +216,23 @@ def _answer(code: str) -> str:
     return done.stdout.split()[-1]
 
 
-def _best(forward: Callable[[int], Any], gradient: Callable[[int], Any], seconds: float) -> float:
+def _best(
+    forward: Callable[[int], Any],
+    gradient: Callable[[int], Any],
+    seconds: float,
+    gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
+) -> float:
     """Env steps a second from functions that take a batch size and do one call on it."""
-    share = seconds / (len(_FORWARD_BATCHES) + len(_GRADIENT_BATCHES))
+    share = seconds / (len(_FORWARD_BATCHES) + len(gradient_batches))
     best = [
         min(_seconds(partial(function, batch), share) / batch for batch in batches)
-        for function, batches in ((forward, _FORWARD_BATCHES), (gradient, _GRADIENT_BATCHES))
+        for function, batches in ((forward, _FORWARD_BATCHES), (gradient, gradient_batches))
     ]
     return 1.0 / (best[0] + _EPOCHS * best[1])
 
 
 def _seconds(function: Callable[[], Any], seconds: float) -> float:
-    """A call's median; they take that long together."""
+    """What a call takes, the median of as many as fit into `seconds`."""
     function()  # tracing, memory
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
@@ -247,16 +252,18 @@ def parts_floor(precision: str, seconds: float) -> float:
     """The same in parts side by side, as the trainer computes on CPUs."""
     from tfrl import parallel
 
-    at_once = parallel.share_cores(parallel.cores())  # before anything else uses TensorFlow
+    parallel.one_thread_each()  # before anything else uses TensorFlow
+    at_once = parallel.cores()
     tf, network = _network(precision)
-    whole = _gradient(tf, network)
+    of_part = _gradient(tf, network)
 
     def gradient(images: Any) -> Any:
         parts = tf.reshape(images, (-1, _GRADIENT_PART, *images.shape[1:]))
         shapes = [tf.TensorSpec(v.shape) for v in network.trained_variables]
-        return tf.map_fn(whole, parts, fn_output_signature=shapes, parallel_iterations=at_once)
+        return tf.map_fn(of_part, parts, fn_output_signature=shapes, parallel_iterations=at_once)
 
-    return _floor(network.forward_pass(False, at_once), gradient, seconds)
+    forward = network.forward_pass(on_gpu=False, at_once=at_once)
+    return _floor(forward, gradient, seconds, [n * _GRADIENT_PART * at_once for n in (2, 4)])
 
 
 def arithmetic_limit(precision: str, seconds: float) -> float:
@@ -266,8 +273,8 @@ def arithmetic_limit(precision: str, seconds: float) -> float:
 
     dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
     left, right = (tf.cast(tf.random.stateless_normal((2048, 2048), (0, k)), dtype) for k in (1, 2))
-    product = tf.function(lambda _: tf.matmul(left, right))
-    rate = 2 * 2048**3 / _seconds(lambda: product(0).numpy(), seconds)
+    product = tf.function(lambda: tf.matmul(left, right))
+    rate = 2 * 2048**3 / _seconds(lambda: product()[0, 0].numpy(), seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
     return rate / (1e6 * mflop(network.actor.torso) * (1 + 3 * _EPOCHS))
 
@@ -305,17 +312,23 @@ def _gradient(tf: Any, network: ActorCritic) -> Callable[[Any], Any]:
     return gradient
 
 
-def _floor(forward: Callable[[Any], Any], gradient: Callable[[Any], Any], seconds: float) -> float:
+def _floor(
+    forward: Callable[[Any], Any],
+    gradient: Callable[[Any], Any],
+    seconds: float,
+    gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
+) -> float:
     """Env steps a second from TensorFlow functions of observations."""
     import numpy as np
     import tensorflow as tf
 
     images = {
         n: tf.constant(np.random.default_rng(n).integers(0, 256, (n, 64, 64, 3), np.uint8))
-        for n in {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}
+        for n in {*_FORWARD_BATCHES, *gradient_batches}
     }
     forward, gradient = tf.function(forward), tf.function(gradient)
-    return _best(lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy(), seconds)
+    calls = (lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy())
+    return _best(*calls, seconds, gradient_batches)
 
 
 def torch_floor(precision: str, seconds: float) -> float:

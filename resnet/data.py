@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from resnet.catalog import OWN
 from resnet.download import quick_to_fail
-from tfrl import memory
+from tfrl import machine
 from tfrl.errors import UserError
 from tfrl.random import Use, generator
 
@@ -172,11 +172,11 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
 def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
     count = max(0, int(data.cardinality()))  # negative where it is not known
     needed = count * int(np.prod(data.element_spec[0].shape))
-    there = memory.limit()
+    there = machine.memory()
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
-            f"the images of {name} ({part}) take {memory.in_words(needed)}, and there are "
-            f"{memory.in_words(there)} of memory here; a smaller --image-size makes them fit."
+            f"the images of {name} ({part}) take {machine.in_words(needed)}, and there are "
+            f"{machine.in_words(there)} of memory here; a smaller --image-size makes them fit."
         )
 
 

@@ -14,9 +14,9 @@ LOGICAL_CPUS = 4
 
 
 def pytest_collection_finish(session):
-    """Splits the CPU, and gives operations one thread, as the trainer does.
+    """Splits the CPU, and gives operations one thread, as `tfrl.ppo_procgen` does.
 
-    After the test files are imported, and before TensorFlow runs anything.
+    It does so after the test files are imported, and before TensorFlow runs anything.
 
     Where no test of them uses TensorFlow, nothing waits for its import.
     """

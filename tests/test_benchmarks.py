@@ -90,8 +90,8 @@ def test_a_peers_speed_is_the_median_between_its_lines(tmp_path, lines):
         with pytest.raises(TrainingError, match="code 0 after 2 updates"):
             throughput._cleanrl_run(options)
         return
-    # It sleeps half a second or, on a busy machine, a little more.
-    assert 0.7 < throughput._cleanrl_run(options) / (64 * 256 / 0.5) < 1.05
+    # On a busy machine it sleeps longer, or a line is read late and the next one seems early.
+    assert 0.5 < throughput._cleanrl_run(options) / (64 * 256 / 0.5) < 1.5
 
 
 def test_emulated_bfloat16_is_left_out_and_said_so(capfd):

@@ -97,6 +97,6 @@ def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
     process = start(WRITES)
     wait_until_full(process.stdout)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.1)  # two that wait together are one
+    time.sleep(0.5)  # two that wait together are one
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 1

@@ -81,7 +81,7 @@ class ActorCritic(tf.Module):
         features = self.actor.torso(observations, training=training)  # [B, D]
         return self.actor.head(features), self.critic.head(features)[:, 0]
 
-    def forward_pass(self, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
+    def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
         """What `__call__` gives, for acting: CPUs compute it in parts, `at_once` at a time."""
         if on_gpu:
             return self

@@ -34,6 +34,7 @@ class Console:
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, interval: float = 10.0) -> None:
         self._progress: Progress | None = None
+        self._starting = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
         self._view: _View
         if not enabled:
             self._view = _View()
@@ -59,8 +60,9 @@ class Console:
 
         `highlights` picks the texts to show from an update's metrics; None: speed and episode return.
         """
-        self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
-        self._view.start(self._progress)
+        with self._starting:
+            self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
+            self._view.start(self._progress)
 
     def phase(self, name: str) -> None:
         """Names what the run does now, such as "collecting", "updating", "evaluating", "saving"."""
@@ -100,9 +102,10 @@ class Console:
 
     def stop(self) -> None:
         """Ends the progress, with its last state left standing. Harmless if there is none."""
-        if self._progress is not None:
-            self._progress = None
-            self._view.stop()
+        with self._starting:
+            if self._progress is not None:
+                self._progress = None
+                self._view.stop()
 
 
 class Progress:
@@ -226,22 +229,19 @@ class _Plain(_View):
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._turn = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
 
     def start(self, progress: Progress) -> None:
-        with self._turn:
-            self._progress = progress
-            self._stopped.clear()
-            self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
-            self._thread.start()
+        self._progress = progress
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        with self._turn:
-            if self._thread is not None:
-                self._stopped.set()
-                self._thread.join()
-                self._thread = None
-                self.line(self._progress.line())
+        if self._thread is not None:
+            self._stopped.set()
+            self._thread.join()
+            self._thread = None
+            self.line(self._progress.line())
 
     def line(self, text: str) -> None:
         with self._lock:  # or a line of the thread could land inside one of the main thread's

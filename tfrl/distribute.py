@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tfrl import parallel
 from tfrl.errors import PeerError, TrainingError, UserError
-from tfrl.settings import Hardware
 from tfrl.split_cpu import SplitCPUStrategy
 from tfrl.tf_config import TFConfig
 
-# Rows of a part of a minibatch on CPUs. Larger ones are no faster, need more memory and fewer cores.
-_CPU_MICRO_BATCH = 128
+# Rows of a part of a minibatch on CPUs, at most: larger ones take more memory and are no faster. Many small
+# ones keep many cores busy, where they are computed side by side.
+_PART_ROWS, _SERIAL_PART_ROWS = 128, 512
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
@@ -52,9 +52,13 @@ def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return pairwise_sum(tf.stack(tensors))
 
 
-class BatchSettings(Protocol):
-    """What any trainer's settings tell of its gradient steps."""
+class TrainerSettings(Protocol):
+    """What any trainer's settings tell of where it runs (see `tfrl.settings.Hardware`) and of its steps."""
 
+    strategy: str
+    replicas: int
+    precision: str
+    communication: str
     micro_batch: int
 
     @property
@@ -115,7 +119,7 @@ class Runtime:
         share = num_envs // self.num_workers
         return range(self.worker * share, (self.worker + 1) * share)
 
-    def micro_batch(self, config: BatchSettings) -> int:
+    def micro_batch(self, config: TrainerSettings) -> int:
         """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
         rows = config.batch_size // config.num_minibatches // self.replicas
         if self.uses_gpu and not config.micro_batch:
@@ -200,11 +204,11 @@ class Runtime:
         return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
 
 
-def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
+def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     """The strategy that the settings and TF_CONFIG ask for.
 
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
-    first.
+    first. On a CPU whose cores share a trainer's parts, TensorFlow's operations have one thread from then on.
 
     Raises:
       UserError: more replicas than devices, or --strategy multi-worker without TF_CONFIG.
@@ -227,7 +231,7 @@ def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
     if gpus and strategy_name == "mirrored" and replicas > len(gpus):
         raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
     worker, num_workers = (cluster.worker, cluster.num_workers) if strategy_name == "multi-worker" else (0, 1)
-    at_once = _share_cores(config, num_workers, replicas) if config.in_parts and not gpus else 1
+    at_once = 1 if gpus else _parts_at_once(config, num_workers, replicas)
     if strategy_name == "multi-worker":
         strategy = _multi_worker(config, len(gpus))
     elif strategy_name == "mirrored":
@@ -242,24 +246,37 @@ def make(config: Hardware, cluster: TFConfig | None) -> Runtime:
     )
 
 
-def _share_cores(config: BatchSettings, num_workers: int, local_replicas: int) -> int:
-    """How many parts of a minibatch each replica computes at once."""
+def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: int) -> int:
+    """How many parts of a minibatch each replica computes at once, sharing this process's cores.
+
+    Operations get one thread each if the parts of the whole minibatch could keep the cores busy. All workers
+    together decide that alike, and like a single process: with more threads they would round otherwise.
+    """
+    if not config.in_parts:
+        return 1
+    minibatch = config.batch_size // config.num_minibatches
     replicas = num_workers * local_replicas
-    rows = config.batch_size // config.num_minibatches // replicas
-    parts = local_replicas * (rows // _cpu_micro_batch(config, replicas))
-    return max(1, parallel.share_cores(parts) // local_replicas)
+    if minibatch // _cpu_micro_batch(config, replicas) >= parallel.cores():
+        parallel.one_thread_each()
+    return -(-parallel.cores() // local_replicas)
 
 
-def _cpu_micro_batch(config: BatchSettings, replicas: int) -> int:
-    rows = config.batch_size // config.num_minibatches // replicas
+def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
+    """Rows of a part; they divide a replica's share of the minibatch."""
+    minibatch = config.batch_size // config.num_minibatches
+    share = max(1, minibatch // replicas)
     if config.micro_batch:
-        return min(config.micro_batch, rows)
-    # Four parts or more, so that 1, 2 and 4 replicas add up the same parts, bit for bit.
-    most = min(rows, _CPU_MICRO_BATCH, max(1, rows * replicas // 4))
-    return max(d for d in range(1, most + 1) if rows % d == 0)
+        return min(config.micro_batch, share)
+    # A power of two of equal parts, four or more, is shared out evenly by 1, 2 and 4 replicas, which add
+    # them in the same pairs, bit for bit. No more than 32, as each one's gradients are kept until then.
+    most = _PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
+    parts = next((2**k for k in range(2, 6) if minibatch <= most * 2**k), 32)
+    if minibatch % parts == 0 and share % (minibatch // parts) == 0:
+        return minibatch // parts
+    return max(d for d in range(1, min(share, most) + 1) if share % d == 0)
 
 
-def _multi_worker(config: Hardware, gpus: int) -> tf.distribute.Strategy:
+def _multi_worker(config: TrainerSettings, gpus: int) -> tf.distribute.Strategy:
     if gpus and config.replicas not in (0, gpus):
         raise UserError(
             f"--replicas {config.replicas}: with TF_CONFIG each worker has one for each of its {gpus} GPU(s)"

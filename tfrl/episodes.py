@@ -114,7 +114,7 @@ def play(
         _, observations, _ = env.observe()
         if tally.done[0] == 0:
             on_frame(observations[0])
-        # TensorFlow computes a batch of one in another way, and how many are left depends on the topology.
+        # A GPU computes a batch of one in another way, and how many are left depends on the topology.
         rows = active if active.size > 1 else active.repeat(2)
         actions[rows] = act(observations[rows], uniforms[step % _NOISE_BLOCK][rows])
         watcher.before(env, observations, actions)

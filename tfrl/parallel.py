@@ -14,30 +14,27 @@ from typing import Any
 
 import tensorflow as tf
 
-# Rows of a part of a forward pass: 64 envs keep 4 cores busy while the other half of them steps.
-_ROWS = 8
-# Of a part where there are no more than that; not one, as a convolution of one image is rounded otherwise.
-_FEW = 2
+from tfrl import machine
+
+# Rows of a part of a forward pass, at most and at least: TensorFlow rounds a convolution of a single image in
+# another way than that of the same image among others.
+_MOST_ROWS, _LEAST_ROWS = 8, 2
 
 
 def cores() -> int:
     """Cores that this process may use: TF_NUM_INTRAOP_THREADS, which launchers set, or all it can have."""
     wanted = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    if wanted.isdecimal() and int(wanted) > 0:
-        return int(wanted)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else machine.cores()
 
 
-def share_cores(parts: int) -> int:
-    """How many of `parts` are computed at once; if they keep all cores busy, operations get one thread.
+def one_thread_each() -> None:
+    """Gives TensorFlow's operations one thread each, in all of this process and from now on.
 
-    Call it before TensorFlow computes anything.
+    It does nothing once TensorFlow has computed something, because its threads are there already. More of
+    them cost speed, and equality with runs on other numbers of cores.
     """
-    at_once = min(cores(), parts)
-    if at_once == cores():
-        with contextlib.suppress(RuntimeError):  # TensorFlow has its threads already: slower, and no error
-            tf.config.threading.set_intra_op_parallelism_threads(1)
-    return at_once
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def map_rows(
@@ -57,8 +54,9 @@ def map_rows(
     Returns:
       Tensors [B, ...].
     """
+    rows = tf.convert_to_tensor(rows)
     count = tf.shape(rows)[0]
-    size = tf.where(count > _ROWS, _ROWS, _FEW)
+    size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
     missing = -count % size
     filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
     results = tf.map_fn(

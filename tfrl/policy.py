@@ -28,7 +28,7 @@ class Policy:
         self.precision = precision
         self.observation_shape = observation_shape
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
-        self._forward = network.forward_pass(on_gpu, at_once=parallel.cores())
+        self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parallel.cores())
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_shape), tf.uint8)
         uniforms = tf.TensorSpec((None,), tf.float32)
@@ -76,7 +76,7 @@ def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCr
     # Grappler's remapper fails on residual networks with an error message.
     tf.config.optimizer.set_experimental_options({"remapping": False})
     if not tf.config.list_physical_devices("GPU"):
-        parallel.share_cores(parallel.cores())
+        parallel.one_thread_each()
     precision = resolve_precision(precision)
     env = envs.make(envs.EnvSpec(name=config.env, num_envs=1, seed=0, num_levels=1))
     env.close()

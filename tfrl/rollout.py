@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfrl import envs, memory
+from tfrl import envs, machine
 from tfrl.config import Config
 from tfrl.envs.games import observation_shape
 from tfrl.errors import UserError
@@ -73,13 +73,13 @@ def _aligned_uint8(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
 
 def check_memory(config: Config, workers: int) -> None:
     """Raise UserError if the observations of this worker's rollouts alone fill more than the whole memory."""
-    if _observation_bytes(config, workers) > memory.limit():
+    if _observation_bytes(config, workers) > machine.memory():
         raise too_large(config, workers)
 
 
 def too_large(config: Config, workers: int) -> UserError:
     """Says that this worker's rollouts do not fit into its memory, and what would make them smaller."""
-    needed, there = map(memory.in_words, (_observation_bytes(config, workers), memory.limit()))
+    needed, there = map(machine.in_words, (_observation_bytes(config, workers), machine.memory()))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
         f"--num-envs {config.num_envs} x --num-steps {config.num_steps} fill {needed} with observations"
@@ -120,7 +120,7 @@ class Collector:
         self._replicas = replicas
         each = len(self.indices) // replicas
         # Two groups, one stepping while the policy looks at the other, where there are envs enough.
-        # Batches of one are avoided: TensorFlow rounds them differently (docs/architecture.md).
+        # Batches of one are avoided: GPUs compute them as they are, and round them differently.
         halves = 2 if each % 2 == 0 and each >= 4 else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)

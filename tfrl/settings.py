@@ -38,7 +38,8 @@ class Hardware:
     """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it, and where a run
     goes on, what it began with."""
     micro_batch: int = 0
-    """Sum gradients over parts of this many samples: less memory, the same step. 0: chosen for speed."""
+    """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
+    smaller parts take less memory. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """How workers sum gradients."""
     cluster_timeout: float = 120.0

@@ -56,7 +56,11 @@ class PPOAgent:
             self._variables = self.network.trained_variables
             self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
             self._optimizer.build(self._variables)
-        self._forward = self.network.forward_pass(runtime.uses_gpu, runtime.parts_at_once)
+        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
+        self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
+        self._forward_alone = self.network.forward_pass(
+            on_gpu=on_gpu, at_once=at_once * runtime.local_replicas
+        )
         if config.critic_lr is not None and not config.share_torso:
             self._optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
 
@@ -104,7 +108,7 @@ class PPOAgent:
 
     @tf.function(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return Categorical(self._forward(observations)[0]).sample(uniforms)
+        return Categorical(self._forward_alone(observations)[0]).sample(uniforms)
 
     # Learning
 

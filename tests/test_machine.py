@@ -1,4 +1,4 @@
-"""The memory that a process may have."""
+"""The memory and the cores that a process may have."""
 
 import os
 import subprocess
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tfrl import memory
+from tfrl import machine
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 GROUPS = Path("/sys/fs/cgroup")
+QUOTA, NONE = {"quota": "300000\n", "period": "100000\n"}, {"quota": "-1\n"}
 
 
 def system(folder, membership, limits):
@@ -35,11 +36,27 @@ def system(folder, membership, limits):
     ],
 )
 def test_the_smallest_limit_counts(tmp_path, membership, limits, expected):
-    assert memory.limit(system(tmp_path, membership, limits)) == expected
+    assert machine.memory(system(tmp_path, membership, limits)) == expected
 
 
 def test_without_control_groups_it_is_the_machines_memory(tmp_path):
-    assert memory.limit(tmp_path) == PHYSICAL
+    assert machine.memory(tmp_path) == PHYSICAL
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "expected"),
+    [
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        ("2:cpu,cpuacct:/a\n", {f"sys/fs/cgroup/cpu/a/cpu.cfs_{k}_us": v for k, v in QUOTA.items()}, 3),
+        ("2:cpu:/\n", {f"sys/fs/cgroup/cpu/cpu.cfs_{k}_us": v for k, v in (QUOTA | NONE).items()}, 8),
+    ],
+)
+def test_a_quota_of_computing_counts_in_cores(monkeypatch, tmp_path, membership, limits, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert machine.cores(system(tmp_path, membership, limits)) == expected
 
 
 def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
@@ -56,7 +73,7 @@ def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
             pytest.skip("this control group has no memory controller")
         (group / name).write_text(str(2**30))
         code = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        code += "from tfrl import memory; print(memory.limit())"
+        code += "from tfrl import machine; print(machine.memory())"
         command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
         assert done.stdout.split() == [str(2**30)], done.stderr
@@ -65,4 +82,4 @@ def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
 
 
 def test_sizes_for_people():
-    assert [memory.in_words(n) for n in (999, 201_326_592, 2.5e9)] == ["999 bytes", "201 MB", "2.5 GB"]
+    assert [machine.in_words(n) for n in (999, 201_326_592, 2.5e9)] == ["999 bytes", "201 MB", "2.5 GB"]
