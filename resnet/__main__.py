@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-# Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here either.
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from tfrl import cli, commands
+from tfrl.errors import UserError
 
-from rich import box  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.progress import track  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-import resnet  # noqa: E402
-from resnet.counts import mflop, parameters  # noqa: E402
+_USAGE = "python -m resnet"
 
 
-def main() -> None:
-    """Build every network of the zoo for its paper's input and print the table."""
+@dataclass(frozen=True)
+class Options:
+    """It has no flags of its own."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Builds every network of the zoo for its paper's input and prints the table; the exit code."""
+    words, _ = cli.parse(Options, arguments, _USAGE, "List the networks of the zoo, with what they cost.")
+    if words:
+        raise UserError(f"{words[0]!r} is not a flag; usage: {_USAGE}")
+    # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    _print_table()
+    return 0
+
+
+def _print_table() -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    import resnet
+    from resnet.counts import mflop, parameters
+
     table = Table(
         title="Torsos, without a head; MFLOP of one image", box=box.SIMPLE, padding=(0, 0), expand=False
     )
@@ -36,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    commands.run(main)

@@ -12,7 +12,7 @@ from resnet.config import MOST_IMAGES, Config, from_yaml
 from tfrl import cli, commands
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
-from tfrl.run_folder import SETTINGS_FILE
+from tfrl.run_folder import SETTINGS_FILE, is_of
 from tfrl.settings import RANGES, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def _settings(run: Path, options: Options) -> Config:
     """The run's settings with this command's topology. Raises UserError without an exported model."""
     if not (run / SETTINGS_FILE).exists():
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
+    if is_of(run, "env"):
+        raise UserError(f"{run} is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those.")
     if not (run / "export").exists():
         raise UserError(f"{run} has no export yet; the run that makes it goes on with resnet.train.")
     if options.replicas > 1 and options.strategy != "mirrored":

@@ -14,9 +14,12 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-from tfrl import comparison, plots, report, report_page, runs, status
+import resnet.config
+import resnet.evaluate
+from tfrl import comparison, plots, report, report_page, run_folder, runs, status
 from tfrl.envs.games import games, published_curve
 from tfrl.errors import UserError
+from tfrl.settings import to_yaml
 
 PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -297,3 +300,36 @@ def test_status_of_runs(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "done" in shown and "running" in shown and "unknown setting" in " ".join(shown.split())
+    with pytest.raises(UserError, match="unknown setting 'nothing'"):
+        status.main([str(damaged)])
+    with pytest.raises(UserError, match="does not exist"):
+        status.main([str(tmp_path / "nowhere")])
+
+
+def supervised_run(folder):
+    config = resnet.config.Config(logdir=str(folder))
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    return config.run_dir
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_supervised_run_is_named_as_one(tmp_path, command):
+    with pytest.raises(UserError, match="is a run of resnet.train; python -m resnet.evaluate reads those"):
+        importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
+
+
+def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
+    ours = make_run(tmp_path, total_steps=40_000)
+    supervised_run(tmp_path)
+    assert runs.find([tmp_path]) == [ours]
+
+
+def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
+    made, theirs = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
+    for module, run in (("tfrl.config", theirs), ("resnet.config", made)):
+        config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
+        with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
+            run_folder.check_run(config, importlib.import_module(module).from_yaml, frozenset())
+    with pytest.raises(UserError, match="is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those"):
+        resnet.evaluate.main([str(made)])

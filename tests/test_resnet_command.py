@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import tensorflow_datasets as tfds
-from processes import ROOT
+from processes import ROOT, Answer, assert_refused
 
 from resnet.config import PRESETS, from_yaml, parse
 from resnet.train import main
@@ -53,6 +53,10 @@ def test_a_bad_setting_ends_before_tensorflow():
         text=True,
     )
     assert done.stdout == "--lr must be above 0; got 0.0.\nFalse\n"
+
+
+def test_the_table_of_the_zoo_takes_no_flags():
+    assert_refused(Answer("--typo", module="resnet"), "there is no flag --typo")
 
 
 def test_the_published_recipe_trains(tmp_path):

@@ -69,6 +69,8 @@ def check_run(config: Settings, read: Callable[[Path], Settings], may_change: fr
         raise UserError(
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
+    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
+        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
     existing = read(run / SETTINGS_FILE)
     if config.precision == "auto":
         # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
@@ -94,6 +96,15 @@ def check_run_folder(config: RunSettings) -> None:
             f"cannot write in {folder} for the run's folder {config.run_dir}: {error.strerror}; "
             "choose another --logdir."
         ) from None
+
+
+def is_of(run: Path, setting: str) -> bool:
+    """Whether the run in a folder is of the trainer with this setting: "env" is PPO's, "dataset" resnet's."""
+    try:
+        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith(f"{setting}:") for line in lines)
 
 
 def write_text(path: Path, text: str) -> None:

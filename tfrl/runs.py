@@ -16,7 +16,7 @@ from tfrl import results
 from tfrl.config import Config, from_yaml, validate
 from tfrl.envs.games import normalized_return
 from tfrl.errors import UserError
-from tfrl.run_folder import SETTINGS_FILE
+from tfrl.run_folder import SETTINGS_FILE, is_of
 
 STEPS = "env_steps"
 PROGRESS_FILE = "progress.csv"
@@ -103,6 +103,8 @@ def settings(path: Path) -> Config:
         raise UserError(f"{path} {there} the folder of a run.")
     if not (path / SETTINGS_FILE).is_file():
         raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
+    if is_of(path, "dataset"):
+        raise UserError(f"{path} is a run of resnet.train; python -m resnet.evaluate reads those.")
     config = from_yaml(path / SETTINGS_FILE)
     try:
         # Checked as settings of a new run, except for what only a command line can get wrong.
@@ -115,6 +117,8 @@ def settings(path: Path) -> Config:
 def find(paths: Iterable[Path]) -> list[Path]:
     """Run folders: those given, and those one level below a given folder that is not one itself.
 
+    Supervised runs, which may lie beside the others, are passed over.
+
     Raises:
       UserError: a path that does not exist, or in which there is no run.
     """
@@ -122,6 +126,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir() and not (path / SETTINGS_FILE).is_file():
             below = sorted(f.parent for f in path.glob(f"*/{SETTINGS_FILE}") if f.parent.name != "export")
+            below = [run for run in below if not is_of(run, "dataset")]
             if not below:
                 raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
             found += below

@@ -28,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     words, _ = cli.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
-    found = runs.find([Path(cli.one(words or ["logs"], "folder of runs", _USAGE))])
+    folder = Path(cli.one(words or ["logs"], "folder of runs", _USAGE))
+    found = runs.find([folder])
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("run", "state"):
         table.add_column(name, overflow="fold")
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             table.add_row(*row(runs.load(path), time.time()))
         except UserError as error:
+            if path == folder:
+                raise
             table.add_row(path.name, str(error))
     Console().print(table)
     return 0
