@@ -10,8 +10,9 @@ LOGDIR ?= logs
 train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
+# In the order of their names the files with the longest tests do not come last, where one core would wait.
 test: lint
-	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
