@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
-_GRADIENT_PART = 128
 _EPOCHS = 3
 
 
@@ -250,20 +249,20 @@ def whole_floor(precision: str, seconds: float) -> float:
 
 def parts_floor(precision: str, seconds: float) -> float:
     """The same in parts side by side, as the trainer computes on CPUs."""
-    from tfrl import parallel
+    from tfrl import distribute, parallel
 
     parallel.one_thread_each()  # before anything else uses TensorFlow
-    at_once = parallel.cores()
+    at_once, part = parallel.cores(), distribute.PART_ROWS
     tf, network = _network(precision)
     of_part = _gradient(tf, network)
 
     def gradient(images: Any) -> Any:
-        parts = tf.reshape(images, (-1, _GRADIENT_PART, *images.shape[1:]))
+        parts = tf.reshape(images, (-1, part, *images.shape[1:]))
         shapes = [tf.TensorSpec(v.shape) for v in network.trained_variables]
         return tf.map_fn(of_part, parts, fn_output_signature=shapes, parallel_iterations=at_once)
 
     forward = network.forward_pass(on_gpu=False, at_once=at_once)
-    return _floor(forward, gradient, seconds, [n * _GRADIENT_PART * at_once for n in (2, 4)])
+    return _floor(forward, gradient, seconds, [n * part * at_once for n in (2, 4)])
 
 
 def arithmetic_limit(precision: str, seconds: float) -> float:

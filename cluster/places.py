@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfrl import tf_config
+from tfrl import machine, tf_config
 from tfrl.errors import UserError
 
 # Below the range from which systems give ports to outgoing connections: nothing takes one between our looking
@@ -34,7 +34,7 @@ def local_places(
     """
     ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
     configs = _tf_configs([f"127.0.0.1:{port}" for port in ports])
-    cores = thread_shares(len(os.sched_getaffinity(0)), workers)
+    cores = thread_shares(machine.cores(), workers)
     gpus = gpu_shares(visible_gpus(environ), workers)
     places = []
     for index in range(workers):

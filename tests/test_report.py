@@ -323,6 +323,9 @@ def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
     ours = make_run(tmp_path, total_steps=40_000)
     supervised_run(tmp_path)
     assert runs.find([tmp_path]) == [ours]
+    shutil.rmtree(ours)
+    with pytest.raises(UserError, match="there are only runs of resnet.train in"):
+        runs.find([tmp_path])
 
 
 def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):

@@ -18,7 +18,7 @@ from tfrl.tf_config import TFConfig
 
 # Rows of a part of a minibatch on CPUs, at most: larger ones take more memory and are no faster. Many small
 # ones keep many cores busy, where they are computed side by side.
-_PART_ROWS, _SERIAL_PART_ROWS = 128, 512
+PART_ROWS, _SERIAL_PART_ROWS = 128, 512
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
@@ -269,7 +269,7 @@ def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
         return min(config.micro_batch, share)
     # A power of two of equal parts, four or more, is shared out evenly by 1, 2 and 4 replicas, which add
     # them in the same pairs, bit for bit. No more than 32, as each one's gradients are kept until then.
-    most = _PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
+    most = PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
     parts = next((2**k for k in range(2, 6) if minibatch <= most * 2**k), 32)
     if minibatch % parts == 0 and share % (minibatch // parts) == 0:
         return minibatch // parts

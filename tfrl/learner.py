@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfrl import envs, random
+from tfrl import envs, machine, random
 from tfrl.agents.ppo import PPOAgent
 from tfrl.checkpoint import pack_bytes, unpack_bytes
 from tfrl.config import Config
@@ -170,7 +169,7 @@ def _make_collector(config: Config, runtime: Runtime) -> Collector:
         distribution_mode=config.distribution_mode,
         num_levels=config.num_levels,
         start_level=config.start_level,
-        num_threads=config.env_threads or max(1, min(4, (os.cpu_count() or 1) // 2)),
+        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
     )
     indices = runtime.local_envs(config.num_envs)
     try:

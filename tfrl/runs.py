@@ -126,6 +126,8 @@ def find(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir() and not (path / SETTINGS_FILE).is_file():
             below = sorted(f.parent for f in path.glob(f"*/{SETTINGS_FILE}") if f.parent.name != "export")
+            if below and all(is_of(run, "dataset") for run in below):
+                raise UserError(f"there are only runs of resnet.train in {path}.")
             below = [run for run in below if not is_of(run, "dataset")]
             if not below:
                 raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")

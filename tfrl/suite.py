@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tfrl import cli, commands, config, report, runs
+from tfrl import cli, commands, config, machine, report, runs
 from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
@@ -106,7 +106,7 @@ class _Runs:
         with contextlib.ExitStack() as files:
             output, environment = None, None
             if self._workers > 1:
-                share = max(1, (os.cpu_count() or 1) // self._workers)
+                share = max(1, machine.cores() // self._workers)
                 environment = _tensorflow_threads(share) | os.environ
                 if not task.config.env_threads:
                     command += ["--env-threads", str(max(1, share // 2))]
