@@ -1,4 +1,4 @@
-"""Runs a command on several workers and keeps it running: `python -m cluster.launch --help`."""
+"""python -m cluster.launch: runs a command on several workers, and starts all again where one fails."""
 
 import argparse
 import shutil
@@ -30,6 +30,7 @@ FAILED, BAD_SETTINGS, STALLED, SSH_FAILED = 1, 2, 75, 255
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
 TICK = 0.1  # seconds
+LONGEST_GRACE = 86400.0  # seconds: a day
 
 
 class StopSignals:
@@ -167,9 +168,10 @@ def main() -> int:
         raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")
     if workers < 1 or flags.workers not in (None, workers):
         raise UserError(f"--workers {flags.workers} does not fit: 1 or more, and with --hosts one for each")
-    if flags.max_restarts < 0 or flags.grace < 0:
+    if flags.max_restarts < 0 or not 0 <= flags.grace <= LONGEST_GRACE:
         raise UserError(
-            f"--max-restarts {flags.max_restarts} --grace {flags.grace:g}; they must be 0 or more"
+            f"--max-restarts {flags.max_restarts} --grace {flags.grace:g}; they must be 0 or more, and the "
+            f"grace at most {LONGEST_GRACE:g} seconds"
         )
 
     def find_places() -> list[Place]:

@@ -1,4 +1,4 @@
-"""Writes and checks TF_CONFIG: `python -m cluster.tf_config --help`."""
+"""python -m cluster.tf_config: writes TF_CONFIG, or checks the one that is set."""
 
 import argparse
 import json

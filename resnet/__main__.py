@@ -1,4 +1,4 @@
-"""`python -m resnet`: a table of the zoo."""
+"""python -m resnet: a table of the zoo, with what each network costs."""
 
 from __future__ import annotations
 

@@ -3,13 +3,16 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from refusals import refusal
 
+from tfrl import __main__ as overview
 from tfrl import commands, suite
 from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
+from tfrl.envs.games import env_names
 from tfrl.rollout import check_memory
 from tfrl.settings import to_yaml
 
@@ -135,9 +138,30 @@ def test_help_lists_every_flag_and_what_the_presets_set(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)]
-    for expected in [*flags, "--config", "--print-config", "--update-freq", "--actor-lr", *PRESETS]:
+    for expected in [
+        *flags,
+        "--config",
+        "--print-config",
+        "--update-freq",
+        "--actor-lr",
+        *PRESETS,
+        *env_names(),
+    ]:
         assert expected in text
     assert "distribution-mode hard, num-levels 500" in text
+
+
+def test_the_overview_names_every_command_and_the_version(capsys):
+    assert overview.main([]) == 0
+    told = capsys.readouterr().out
+    root = Path(overview.__file__).parents[1]
+    for package in ("tfrl", "resnet", "cluster"):
+        for path in (root / package).glob("*.py"):
+            if '__name__ == "__main__"' in path.read_text() and path.name not in ("__main__.py", "agent.py"):
+                assert f"  python -m {package}.{path.stem}" in told
+    assert overview.main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[1] in told.splitlines()[0]
+    assert "'evaluate' is no command" in refusal(overview.main, ["evaluate"])
 
 
 def test_settings_import_neither_tensorflow_nor_envs():
@@ -175,18 +199,20 @@ BAD_FLAGS = [
     ("--no-anneal-lr=true", "--no-anneal-lr takes no value; got 'true'."),
     ("--anneal-lr False", "'False' is not a flag"),
     ("coinrun", "'coinrun' is not a flag"),
-    ("--lr -1", "--lr must be above 0; got -1.0."),
-    ("--lr 0", "--lr must be above 0; got 0.0."),
-    ("--lr nan", "--lr must be above 0; got nan."),
-    ("--max-grad-norm inf", "--max-grad-norm must be above 0; got inf."),
+    ("--lr -1", "--lr must be above 0 and at most 1; got -1.0."),
+    ("--lr 0", "--lr must be above 0 and at most 1; got 0.0."),
+    ("--lr 1e99", "--lr must be above 0 and at most 1; got 1e+99."),
+    ("--entropy-coef 1e99", "--entropy-coef must be at least 0 and at most 1e+38; got 1e+99."),
+    ("--lr nan", "--lr must be above 0 and at most 1; got nan."),
+    ("--max-grad-norm inf", "--max-grad-norm must be above 0 and at most 1e+38; got inf."),
     ("--gamma 1.01", "--gamma must be at least 0 and at most 1; got 1.01."),
     ("--clip-ratio 0", "--clip-ratio must be above 0 and at most 1; got 0.0."),
-    ("--target-kl -0.1", "--target-kl must be above 0; got -0.1."),
+    ("--target-kl -0.1", "--target-kl must be above 0 and at most 1e+38; got -0.1."),
     ("--num-envs 0", "--num-envs must be at least 1 and at most 1000000; got 0."),
     ("--num-envs 1e12", "--num-envs must be at least 1 and at most 1000000; got 1000000000000."),
     (f"--total-steps 1{'0' * 400}", "at most 1e+15; got 1000000000000000000000000000000000000000... (401 ch"),
     (f"--total-steps 1{'0' * 5000}", "--total-steps must be a whole number; got '1000"),
-    (f"--lr 1{'0' * 400}", "--lr must be above 0; got inf."),
+    (f"--lr 1{'0' * 400}", "--lr must be above 0 and at most 1; got inf."),
     (f"--lr {'x' * 400}", "--lr must be a number; got 'xxx"),
     (f"--precision {'x' * 400}", "--precision must be one of auto, float32, bfloat16; got 'xxx"),
     ("--env-threads 3e9", "--env-threads must be at least 0 and at most 1024; got 3000000000."),

@@ -13,6 +13,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 from made_runs import make_run
+from refusals import refusal
 
 from tfrl import collect, envs, evaluate, policy_files, record, video
 from tfrl.config import Config, parse
@@ -127,6 +128,12 @@ def run(tmp_path_factory):
     (path / "export" / "config.yaml").write_text(settings)
     policy_files.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
     return path
+
+
+@pytest.mark.parametrize("out", ["no/such/folder.json", "."])
+def test_a_file_that_cannot_be_written_is_told_before_playing(run, tmp_path, out, monkeypatch):
+    monkeypatch.setattr(evaluate, "play", None)
+    assert "cannot write" in refusal(evaluate.main, [str(run), "--out", str(tmp_path / out)])
 
 
 def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):

@@ -128,6 +128,8 @@ def test_bad_settings_are_told_once_and_not_tried_again(tmp_path):
         (["--hosts", "a b,c", "--", "true"], ["'a b:2222'"]),
         (["--wrokers", "2", "--", "true"], ["--wrokers"]),
         (["--workers", "2", "--max-restarts", "-1", "--", "true"], ["--max-restarts -1"]),
+        (["--workers", "2", "--grace", "nan", "--", "true"], ["--grace nan"]),
+        (["--workers", "2", "--grace", "inf", "--", "true"], ["--grace inf"]),
     ],
 )
 def test_bad_flags_are_refused_in_one_sentence(flags, words):

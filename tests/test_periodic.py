@@ -132,21 +132,22 @@ def test_a_suite_is_games_times_seeds():
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "sentence"),
     [
-        ["--envs", "pong"],
-        ["--env", "maze"],
-        ["--seeds", "x"],
-        ["--run-name", "a"],
-        ["--envs"],
-        ["--seeds", "1,1"],
-        ["--workers", "0"],
-        ["--workers", "two"],
+        (["--envs", "pong"], "no game 'pong'"),
+        (["--env", "maze"], "instead of --env"),
+        (["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
+        (["--run-name", "a"], "instead of --run-name"),
+        (["--envs"], "--envs needs a value"),
+        (["--seeds", "1,1"], "would share the folder"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--workers", "1000"], "--workers must be at least 1 and at most"),
+        (["--workers", "two"], "--workers must be a whole number"),
     ],
 )
-def test_a_suite_is_checked_before_it_starts(arguments, monkeypatch):
+def test_a_suite_is_checked_before_it_starts(arguments, sentence, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=sentence):
         suite.main(arguments)
 
 

@@ -52,7 +52,7 @@ def test_a_bad_setting_ends_before_tensorflow():
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "--lr must be above 0; got 0.0.\nFalse\n"
+    assert done.stdout == "--lr must be above 0 and at most 1e+38; got 0.0.\nFalse\n"
 
 
 def test_the_table_of_the_zoo_takes_no_flags():

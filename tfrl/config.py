@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import resnet
 from tfrl import settings
-from tfrl.envs.games import distribution_modes, env_names
+from tfrl.envs import TOY_ENVS
+from tfrl.envs.games import distribution_modes, env_names, games
 from tfrl.errors import UserError
 from tfrl.flags import nearest
 from tfrl.settings import (
@@ -22,6 +23,7 @@ from tfrl.settings import (
     NATURAL,
     NOT_NEGATIVE,
     POSITIVE,
+    RATE,
     WIDTH,
     Range,
     Reader,
@@ -39,7 +41,7 @@ class Task:
     """What is learned."""
 
     env: str = "coinrun"
-    """A procgen game (coinrun, procgen-coinrun-v0 or procgen:procgen-coinrun-v0), or the toy catch."""
+    """A game, listed above: coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
     preset: Literal["openai-easy", "openai-hard", "cookbook"] = "openai-easy"
     """A whole set of defaults, listed above; flags and files win over it."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
@@ -49,7 +51,7 @@ class Task:
     start_level: int = 0
     """The first training level; needs --num-levels."""
     total_steps: int = 25_000_000
-    """Length of the run in env steps, all workers together; 1e6 is fine."""
+    """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
     seed: int = 1
     """Decides everything random."""
 
@@ -217,8 +219,8 @@ _RANGES: dict[str, Range] = {
     "num_steps": COUNT,
     "epochs": Range(1, 1000),
     "num_minibatches": COUNT,
-    "lr": POSITIVE,
-    "critic_lr": POSITIVE,
+    "lr": RATE,
+    "critic_lr": RATE,
     "clip_ratio": Range(0, 1, above=True),
     "gamma": FRACTION,
     "gae_lambda": FRACTION,
@@ -365,7 +367,13 @@ READER = Reader(
     complete=_complete,
     check=validate,
     prog="python -m tfrl.ppo_procgen",
-    summary="Train PPO on procgen. The presets:\n\n" + "\n\n".join(map(_preset_help, PRESETS)),
+    summary="\n\n".join(
+        [
+            f"Train PPO on a game of procgen: {', '.join(games())}; or on a toy: {', '.join(TOY_ENVS)}.",
+            "The presets:",
+            *map(_preset_help, PRESETS),
+        ]
+    ),
     aliases={"update_freq": "num_steps", "actor_lr": "lr"},
 )
 parse, from_yaml = READER.parse, READER.from_yaml

@@ -18,7 +18,7 @@ from tfrl.envs.games import normalized_return
 from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
-from tfrl.run_folder import write_text
+from tfrl.run_folder import check_writable, write_text
 from tfrl.settings import NATURAL, check_ranges
 
 EVALUATION_FILE = "eval.json"
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     run = Path(cli.one(words, "run", _USAGE))
     check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
+    out = Path(options.out) if options.out else run / EVALUATION_FILE
+    check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
         from tfrl import policy
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         "precision": player.precision,
         "evaluations": found,
     }
-    _write(Path(options.out) if options.out else run / EVALUATION_FILE, content)
+    _write(out, content)
     _show(content)
     return 0
 

@@ -114,6 +114,17 @@ def write_text(path: Path, text: str) -> None:
     staged.replace(path)
 
 
+def check_writable(path: Path) -> None:
+    """Raise UserError if `write_text` could not write this file; leaves nothing behind."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from None
+
+
 def _check_young(run: Path, existing: RunSettings) -> None:
     """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
     found = [name for name in _LATER if (run / name).exists()]

@@ -7,7 +7,6 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -187,29 +186,31 @@ def in_words(preset: Mapping[str, Any]) -> str:
 
 
 class Range(NamedTuple):
-    """Finite numbers from `low` to `high`; without `low` itself if it is `above`."""
+    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
 
     low: float
-    high: float = math.inf
+    high: float
     above: bool = False
 
     def holds(self, value: float) -> bool:
         """Whether `value` is inside."""
         enough = value > self.low if self.above else value >= self.low
-        return enough and value <= self.high and value < math.inf  # isfinite fails for large integers
+        return enough and value <= self.high
 
     def __str__(self) -> str:
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        return low if self.high == math.inf else f"{low} and at most {self.high:.10g}"
+        return f"{low} and at most {self.high:.10g}"
 
 
 MOST = 2**31 - 1
 """The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
 
 # Numbers, and whole numbers.
-POSITIVE = Range(0, above=True)
-NOT_NEGATIVE = Range(0)
+_LARGEST = 1e38  # float32 holds a little more
+POSITIVE = Range(0, _LARGEST, above=True)
+NOT_NEGATIVE = Range(0, _LARGEST)
 FRACTION = Range(0, 1)
+RATE = Range(0, 1, above=True)  # of learning: more than 1 would throw every weight away at each step
 NATURAL = Range(0, MOST)
 COUNT = Range(1, MOST)
 

@@ -20,13 +20,15 @@ from tfrl import cli, commands, config, machine, report, runs
 from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
-from tfrl.settings import COUNT, check_ranges
+from tfrl.flags import coerce
+from tfrl.settings import Range, check_ranges
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
 _TRAINER = ("-m", "tfrl.ppo_procgen")
 _TOLD = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
 _POLL_EVERY = 0.2  # seconds
+_RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
 _SUMMARY = """Trains every game with every seed, skips what is done, and writes LOGDIR/report.html. All other
 flags are those of python -m tfrl.ppo_procgen, and the same for every run."""
@@ -54,6 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
+    lengths = sum(task.config.num_updates * task.config.batch_size for task in tasks)
+    print(
+        f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on",
+        flush=True,
+    )
     code, failed = _Runs(tasks, options.workers).run()
     if code:
         return code
@@ -171,7 +178,7 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         if token == name and tokens and name not in ("--help", "-h"):
             own.append(tokens.pop())
     _, options = cli.parse(Options, own, _USAGE, _SUMMARY)
-    check_ranges(options, {"workers": COUNT})
+    check_ranges(options, {"workers": Range(1, _RUNS_PER_CORE * machine.cores())})
     return options, rest
 
 
@@ -185,10 +192,11 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
         if any(token.partition("=")[0] == flag for token in rest):
             raise UserError(f"a suite names its runs itself: give --envs and --seeds instead of {flag}.")
     names = games() if options.envs == "all" else options.envs.split(",")
+    seeds = [coerce(seed.strip(), int, "--seeds") for seed in options.seeds.split(",")]
     tasks = []
     for env in names:
-        for seed in options.seeds.split(","):
-            arguments = [*rest, "--env", env.strip(), "--seed", seed.strip()]
+        for seed in seeds:
+            arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
             tasks.append(_Task(config.parse(arguments), arguments))
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)

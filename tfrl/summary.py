@@ -26,6 +26,7 @@ def rows(
     lines = {
         "game": f"{config.env}, {config.distribution_mode}, {levels}",
         **hardware(runtime),
+        "length": _length(config),
         "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         f"{config.num_minibatches} minibatches of {minibatch:,}",
         "network": network(config.torso, config.torso_width, num_parameters),
@@ -37,6 +38,12 @@ def rows(
         if lost > 0:
             lines["lost"] = f"{lost:,} env steps after that checkpoint, which are taken again"
     return lines
+
+
+def _length(config: Config) -> str:
+    steps = config.num_updates * config.batch_size
+    rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
+    return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"
 
 
 def network(name: str, width: int, num_parameters: int) -> str:
