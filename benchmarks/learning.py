@@ -1,9 +1,10 @@
-"""python -m benchmarks.learning: our learning curve beside the published runs'.
+"""python -m benchmarks.learning: our learning curves beside the published runs'.
 
-Trains with the defaults, which are the published settings (train-procgen, easy, 200 levels), or goes on with
-the run if it was cut off, and compares `rollout/episode_return`, the mean of the last 100 raw returns, with
-that of the three published runs: at the same env steps, and in means over the ten updates before, which
-do not depend on the luck of a hundred episodes. The means end where the published curves become sparse.
+Trains with the defaults, which are the published settings (train-procgen, easy, 200 levels), one seed after
+another, or goes on with a run that was cut off, and compares `rollout/episode_return`, the mean of the last
+100 raw returns, with that of the three published runs: at the same env steps, and in means over the ten
+updates before, which do not depend on the luck of a hundred episodes. The means end where the published
+curves become sparse. Where there are several seeds, their mean is judged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +26,7 @@ from tfrl import config
 from tfrl.config import Config
 from tfrl.envs.games import games, published_curve
 from tfrl.errors import TrainingError, UserError
+from tfrl.flags import coerce
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
@@ -38,36 +41,43 @@ class Options:
     """The game."""
     total_steps: int = 1_000_000
     """Env steps."""
-    seed: int = 1
-    """Of the run."""
+    seeds: str = "1"
+    """Seeds with commas between, a run each."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the torso."""
     logdir: str = "logs/learning"
     """Where the run's folder is."""
     plot: str | None = None
-    """A PNG of our curve and the published ones."""
+    """A PNG of our curves and the published ones."""
 
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
-    flags = ["--env", options.env, "--seed", str(options.seed), "--precision", options.precision]
+    seeds = [coerce(seed.strip(), int, "--seeds") for seed in options.seeds.split(",")]
+    runs = [_settings(options, seed) for seed in dict.fromkeys(seeds)]
+    env = runs[0][0].env
+    _check(env, options.plot)
+    for _, flags in runs:
+        command.finish([sys.executable, "-m", "tfrl.ppo_procgen", *flags])
+    curves = [_read(run.run_dir / "progress.csv") for run, _ in runs]
+    Console().print(_compare(env, curves))
+    if options.plot:
+        _plot(env, curves, options.plot)
+
+
+def _settings(options: Options, seed: int) -> tuple[Config, list[str]]:
+    """Of one run, and the flags that give them."""
+    flags = ["--env", options.env, "--seed", str(seed), "--precision", options.precision]
     flags += ["--total-steps", str(options.total_steps), "--logdir", options.logdir]
     run = config.parse(flags)
-    name = f"{run.env}-{run.precision}" + (f"-seed{run.seed}" if run.seed != 1 else "")
-    run = dataclasses.replace(run, run_name=name)
-    _check(run, options.plot)
-    flags += ["--run-name", name, "--checkpoint-every", "1"]
-    command.finish([sys.executable, "-m", "tfrl.ppo_procgen", *flags])
-    steps, returns = _read(run.run_dir / "progress.csv")
-    Console().print(_compare(run.env, steps, returns))
-    if options.plot:
-        _plot(run.env, steps, returns, options.plot)
+    name = f"{run.env}-{run.precision}" + (f"-seed{seed}" if seed != 1 else "")
+    return dataclasses.replace(run, run_name=name), [*flags, "--run-name", name, "--checkpoint-every", "1"]
 
 
-def _check(run: Config, plot: str | None) -> None:
+def _check(env: str, plot: str | None) -> None:
     """Raises UserError for what would fail after the training."""
-    if run.env not in games():
-        raise UserError(f"no curve of {run.env} was published; there are those of {', '.join(games())}.")
+    if env not in games():
+        raise UserError(f"no curve of {env} was published; there are those of {', '.join(games())}.")
     if plot is None:
         return
     if not plot.endswith(".png") or Path(plot).is_dir():
@@ -86,17 +96,19 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.array([float(r[c]) for r in rows]) for c in columns)
 
 
-def _compare(env: str, steps: np.ndarray, returns: np.ndarray) -> Table:
-    """Every ten updates, at the round numbers, and at our end."""
+def _compare(env: str, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Table:
+    """Our curves (env steps, returns): every ten updates, at round numbers, and where the shortest ends."""
     at, published = published_curve(env, "train")
-    windows = np.arange(_WINDOW, steps[-1], _WINDOW)
-    table = Table("env steps", "published runs", "this run", "", "ten updates: published", "this run", "")
-    for step in sorted({*windows, *(s for s in _MARKS if s < steps[-1]), steps[-1]}):
-        here = _verdict([np.interp(step, at, run) for run in published], np.interp(step, steps, returns))
+    end = min(steps[-1] for steps, _ in curves)
+    windows = np.arange(_WINDOW, end, _WINDOW)
+    table = Table("env steps", "published runs", "ours", "", "ten updates: published", "ours", "")
+    for step in sorted({*windows, *(s for s in _MARKS if s < end), end}):
+        theirs = [np.interp(step, at, run) for run in published]
+        here = _verdict(theirs, [np.interp(step, *curve) for curve in curves])
         means = ("-",) * 3
         if step <= _DENSE:
             theirs = [_window_mean(step, at, run) for run in published]
-            means = _verdict(theirs, _window_mean(step, steps, returns))
+            means = _verdict(theirs, [_window_mean(step, *curve) for curve in curves])
         table.add_row(f"{step:,.0f}", *here, *means)
     return table
 
@@ -106,28 +118,32 @@ def _window_mean(step: float, at: np.ndarray, returns: np.ndarray) -> float:
     return float(returns[(at > step - _WINDOW) & (at <= step)].mean())
 
 
-def _verdict(theirs: list[float], ours: float) -> tuple[str, str, str]:
-    """The published runs' range, our return, and where it lies."""
-    low, high = min(theirs), max(theirs)
-    where = "above" if ours > high else "within" if ours >= low else "below"
-    return f"{low:.2f} ... {high:.2f}", f"{ours:.2f}", where
+def _verdict(theirs: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
+    """The published runs' range, the mean (and range) of ours, and where the mean lies."""
+    low, high, mean = min(theirs), max(theirs), float(np.mean(ours))
+    where = "above" if mean > high else "within" if mean >= low else "below"
+    each = f" ({min(ours):.2f} ... {max(ours):.2f})" if len(ours) > 1 else ""
+    return f"{low:.2f} ... {high:.2f}", f"{mean:.2f}{each}", where
 
 
-def _plot(env: str, steps: np.ndarray, returns: np.ndarray, path: str) -> None:
+def _plot(env: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     at, published = published_curve(env, "train")
-    shown = slice(0, np.searchsorted(at, steps[-1]) + 1)  # up to the first published point after our last
+    end = max(steps[-1] for steps, _ in curves)
+    shown = slice(0, np.searchsorted(at, end) + 1)  # up to the first published point after our last
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     label = "published, 3 runs (train-procgen)"
     axes.fill_between(
         at[shown], published[:, shown].min(0), published[:, shown].max(0), color="0.8", label=label
     )
     axes.plot(at[shown], published[:, shown].mean(0), color="0.4", linestyle="--", label="their mean")
-    axes.plot(steps, returns, color="black", label="tfrl, 1 run")
+    ours = f"tfrl, {len(curves)} run{'s' if len(curves) > 1 else ''}"
+    for k, (steps, returns) in enumerate(curves):
+        axes.plot(steps, returns, color="black", linewidth=1.2, label=ours if k == 0 else None)
     axes.set(xlabel="env steps", ylabel="return, last 100 episodes", title=f"{env}, easy, 200 levels")
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -21,6 +21,7 @@ from tfrl.errors import TrainingError
         ("learning", ["--env", "catch"], "no curve of catch was published"),
         ("learning", ["--env", "nosuch"], "there is no game 'nosuch'"),
         ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
         ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
         ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
         ("throughput", ["--env", "nosuch"], "there is no game 'nosuch'"),
@@ -67,15 +68,23 @@ def test_a_curve_is_judged_by_points_and_by_means_over_ten_updates():
     early = at <= 507_904
     low, high = published[:, early].min(0), published[:, early].max(0)
     for returns, verdict in ((low - 1, "below"), ((low + high) / 2, "within"), (high + 1, "above")):
-        table = learning._compare("fruitbot", at[early], returns)
+        table = learning._compare("fruitbot", [(at[early], returns)])
         points, means = (list(table.columns[column].cells) for column in (3, 6))
         assert points == means == [verdict] * 5  # three windows, half a million, the end
     assert learning._window_mean(200_000, np.array([36_160, 36_161, 2e5, 2e5 + 1]), np.arange(4.0)) == 1.5
 
 
+def test_of_several_runs_the_mean_is_judged_and_the_range_is_shown():
+    ours = [8.0, 2.0]  # one above the published runs' 3 ... 6, one below, their mean within
+    assert learning._verdict([6.0, 3.0, 4.0], ours) == ("3.00 ... 6.00", "5.00 (2.00 ... 8.00)", "within")
+    at, published = published_curve("fruitbot", "train")
+    shorter, longer = ((at[at <= last], published[0, at <= last]) for last in (163_840, 507_904))
+    assert list(learning._compare("fruitbot", [shorter, longer]).columns[0].cells) == ["163,840"]
+
+
 def test_no_means_are_judged_where_the_published_curves_are_sparse():
     at, published = published_curve("fruitbot", "train")
-    table = learning._compare("fruitbot", at[at < 3e6], published[0, at < 3e6])
+    table = learning._compare("fruitbot", [(at[at < 3e6], published[0, at < 3e6])])
     rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) > 1_015_808} == {"-"}
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
