@@ -1,7 +1,6 @@
 import csv
 import io
 import math
-import shlex
 import signal
 import subprocess
 import sys
@@ -112,9 +111,11 @@ def test_hyperparameters_that_differ_come_first_beside_the_final_evaluation(tmp_
     assert start.group_name.startswith(f"{tmp_path.name} in ")
 
 
-def test_text_has_the_command_and_the_settings(tmp_path):
+def test_text_has_the_command_and_the_settings(tmp_path, monkeypatch):
     from tensorboard.util.tensor_util import make_ndarray
 
+    typed = ["/usr/bin/python3.11", "-m", "tfrl.ppo_procgen", "--run-name", "the first"]
+    monkeypatch.setattr(sys, "orig_argv", typed)
     writer = make_writer(tmp_path)
     writer.describe("env: coinrun")
     writer.close()
@@ -122,7 +123,7 @@ def test_text_has_the_command_and_the_settings(tmp_path):
     command, settings = (
         make_ndarray(events.Tensors(tag)[0].tensor_proto).item().decode() for tag in ("command", "settings")
     )
-    assert command == "```\n" + shlex.join(["python", *sys.orig_argv[1:]]) + "\n```"
+    assert command == "```\npython -m tfrl.ppo_procgen --run-name 'the first'\n```"
     assert settings == "```\nenv: coinrun\n```"
 
 
