@@ -285,7 +285,8 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
 # Status
 
 
-def test_status_of_runs(tmp_path, capsys):
+def test_status_of_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     finished = runs.load(make_run(tmp_path))
     half = make_run(tmp_path, seed=2, finished=False)
     text = (half / "progress.csv").read_text().splitlines(keepends=True)
@@ -299,7 +300,8 @@ def test_status_of_runs(tmp_path, capsys):
     (damaged / "config.yaml").write_text(json.dumps({"nothing": 1}))
     assert status.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "done" in shown and "running" in shown and "unknown setting" in " ".join(shown.split())
+    assert f"{finished.name} done" in shown and f"{half_run.name} running" in shown  # in one line each
+    assert "unknown setting" in " ".join(shown.split())
     with pytest.raises(UserError, match="unknown setting 'nothing'"):
         status.main([str(damaged)])
     with pytest.raises(UserError, match="does not exist"):

@@ -31,9 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(cli.one(words or ["logs"], "folder of runs", _USAGE))
     found = runs.find([folder])
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("run", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("env steps", "of", "return", "steps/s", "left", "checkpoint"):
+    table.add_column("run", overflow="fold")
+    table.add_column("state", overflow="fold", min_width=len("interrupted"))
+    for name in ("env steps", "done", "return", "steps/s", "left", "saved"):  # narrow: names need the room
         table.add_column(name, justify="right", no_wrap=True)
     for path in found:
         try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def row(run: runs.Run, now: float) -> list[str]:
-    """The cells of one run: name, state, env steps, their total, return, steps/s, time left, checkpoint.
+    """The cells of one run: name, state, env steps, their share, return, steps/s, time left, saved update.
 
     A run is taken for running while its files change at least every few updates; `now` is a time of
     `time.time`.
@@ -62,11 +62,11 @@ def row(run: runs.Run, now: float) -> list[str]:
         run.name,
         state,
         f"{run.env_steps:,}",
-        f"{total:,}",
+        f"{run.env_steps / total:.0%}",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{speeds.mean():.0f}" if speeds.size else "-",
         "-" if left is None else _duration(left),
-        f"update {saved[-1]}" if saved else "-",
+        str(saved[-1]) if saved else "-",
     ]
 
 
