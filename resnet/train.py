@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from resnet.config import MAY_CHANGE, from_yaml, parse
 from tfrl import commands, tf_config
+from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
 from tfrl.run_lock import take_run
 
@@ -21,6 +22,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     config = parse(arguments)
     cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    if cluster is not None and cluster.is_evaluator:
+        raise UserError(
+            "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
+        )
     with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
         with quiet_start():
             from resnet import trainer

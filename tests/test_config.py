@@ -81,6 +81,12 @@ def test_every_preset_is_valid_and_sets_what_it_says(preset):
         assert getattr(config, name) == value
 
 
+def test_the_critic_learns_at_the_rate_that_is_given():
+    """Also with the preset that has a critic of its own."""
+    assert parse(["--preset", "cookbook", "--lr", "1e-3"]).critic_lr is None
+    assert parse(["--preset", "cookbook", "--share-torso"]).share_torso
+
+
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     path = settings_file(tmp_path, "preset: openai-hard\nnum_envs: 128\nlr: 1e-4\n")
     config = parse(["--config", path, "--actor-lr", "2e-4"])
@@ -199,11 +205,11 @@ BAD_FLAGS = [
     ("--no-anneal-lr=true", "--no-anneal-lr takes no value; got 'true'."),
     ("--anneal-lr False", "'False' is not a flag"),
     ("coinrun", "'coinrun' is not a flag"),
-    ("--lr -1", "--lr must be above 0 and at most 1; got -1.0."),
-    ("--lr 0", "--lr must be above 0 and at most 1; got 0.0."),
-    ("--lr 1e99", "--lr must be above 0 and at most 1; got 1e+99."),
+    ("--lr -1", "--lr must be above 0 and at most 1e+38; got -1.0."),
+    ("--lr 0", "--lr must be above 0 and at most 1e+38; got 0.0."),
+    ("--lr 1e99", "--lr must be above 0 and at most 1e+38; got 1e+99."),
     ("--entropy-coef 1e99", "--entropy-coef must be at least 0 and at most 1e+38; got 1e+99."),
-    ("--lr nan", "--lr must be above 0 and at most 1; got nan."),
+    ("--lr nan", "--lr must be above 0 and at most 1e+38; got nan."),
     ("--max-grad-norm inf", "--max-grad-norm must be above 0 and at most 1e+38; got inf."),
     ("--gamma 1.01", "--gamma must be at least 0 and at most 1; got 1.01."),
     ("--clip-ratio 0", "--clip-ratio must be above 0 and at most 1; got 0.0."),
@@ -212,7 +218,7 @@ BAD_FLAGS = [
     ("--num-envs 1e12", "--num-envs must be at least 1 and at most 1000000; got 1000000000000."),
     (f"--total-steps 1{'0' * 400}", "at most 1e+15; got 1000000000000000000000000000000000000000... (401 ch"),
     (f"--total-steps 1{'0' * 5000}", "--total-steps must be a whole number; got '1000"),
-    (f"--lr 1{'0' * 400}", "--lr must be above 0 and at most 1; got inf."),
+    (f"--lr 1{'0' * 400}", "--lr must be above 0 and at most 1e+38; got inf."),
     (f"--lr {'x' * 400}", "--lr must be a number; got 'xxx"),
     (f"--precision {'x' * 400}", "--precision must be one of auto, float32, bfloat16; got 'xxx"),
     ("--env-threads 3e9", "--env-threads must be at least 0 and at most 1024; got 3000000000."),

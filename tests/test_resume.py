@@ -6,6 +6,7 @@ import time
 
 import pytest
 from processes import Training, learned, results, rows, steps_done, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfrl.errors import UserError
 
@@ -193,6 +194,14 @@ def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
         assert train(folder, *short)[0] == 0
         assert results(folder)["eval"]["test"]["episodes"] == 16
         assert [bool(row["eval_test/return"]) for row in rows(folder)] == [False, True]
+        # Killed while it exported, it evaluates once more, in place of what it wrote.
+        found = results(folder)["eval"]
+        (folder / "results.json").unlink()
+        assert train(folder, *short)[0] == 0
+        assert results(folder)["eval"] == found
+        events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+        for tag, points in (("eval_test/return", 1), ("rollout/actions", 2), ("train/policy_loss", 2)):
+            assert len(events.Tensors(tag)) == points
 
 
 def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):

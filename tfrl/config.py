@@ -23,7 +23,6 @@ from tfrl.settings import (
     NATURAL,
     NOT_NEGATIVE,
     POSITIVE,
-    RATE,
     WIDTH,
     Range,
     Reader,
@@ -149,8 +148,8 @@ class Config(Run, Hardware, Network, PPO, Task):
 
     @property
     def has_unseen_levels(self) -> bool:
-        """Whether there are levels that training does not play: exploration is a single one."""
-        return self.distribution_mode != "exploration"
+        """Whether there are levels that training does not play: not where it plays all, or the only one."""
+        return self.num_levels > 0 and self.distribution_mode != "exploration"
 
     @property
     def torso_options(self) -> dict[str, Any]:
@@ -186,7 +185,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_steps": 16,
         "num_minibatches": 1,
         "lr": 1e-4,
-        "critic_lr": 1e-4,
         "clip_ratio": 0.1,
         "clip_value": False,
         "gamma": 0.99,
@@ -219,8 +217,8 @@ _RANGES: dict[str, Range] = {
     "num_steps": COUNT,
     "epochs": Range(1, 1000),
     "num_minibatches": COUNT,
-    "lr": RATE,
-    "critic_lr": RATE,
+    "lr": POSITIVE,
+    "critic_lr": POSITIVE,
     "clip_ratio": Range(0, 1, above=True),
     "gamma": FRACTION,
     "gae_lambda": FRACTION,
@@ -265,8 +263,8 @@ def validate(config: Config) -> None:
     _check_torso(config)
     check_folder_names(config)
     check_game(config)
-    if config.start_level and not (config.num_levels and config.has_unseen_levels):
-        why = "--num-levels 0 is all levels" if config.has_unseen_levels else "exploration is a single level"
+    if config.start_level and not config.has_unseen_levels:
+        why = "exploration is a single level" if config.num_levels else "--num-levels 0 is all levels"
         raise UserError(f"--start-level {config.start_level} would do nothing: {why}; leave it out.")
     if config.critic_lr is not None and config.share_torso:
         raise UserError(

@@ -60,10 +60,10 @@ class Learner:
             "rollout/episodes": self._episodes.episodes,
         }
 
-    def all_actions(self, rollout: Rollout) -> np.ndarray:
-        """What all workers' envs did, in the order of the actions' numbers, int64 [T * N]. A collective."""
+    def action_counts(self, rollout: Rollout) -> list[int]:
+        """How often all workers' envs took each action. A collective."""
         counts = np.bincount(rollout.actions.reshape(-1), minlength=self.collector.num_actions)
-        return np.repeat(np.arange(len(counts)), self._runtime.sum_over_workers(counts))
+        return self._runtime.sum_over_workers(counts).tolist()
 
     def close(self) -> None:
         """Stops the envs."""

@@ -69,9 +69,9 @@ class Periodic:
 
     def record(self, sample: Sample, env_steps: int) -> None:
         """A short video on unseen levels, in the run's `videos` folder and in TensorBoard."""
+        self._session.phase("recording")  # on all workers, which compare the phases they are in
         if not self._runtime.is_chief:
             return
-        self._session.phase("recording")
         options = record.Options(episodes=1, max_steps=_VIDEO_STEPS)
         path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
         try:
@@ -85,6 +85,11 @@ class Periodic:
         num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
         frames: list[np.ndarray] = []
+
+        def keep(frame: np.ndarray) -> None:
+            if len(frames) < _VIDEO_STEPS:
+                frames.append(frame.copy())  # the view would keep what all envs showed
+
         returns = np.zeros((num_envs, each))
         if mine:
             spec = level_spec(self._config, level_set, num_envs)
@@ -93,14 +98,14 @@ class Periodic:
                 spec,
                 mine,
                 episodes_each=each,
-                on_frame=frames.append,
+                on_frame=keep,
                 broken_off=lambda: self._session.stop.signalled,
             )
             returns[mine] = played.returns
         self._session.phase(f"evaluated on {level_set} levels")  # the other workers may still play
         self._session.obey()  # before anything is used of episodes that may have been broken off
         if frames:
-            video = np.stack(frames[:_VIDEO_STEPS]).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
+            video = np.stack(frames).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
             video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
             self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
         return float(self._runtime.sum_over_workers(returns).mean())

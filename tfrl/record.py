@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ def save(
     from tfrl import video
 
     spec = level_spec(config, options.levels, options.episodes)
+    staged = path.with_name(f".{path.name}.tmp{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.tmp{path.suffix}")
         staged.touch()  # says what is wrong better than the encoder would
         with video.Writer(staged, fps=_FPS) as writer:
             grid = video.Grid(
@@ -110,6 +111,8 @@ def save(
             )
         staged.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()  # it may be what fills the disk
         raise UserError(f"cannot write {path}: {error.strerror or str(error).splitlines()[0]}.") from None
     return grid.preview
 

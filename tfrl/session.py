@@ -194,9 +194,12 @@ class Session:
             self.writer.describe(settings)
 
     def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
-        """Whether an earlier process has come to these weights and done all of it, down to results.json."""
-        written = results.read(self._config.run_dir)
-        return written is not None and written.get("weights_sha256") == results.weights_sha256(weights)
+        """Whether an earlier process has come to these weights and done all of it, down to results.json.
+
+        A collective: a shared disk may show the file to one worker before another.
+        """
+        written = results.read(self._config.run_dir) or {}
+        return self.runtime.any_says(written.get("weights_sha256") == results.weights_sha256(weights))
 
     def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The part of results.json that says where these weights come from."""

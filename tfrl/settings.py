@@ -210,7 +210,6 @@ _LARGEST = 1e38  # float32 holds a little more
 POSITIVE = Range(0, _LARGEST, above=True)
 NOT_NEGATIVE = Range(0, _LARGEST)
 FRACTION = Range(0, 1)
-RATE = Range(0, 1, above=True)  # of learning: more than 1 would throw every weight away at each step
 NATURAL = Range(0, MOST)
 COUNT = Range(1, MOST)
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
 from tfrl.flags import coerce
+from tfrl.run_folder import check_run_folder
 from tfrl.settings import Range, check_ranges
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
@@ -84,24 +85,38 @@ class _Runs:
         self._workers = min(workers, len(tasks))
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._code = 0  # of a run that ends the suite
-        self._signal = 0
+        self._signal = 0  # the first one
+        self._to_pass_on: list[int] = []
         self._failed: list[str] = []
 
     def run(self) -> tuple[int, list[str]]:
         """The code to end with, 0 for none, and the names of the runs that failed."""
         waiting = list(reversed(range(len(self._tasks))))
-        before = {which: signal.signal(which, self._take) for which in _TOLD}
-        try:
+        with self._listening():
             while self._running or (waiting and not self._code and not self._signal):
                 if waiting and len(self._running) < self._workers and not self._code and not self._signal:
                     self._start(waiting.pop())
                     continue
                 time.sleep(_POLL_EVERY)
+                while self._to_pass_on:
+                    self._tell(self._to_pass_on.pop(0))
                 self._reap()
+        return self._code or _TOLD.get(self._signal, 0), self._failed
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Heeds signals inside, and leaves no run behind, out of everybody's reach, where it fails itself."""
+        # nohup has SIGHUP ignored.
+        heeded = [w for w in _TOLD if w != signal.SIGHUP or signal.getsignal(w) != signal.SIG_IGN]
+        before = {which: signal.signal(which, self._take) for which in heeded}
+        try:
+            yield
         finally:
+            self._tell(signal.SIGTERM)
+            for process in self._running.values():
+                process.wait()
             for which, handler in before.items():
                 signal.signal(which, handler)
-        return self._code or _TOLD.get(self._signal, 0), self._failed
 
     def _start(self, index: int) -> None:
         task = self._tasks[index]
@@ -141,8 +156,9 @@ class _Runs:
                 self._failed.append(task.config.run_dir.name)
 
     def _take(self, which: int, _: FrameType | None) -> None:
+        """Notes a signal. The loop passes it on, also to a run that is just being started, and once."""
         self._signal = self._signal or which
-        self._tell(signal.SIGTERM if which == signal.SIGHUP else which)
+        self._to_pass_on.append(signal.SIGTERM if which == signal.SIGHUP else which)
 
     def _tell(self, which: int) -> None:
         for process in self._running.values():
@@ -198,6 +214,9 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
         for seed in seeds:
             arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
             tasks.append(_Task(config.parse(arguments), arguments))
+    for task in tasks:  # nothing should fail in the middle of the night that can be seen now
+        check_run_folder(task.config)
+        _is_done(task.config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
     if twice:

@@ -20,7 +20,7 @@ def rows(
     levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
     if not config.num_levels:
         levels = "all levels"
-    if not config.has_unseen_levels:
+    if config.distribution_mode == "exploration":
         levels = "a single level"
     minibatch = config.batch_size // config.num_minibatches
     lines = {

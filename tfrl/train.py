@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import numpy as np
+
 from tfrl import results, summary
 from tfrl.config import Config, check_topology, hyperparameters
 from tfrl.console import Console
@@ -35,6 +37,14 @@ def train(config: Config, cluster: TFConfig | None) -> int:
             return Trainer(config, session).run()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Update:
+    """What an update leaves to be written; as JSON in the checkpoint of one whose evaluation is not done."""
+
+    metrics: dict[str, float]
+    action_counts: list[int]
+
+
 class Trainer:
     """The loop of one process. All workers go through the same calls in the same order."""
 
@@ -42,7 +52,7 @@ class Trainer:
         self._config = config
         self._session = session
         self._learner = Learner(config, session)
-        self._pending: dict[str, float] | None = None  # metrics of an update whose evaluation is not done
+        self._pending: _Update | None = None  # whose evaluation is not done
         self._evaluation: dict[str, float] = {}
 
     @property
@@ -76,36 +86,38 @@ class Trainer:
             self._evaluation = self._evaluate()
             session.writer.scalars(self._env_steps, self._evaluation)
 
-    def _update(self) -> dict[str, float]:
-        """Collects and learns; the update's metrics."""
+    def _update(self) -> _Update:
+        """Collects and learns."""
         config, session, began = self._config, self._session, time.perf_counter()
         rollout, metrics = self._learner.update()
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        session.writer.histogram("rollout/actions", self._learner.all_actions(rollout), self._env_steps)
         sums, floats = config.epochs * config.num_minibatches, self._learner.agent.floats_per_minibatch
         metrics |= session.runtime.communication(session.step, floats, sums)
-        return metrics | {
+        metrics |= {
             "time/env_steps_per_second": config.batch_size / seconds,
             "time/rollout_seconds": rollout.seconds,
             "time/update_seconds": seconds - rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
+        return _Update(metrics, self._learner.action_counts(rollout))
 
-    def _conclude(self, metrics: dict[str, float]) -> None:
-        """Evaluates if it is time, and writes the update's metrics, once each; then obeys, and saves."""
-        config, session = self._config, self._session
+    def _conclude(self, update: _Update) -> None:
+        """Evaluates if it is time, and writes what there is of the update, once; then obeys, and saves."""
+        config, session, metrics = self._config, self._session, update.metrics
         last = session.step == config.num_updates
         if last or (config.eval_every and session.step % config.eval_every == 0):
             # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
-            self._pending = metrics
+            self._pending = update
             self._save()
             self._evaluation = self._evaluate()
             self._pending = None
             metrics = metrics | self._evaluation
         if config.record_every and session.step % config.record_every == 0:
             self._periodic.record(self._learner.sample, self._env_steps)
+        actions = np.repeat(np.arange(len(update.action_counts)), update.action_counts)
+        session.writer.histogram("rollout/actions", actions, self._env_steps)
         session.writer.write(self._env_steps, metrics)
         session.console.update(self._env_steps, metrics)
         if not last:  # else what remains takes seconds
@@ -125,14 +137,18 @@ class Trainer:
     # Beginning, checkpoints, end
 
     def _restore(self) -> None:
-        found, runtime = self._session.restore(), self._session.runtime
+        session = self._session
+        found = session.restore()
         if found is None:
             return
         self._learner.set_state(found.learner, found.parts)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
-        logged = logged_steps(self._config.run_dir / "progress.csv") if runtime.is_chief else 0
-        if not runtime.any_says(logged >= found.env_steps):
-            self._pending = self._session.progress["pending"]
+        logged = logged_steps(self._config.run_dir / "progress.csv") if session.runtime.is_chief else 0
+        done = session.runtime.any_says(logged >= found.env_steps)
+        pending = session.progress["pending"]
+        # The last one is done once more, in place of what it wrote: results.json needs all it finds.
+        if pending is not None and (not done or session.step >= self._config.num_updates):
+            self._pending = _Update(**pending)
 
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
@@ -150,7 +166,8 @@ class Trainer:
     def _save(self) -> None:
         if not self._session.is_saved:
             state, part = self._learner.get_state()
-            self._session.save(self._env_steps, state, part, {"pending": self._pending})
+            pending = None if self._pending is None else dataclasses.asdict(self._pending)
+            self._session.save(self._env_steps, state, part, {"pending": pending})
 
     def _finish(self) -> int:
         """Exports, and writes and shows the results."""
