@@ -28,12 +28,12 @@ console.start(25_000_000, 24_000_000)
 console.message("compiling")
 console.phase("updating")
 console.advance_to(24_008_192.5)
-time.sleep(0.45)
+time.sleep(1.5)  # several refreshes, also on a busy machine
 console.update(24_016_384, {"time/env_steps_per_second": 121.4, "rollout/episode_return": 3.214,
                             "rollout/normalized_return": 0.144})
 console.warn("the disk is full")
 console.phase("collecting")
-time.sleep(0.25)
+time.sleep(1.5)
 console.results(("levels", "return"), [("train", "3.2"), ("unseen", "2.9")], ["python -m tfrl.record logs/x"])
 """
 

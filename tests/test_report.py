@@ -3,6 +3,7 @@
 import html.parser
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from PIL import Image
 
 import resnet.config
 import resnet.evaluate
-from tfrl import comparison, plots, report, report_page, run_folder, runs, status
+from tfrl import comparison, plots, report, report_page, run_folder, run_lock, runs, status
 from tfrl.envs.games import games, published_curve
 from tfrl.errors import UserError
 from tfrl.settings import to_yaml
@@ -285,6 +286,13 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
 # Status
 
 
+def dead_process():
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
 def test_status_of_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     finished = runs.load(make_run(tmp_path))
@@ -293,6 +301,12 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     (half / "progress.csv").write_text("".join(text[:20]))
     half_run, now = runs.load(half), time.time()
     assert status.row(finished, now)[1] == "done"
+    assert status.row(half_run, now)[1] == "interrupted"
+    lock = half / run_lock.LOCK_FILE
+    for here, later in ((os.getpid(), "running"), (dead_process(), "interrupted")):
+        lock.write_text(f"process {here} on {os.uname().nodename}")
+        assert status.row(half_run, now + 3600)[1] == later
+    lock.write_text("process 1 on another-machine")
     assert status.row(half_run, now)[1] == "running"
     assert status.row(half_run, now)[6].endswith("min")
     assert status.row(half_run, now + 3600)[1] == "interrupted"

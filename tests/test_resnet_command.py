@@ -8,6 +8,7 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 from processes import ROOT, Answer, assert_refused
+from refusals import refusal
 
 from resnet.config import PRESETS, from_yaml, parse
 from resnet.train import main
@@ -53,6 +54,14 @@ def test_a_bad_setting_ends_before_tensorflow():
         text=True,
     )
     assert done.stdout == "--lr must be above 0 and at most 1e+38; got 0.0.\nFalse\n"
+
+
+def test_tf_configs_evaluator_is_turned_away(tmp_path, monkeypatch):
+    cluster = {"worker": ["localhost:1"], "evaluator": ["localhost:2"]}
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    sentence = refusal(main, ["--logdir", str(tmp_path)])
+    assert "evaluator is for tfrl.ppo_procgen" in sentence and not list(tmp_path.iterdir())
 
 
 def test_the_table_of_the_zoo_takes_no_flags():

@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from processes import PATIENCE, ROOT, Answer, Training, environment, rows, steps_done, train
 
-from tfrl import tf_config
+from tfrl import run_lock, tf_config
 from tfrl.config import MAY_CHANGE, Config, from_yaml
 from tfrl.errors import UserError
-from tfrl.run_lock import LOCK_FILE, locked, take_run
+from tfrl.run_lock import LOCK_FILE, is_held, locked, take_run
 from tfrl.settings import to_yaml
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
@@ -93,7 +92,7 @@ def test_it_is_held_once_and_leaves_no_trace(tmp_path):
         with pytest.raises(UserError, match="is in use: process .* --run-name.$"), locked(run):
             pytest.fail("held twice")
         assert (run / LOCK_FILE).exists()
-    assert not run.exists()
+    assert not run.exists() and is_held(run) is False
     with locked(run):
         (run / "config.yaml").touch()
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
@@ -103,8 +102,10 @@ def test_a_killed_holder_frees_it(tmp_path):
     process = holder(tmp_path, PATIENCE)
     with pytest.raises(UserError, match=f"process {process.pid} on "), locked(tmp_path):
         pytest.fail("held twice")
+    assert is_held(tmp_path)
     process.kill()
     process.communicate()
+    assert is_held(tmp_path) is False, "its file is there, but not its process"
     with locked(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / LOCK_FILE).read_text()
 
@@ -131,12 +132,11 @@ def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_do
     process.communicate()
 
 
-def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(tmp_path):
+def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(tmp_path, monkeypatch):
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
     process = holder(config.run_dir, 2)
     settings = to_yaml(dataclasses.replace(config, gamma=0.5))
-    later = threading.Timer(1, lambda: (config.run_dir / "config.yaml").write_text(settings))
-    later.start()
+    monkeypatch.setattr(run_lock, "_tell", lambda line: (config.run_dir / "config.yaml").write_text(settings))
     with pytest.raises(UserError, match="--gamma 0.5 there"), taken(config, CHIEF):
         pytest.fail("it went on with another run")
     process.communicate()

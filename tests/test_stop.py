@@ -37,10 +37,10 @@ def start():
     """Starts a program; it is killed at the end of the test."""
     started = []
 
-    def run(program):
+    def run(program, **settings):
         command = [sys.executable, "-u", "-c", PRELUDE + program]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))
+        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes, **settings))
         return started[-1]
 
     yield run
@@ -91,6 +91,26 @@ def test_a_second_signal_ends_at_once_and_the_code_says_whether_all_is_saved(sta
     process.send_signal(signum)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout, stderr) == (expected, "" if saved else "Ended\n", "")
+
+
+def test_a_terminal_that_closes_is_a_request_to_stop_however_often_it_says_so(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    for _ in range(3):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)  # two that wait together are one
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    assert stdout.splitlines()[-1] == "votes [1.0, 0.0, 0.0]" and stdout.count("SIGHUP: saving") == 1
+
+
+def test_nohup_is_heeded(start):
+    process = start(COMPUTES, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signal.SIGHUP)
+    assert not select.select([process.stdout], [], [], 0.5)[0]
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "SIGTERM: saving\n"
 
 
 def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):

@@ -43,6 +43,7 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
+    player: policy.Policy | None = None
     evaluated, updates = 0, store.updates()
     while not updates or updates[-1] < config.num_updates:
         if updates and updates[-1] - evaluated >= max(1, config.eval_every):
@@ -52,7 +53,11 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
                 source = None
             if source is not None:
                 evaluated = updates[-1]
-                found = _evaluate(source, config.eval_episodes)
+                if player is None:  # built once: to trace again for each checkpoint would take seconds
+                    with quiet_start():
+                        player = policy.load(source)
+                player.set_weights(source.weights)
+                found = _evaluate(player, source, config.eval_episodes)
                 events.scalars(source.env_steps, found)
                 returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
@@ -62,10 +67,8 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
     return 0
 
 
-def _evaluate(source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
+def _evaluate(player: policy.Policy, source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
     """The metrics that the workers would write: the same envs and random numbers."""
-    with quiet_start():  # the first one starts TensorFlow
-        player = policy.load(source)
     found: dict[str, float] = {}
     for level_set in LEVEL_SETS:
         played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)

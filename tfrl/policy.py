@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import tensorflow as tf
 
@@ -17,7 +19,7 @@ class Policy:
     """Acts on observations uint8 [B, H, W, C], any B.
 
     Args:
-      network: actor and critic.
+      network: actor and critic, whose weights may change.
       observation_shape: (H, W, C).
       precision: of the torso, "float32" or "bfloat16".
     """
@@ -27,6 +29,7 @@ class Policy:
     ) -> None:
         self.precision = precision
         self.observation_shape = observation_shape
+        self._network = network
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parallel.cores())
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
@@ -34,6 +37,17 @@ class Policy:
         uniforms = tf.TensorSpec((None,), tf.float32)
         self._sample = tf.function(self._choose_by, input_signature=[observations, uniforms])
         self._logits = tf.function(lambda o: self._forward(o)[0], input_signature=[observations])
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Acts by other weights from now on.
+
+        Raises:
+          UserError: they are not of this network.
+        """
+        try:
+            self._network.set_weights(weights)
+        except ValueError as error:
+            raise UserError(f"{error}, which the settings of this run describe.") from None
 
     def _choose_by(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
         return Categorical(self._forward(observations)[0]).sample(uniforms)
@@ -59,20 +73,17 @@ def load(source: PolicySource, precision: str = "run") -> Policy:
     """
     if precision == "run":
         precision = source.config.precision
-    policy, network = _build(source.config, precision)
-    try:
-        network.set_weights(source.weights)
-    except ValueError as error:
-        raise UserError(f"{error}, which the settings of this run describe.") from None
+    policy = _build(source.config, precision)
+    policy.set_weights(source.weights)
     return policy
 
 
 def untrained(config: Config) -> Policy:
     """The policy that a run of these settings starts from: close to uniform."""
-    return _build(config, config.precision)[0]
+    return _build(config, config.precision)
 
 
-def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCritic]:
+def _build(config: Config, precision: str) -> Policy:
     # Grappler's remapper fails on residual networks with an error message.
     tf.config.optimizer.set_experimental_options({"remapping": False})
     if not tf.config.list_physical_devices("GPU"):
@@ -89,4 +100,4 @@ def _build(config: Config, precision: str) -> tuple[Policy, actor_critic.ActorCr
         precision=precision,
         seed=config.seed,
     )
-    return Policy(network, env.observation_shape, precision), network
+    return Policy(network, env.observation_shape, precision)

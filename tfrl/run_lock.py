@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import sys
 import time
@@ -75,6 +76,29 @@ def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
     finally:
         if file is not None:
             _give_up(run, file)
+
+
+def is_held(run: Path) -> bool | None:
+    """Whether a process trains the run; None where that is for another machine to say.
+
+    The lock itself is not tried: to hold it for a moment might turn a trainer away that begins just then.
+    """
+    try:
+        signed = (run / LOCK_FILE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    found = re.fullmatch(r"process (\d+) on (.+)", signed)
+    if found is None or found[2] != socket.gethostname():
+        return None
+    try:
+        os.kill(int(found[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def _wait(run: Path, patience: float) -> IO[str]:

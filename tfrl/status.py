@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl import cli, commands, runs
+from tfrl import cli, commands, run_lock, runs
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
 _SPEED_WINDOW = 8  # updates
-_GRACE_SECONDS = 120.0
+_GRACE_SECONDS = 600.0  # for a first update
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
 def row(run: runs.Run, now: float) -> list[str]:
     """The cells of one run: name, state, env steps, their share, return, steps/s, time left, saved update.
 
-    A run is taken for running while its files change at least every few updates; `now` is a time of
-    `time.time`.
+    A run is running while the process that holds its lock lives; on another machine, while its rows come at
+    least every few updates. `now` is a time of `time.time`.
     """
     total = run.config.num_updates * run.config.batch_size
     speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
@@ -73,10 +73,14 @@ def row(run: runs.Run, now: float) -> list[str]:
 def _state(run: runs.Run, now: float, total: int) -> str:
     if run.results is not None and run.env_steps >= total:
         return "done"
-    speeds = run.points("time/env_steps_per_second")[1]
-    update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
-    changed = max(file.stat().st_mtime for file in [run.path, *run.path.iterdir()])
-    return "running" if now - changed < 3 * update_seconds + _GRACE_SECONDS else "interrupted"
+    held = run_lock.is_held(run.path)
+    if held is None:  # by a process of another machine, if it still lives
+        speeds = run.points("time/env_steps_per_second")[1]
+        update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
+        written = (run.path / runs.PROGRESS_FILE, run.path / run_lock.LOCK_FILE)
+        changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
+        held = now - changed < 3 * update_seconds + _GRACE_SECONDS
+    return "running" if held else "interrupted"
 
 
 def _duration(seconds: float) -> str:

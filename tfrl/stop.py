@@ -1,4 +1,7 @@
-"""Being told to stop: Ctrl-C, SIGTERM, the run's `stop` file, and how all workers come to obey the same."""
+"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes (SIGHUP), the run's `stop` file.
+
+And how all workers come to obey the same one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-_CODES = (143, 130, 0)  # SIGTERM, Ctrl-C, the file
+_CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
+_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 NUM_VOTES = len(_CODES)
 _LAST_WORDS = 1.0  # seconds for the sentence of a process that ends at once: its stream may not take any
 
@@ -49,7 +53,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
-        """Heeds SIGINT and SIGTERM inside. A second one ends the process at once, whatever it is in.
+        """Heeds SIGINT, SIGTERM and SIGHUP inside. A second one ends the process at once, whatever it is in.
+
+        But not a second SIGHUP: a terminal that closes may send several. And nohup has them ignored.
 
         Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
         own, which swallows the signal.
@@ -65,7 +71,8 @@ class StopRequest:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        heeded = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._note) for number in heeded}
         _start(self._listen, reader, on_first, on_second)
         try:
             yield
@@ -76,16 +83,16 @@ class StopRequest:
             os.close(writer)  # which ends the thread
 
     def _note(self, number: int, _frame: Any) -> None:
-        self.exit_code = self.exit_code or 128 + number
+        self.exit_code = self.exit_code or _SIGNALS[number]
 
     def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
         """Reads the numbers of signals, a byte each, as they come."""
         first = 0
         while data := os.read(reader, 1):
-            if data[0] not in (signal.SIGINT, signal.SIGTERM):
-                continue  # another handler's
+            if data[0] not in _SIGNALS or (first and data[0] == signal.SIGHUP):
+                continue
             if first and self.saved:
-                os._exit(128 + first)
+                os._exit(_SIGNALS[first])
             if first:
                 _start(on_second).join(_LAST_WORDS)
                 os._exit(1)
