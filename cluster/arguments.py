@@ -1,8 +1,6 @@
 """What the cluster commands share: flags and their faults, told the way all of tfrl's commands tell them."""
 
 import argparse
-import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 from tfrl.errors import UserError
@@ -22,12 +20,3 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises UserError with argparse's message."""
         raise UserError(f"{message}; {self.prog} --help lists the flags")
-
-
-def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command; a UserError becomes one line on stderr and exit code 2."""
-    try:
-        return command()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from cluster.arguments import Parser, exit_code
+from cluster.arguments import Parser
 from cluster.output import Output
 from cluster.places import Place, local_places, remote_places
 from cluster.team import Team
+from tfrl import commands
 from tfrl.errors import UserError
 
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
@@ -153,9 +154,8 @@ def describe(worker: int, code: int, host: str | None) -> str:
     return f"{name} failed (exit code {code})"
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
-    arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     flags, command = parser().parse_args(arguments[:split]), arguments[split + 1 :]
     if not command:
@@ -211,4 +211,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    commands.run(main)

@@ -4,10 +4,10 @@ import argparse
 import json
 import shlex
 import socket
-import sys
+from collections.abc import Sequence
 
-from cluster.arguments import Parser, exit_code
-from tfrl import tf_config
+from cluster.arguments import Parser
+from tfrl import commands, tf_config
 from tfrl.errors import UserError
 from tfrl.tf_config import TFConfig
 
@@ -20,9 +20,9 @@ DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster
 ANSWER_WITHIN = 2.0  # seconds
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or raises UserError for bad flags, a bad TF_CONFIG or a taken port."""
-    flags = parser().parse_args()
+    flags = parser().parse_args(arguments)
     if flags.check:
         if flags.hosts or flags.index or flags.evaluator or flags.chief:
             raise UserError("--check tests the TF_CONFIG that is set and takes no other flags")
@@ -110,4 +110,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    commands.run(main)

@@ -10,7 +10,7 @@ import pytest
 from refusals import refusal
 
 from tfrl import __main__ as overview
-from tfrl import commands, suite
+from tfrl import commands, completion, suite
 from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
 from tfrl.envs.games import env_names
 from tfrl.rollout import check_memory
@@ -167,6 +167,7 @@ def test_the_overview_names_every_command_and_the_version(capsys):
                 assert f"  python -m {package}.{path.stem}" in told
     assert overview.main(["--version"]) == 0
     assert capsys.readouterr().out.split()[1] in told.splitlines()[0]
+    assert {*completion._flags(), "tfrl.completion"} == set(overview._COMMANDS)
     assert "'evaluate' is no command" in refusal(overview.main, ["evaluate"])
 
 

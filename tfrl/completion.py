@@ -63,6 +63,7 @@ def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
 def _flags() -> dict[str, dict[str, list[str]]]:
     """The flags of every command, each with its choices, where it has a few."""
     from cluster import launch, tf_config
+    from resnet import evaluate as resnet_evaluate
     from resnet.config import READER as SUPERVISED
     from tfrl.config import READER as PPO
 
@@ -73,6 +74,8 @@ def _flags() -> dict[str, dict[str, list[str]]]:
         flags[f"tfrl.{tool}"] = _of_kinds(typing.get_type_hints(options), {})
     own_names = ("--env", "--seed", "--run-name")  # which a suite gives
     flags["tfrl.suite"] |= {name: values for name, values in trainer.items() if name not in own_names}
+    flags["resnet"] = {}
+    flags["resnet.evaluate"] = _of_kinds(typing.get_type_hints(resnet_evaluate.Options), {})
     flags["resnet.train"] = _of_kinds(SUPERVISED.flag_kinds, SUPERVISED.aliases)
     for module in (launch, tf_config):
         names = re.findall(r"--[a-z][a-z-]*", module.parser().format_usage() + module.parser().format_help())

@@ -40,7 +40,7 @@ COLUMNS = (
 )
 """The columns of progress.csv, in order."""
 
-_CSV = "progress.csv"
+PROGRESS_FILE = "progress.csv"
 _EVENTS = "events.out.tfevents."
 _RECORD_LENGTH = struct.Struct("<Q")
 _RECORD_FRAME = 8 + 4 + 4  # the length, its checksum, and the checksum of the data
@@ -76,9 +76,9 @@ class MetricsWriter:
         with self._going_on():
             for path in directory.glob(_EVENTS + "*"):
                 _trim_events(path, last_step)
-            _trim_csv(directory / _CSV, last_step)
-        self._columns = _read_columns(directory / _CSV) or [step_column, *columns]
-        self._rows = _RecordFile(directory / _CSV, head=_csv_line(self._columns))
+            _trim_csv(directory / PROGRESS_FILE, last_step)
+        self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
+        self._rows = _RecordFile(directory / PROGRESS_FILE, head=_csv_line(self._columns))
         self._events = _RecordFile(
             directory / _event_name(), head=_event_record(file_version="brain.Event:2")
         )

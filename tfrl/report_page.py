@@ -15,7 +15,8 @@ from tfrl.comparison import Group
 from tfrl.envs.games import published_scores
 from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
-from tfrl.runs import Run, level_set_title, published_applies, read_json
+from tfrl.run_folder import read_json
+from tfrl.runs import Run, level_set_title, published_applies
 
 _MOST_VIDEOS = 4
 _VIDEO_LIMIT = 12_000_000  # bytes: a page of more opens slowly

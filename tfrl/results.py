@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.episodes import LEVEL_SETS, split_episodes
-from tfrl.run_folder import write_text
-
-RESULTS_FILE = "results.json"
+from tfrl.run_folder import RESULTS_FILE, read_json, write_text
 
 
 def evaluation(metrics: Mapping[str, float], episodes: int) -> dict[str, Any]:
@@ -47,11 +45,7 @@ def write(run: Path, results: Mapping[str, Any]) -> None:
 
 def read(run: Path) -> dict[str, Any] | None:
     """The content of results.json, or None if there is none that can be read."""
-    try:
-        content = json.loads((run / RESULTS_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    return read_json(run / RESULTS_FILE)
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -2,24 +2,25 @@
 
 import dataclasses
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
 from tfrl.flags import flag
-from tfrl.metrics import logged_steps
+from tfrl.metrics import PROGRESS_FILE, logged_steps
 
 SETTINGS_FILE = "config.yaml"
+RESULTS_FILE = "results.json"
 
-_PROGRESS_FILE = "progress.csv"
 # Any of these makes a folder that of a run.
-_TRACES = (SETTINGS_FILE, "checkpoints", _PROGRESS_FILE, "results.json")
+_TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
 # Nothing of this is there before a first checkpoint.
-_LATER = ("results.json", "export", "checkpoints/best.npz")
+_LATER = (RESULTS_FILE, "export", "checkpoints/best.npz")
 
 
 class RunSettings(Protocol):
@@ -114,6 +115,15 @@ def write_text(path: Path, text: str) -> None:
     staged.replace(path)
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def check_writable(path: Path) -> None:
     """Raise UserError if `write_text` could not write this file; leaves nothing behind."""
     try:
@@ -128,9 +138,9 @@ def check_writable(path: Path) -> None:
 def _check_young(run: Path, existing: RunSettings) -> None:
     """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
     found = [name for name in _LATER if (run / name).exists()]
-    steps = logged_steps(run / _PROGRESS_FILE)
+    steps = logged_steps(run / PROGRESS_FILE)
     if steps > existing.checkpoint_every * existing.batch_size:
-        found.append(f"{steps:,} steps in its {_PROGRESS_FILE}")
+        found.append(f"{steps:,} steps in its {PROGRESS_FILE}")
     if found:
         raise UserError(
             f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from tfrl import results
 from tfrl.config import Config, from_yaml, validate
 from tfrl.envs.games import normalized_return
 from tfrl.errors import UserError
+from tfrl.metrics import PROGRESS_FILE
 from tfrl.run_folder import SETTINGS_FILE, is_of
 
 STEPS = "env_steps"
-PROGRESS_FILE = "progress.csv"
 
 
 @dataclass(frozen=True)
@@ -135,15 +134,6 @@ def find(paths: Iterable[Path]) -> list[Path]:
         else:
             found.append(path)
     return list(dict.fromkeys(found))
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def published_applies(config: Config) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tfrl import cli, commands, run_lock, runs
 from tfrl.checkpoint import CheckpointStore
 from tfrl.errors import UserError
+from tfrl.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
 _SPEED_WINDOW = 8  # updates
@@ -77,7 +78,7 @@ def _state(run: runs.Run, now: float, total: int) -> str:
     if held is None:  # by a process of another machine, if it still lives
         speeds = run.points("time/env_steps_per_second")[1]
         update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
-        written = (run.path / runs.PROGRESS_FILE, run.path / run_lock.LOCK_FILE)
+        written = (run.path / PROGRESS_FILE, run.path / run_lock.LOCK_FILE)
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS
     return "running" if held else "interrupted"

@@ -21,7 +21,7 @@ from tfrl.config import Config
 from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
 from tfrl.flags import coerce
-from tfrl.run_folder import check_run_folder
+from tfrl.run_folder import RESULTS_FILE, check_run_folder
 from tfrl.settings import Range, check_ranges
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
@@ -227,7 +227,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
 
 
 def _is_done(settings: Config) -> bool:
-    if not (settings.run_dir / "results.json").is_file():
+    if not (settings.run_dir / RESULTS_FILE).is_file():
         return False
     run = runs.load(settings.run_dir)
     return run.results is not None and run.env_steps >= settings.num_updates * settings.batch_size

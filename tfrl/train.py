@@ -13,7 +13,7 @@ from tfrl.console import Console
 from tfrl.export import export
 from tfrl.learner import Learner
 from tfrl.membership import join
-from tfrl.metrics import COLUMNS, logged_steps
+from tfrl.metrics import COLUMNS, PROGRESS_FILE, logged_steps
 from tfrl.periodic import Periodic
 from tfrl.session import Session, open_session
 from tfrl.stop import Stopped
@@ -143,7 +143,7 @@ class Trainer:
             return
         self._learner.set_state(found.learner, found.parts)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
-        logged = logged_steps(self._config.run_dir / "progress.csv") if session.runtime.is_chief else 0
+        logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
         done = session.runtime.any_says(logged >= found.env_steps)
         pending = session.progress["pending"]
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.
@@ -153,7 +153,7 @@ class Trainer:
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
         config, session = self._config, self._session
-        logged = logged_steps(config.run_dir / "progress.csv")
+        logged = logged_steps(config.run_dir / PROGRESS_FILE)
         session.open_folder(COLUMNS, again=self._pending is not None)
         if session.found is None:
             precision = session.runtime.precision
