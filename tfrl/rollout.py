@@ -119,8 +119,8 @@ class Collector:
         self.indices = list(indices)
         self._replicas = replicas
         each = len(self.indices) // replicas
-        # Two groups, one stepping while the policy looks at the other, where there are envs enough.
-        # Batches of one are avoided: GPUs compute them as they are, and round them differently.
+        # Two groups, one stepping while the policy looks at the other, where that leaves two envs in each:
+        # GPUs compute a batch of one in another way, and round it differently.
         halves = 2 if each % 2 == 0 and each >= 4 else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)
