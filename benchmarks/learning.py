@@ -141,9 +141,8 @@ def _plot(env: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], path: str) 
         at[shown], published[:, shown].min(0), published[:, shown].max(0), color="0.8", label=label
     )
     axes.plot(at[shown], published[:, shown].mean(0), color="0.4", linestyle="--", label="their mean")
-    ours = f"tfrl, {len(curves)} run{'s' if len(curves) > 1 else ''}"
-    for k, (steps, returns) in enumerate(curves):
-        axes.plot(steps, returns, color="black", linewidth=1.2, label=ours if k == 0 else None)
+    for k, (steps, returns) in enumerate(curves, start=1):
+        axes.plot(steps, returns, label=f"tfrl, run {k}" if len(curves) > 1 else "tfrl, 1 run")
     axes.set(xlabel="env steps", ylabel="return, last 100 episodes", title=f"{env}, easy, 200 levels")
     axes.legend()
     figure.savefig(path, dpi=120)
