@@ -56,7 +56,8 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
                 if player is None:  # built once: to trace again for each checkpoint would take seconds
                     with quiet_start():
                         player = policy.load(source)
-                player.set_weights(source.weights)
+                else:
+                    player.set_weights(source.weights)
                 found = _evaluate(player, source, config.eval_episodes)
                 events.scalars(source.env_steps, found)
                 returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
