@@ -168,7 +168,8 @@ def default_run_name(config: Config) -> str:
 def _complete(config: Config) -> Config:
     """With the data set's full name and a name for the run."""
     config = dataclasses.replace(config, dataset=full_name(config.dataset))
-    return dataclasses.replace(config, run_name=config.run_name or default_run_name(config))
+    name = default_run_name(config) if config.run_name is None else config.run_name
+    return dataclasses.replace(config, run_name=name)
 
 
 def validate(config: Config) -> None:

@@ -247,6 +247,9 @@ BAD_FLAGS = [
     ("--precision float16", "--precision must be one of auto, float32, bfloat16; got 'float16'"),
     ("--run-name a/b", "--run-name must be a folder's name"),
     ("--run-name ..", "--run-name must be a folder's name"),
+    ("--run-name=", "--run-name must be a folder's name"),
+    ("--run-name \x1b[2J", "no slashes; got '\\x1b[2J'."),
+    ("--run-name \udcff", "no slashes; got '\\udcff'."),  # an argument that is no UTF-8
     ("--logdir=", "--logdir must be a folder's path; got ''."),
     ("--config nowhere.yaml", "cannot read the settings file nowhere.yaml: No such file or directory."),
 ]
@@ -261,6 +264,8 @@ BAD_FILES = [
     ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
     ("5: 3", "has an unknown setting 5"),
     ("config: other.yaml", "has an unknown setting 'config'"),
+    ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),
+    ("num-steps: 8\nupdate_freq: 16", "settings.yaml gives num_steps twice"),
     ("lr: fast", "settings.yaml must be a number; got 'fast'."),
     ("lr: [1, 2]", "must be a number; got [1, 2]."),
     ("lr: true", "must be a number; got True."),

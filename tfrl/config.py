@@ -252,9 +252,8 @@ def _complete(config: Config) -> Config:
     """With the game's own name, from any of the spellings that Gym has used, and a name for the run."""
     found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", config.env)
     env = found[1] if found else config.env
-    return dataclasses.replace(
-        config, env=env, run_name=config.run_name or default_run_name(env, config.seed)
-    )
+    name = default_run_name(env, config.seed) if config.run_name is None else config.run_name
+    return dataclasses.replace(config, env=env, run_name=name)
 
 
 def validate(config: Config) -> None:

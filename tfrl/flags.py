@@ -139,7 +139,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
     """The settings in a YAML file, one flat mapping of field names (or aliases) to values.
 
-    Raises UserError if the file cannot be read, holds anything else, an unknown name or another type.
+    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or another type.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -147,18 +147,30 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
     try:
-        mapping = yaml.safe_load(text)
+        pairs = _pairs(text)
     except (yaml.YAMLError, ValueError) as error:  # a month 13, a number of thousands of digits: ValueError
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
-    if not isinstance(mapping, dict):
+    if pairs is None:
         raise UserError(f"the settings file {path} must hold one `name: value` a line.")
     values = {}
-    for key, value in mapping.items():
+    for key, value in pairs:
         name = str(key).replace("-", "_")
         name = aliases.get(name, name)
         if name not in kinds:
             raise UserError(f"{path} has an unknown setting {key!r}{nearest(name, [*kinds, *aliases])}.")
+        if name in values:
+            raise UserError(f"{path} gives {name} twice; leave one out.")
         values[name] = coerce(value, kinds[name], f"{key} in {path}")
     return values
+
+
+def _pairs(text: str) -> list[tuple[Any, Any]] | None:
+    """The keys and values of a YAML mapping, in order; None if it is none.
+
+    `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
+    """
+    loader = yaml.SafeLoader(text)
+    node = loader.get_single_node()
+    return loader.construct_pairs(node, deep=True) if isinstance(node, yaml.MappingNode) else None

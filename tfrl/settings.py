@@ -242,7 +242,11 @@ def check_folder_names(config: Run) -> None:
     if not config.logdir or "\0" in config.logdir:
         raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
     name = config.run_name
-    if name is not None and (name in ("", ".", "..") or len(name) > 200 or {"/", "\\", "\0"} & {*name}):
+    if name is None:
+        return
+    # Other characters are commands to a terminal, or no text: files and messages could not hold them.
+    if name in ("", ".", "..") or len(name) > 200 or {"/", "\\"} & {*name} or not name.isprintable():
         raise UserError(
-            f"--run-name must be a folder's name of at most 200 characters, no slashes; got {name[:60]!r}."
+            "--run-name must be a folder's name of at most 200 printable characters, no slashes; "
+            f"got {name[:60]!r}."
         )
