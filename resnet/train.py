@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.config import MAY_CHANGE, from_yaml, parse
+from resnet.config import MAY_CHANGE, check_topology, from_yaml, parse
 from tfrl import commands, tf_config
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
@@ -21,11 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     takes seconds.
     """
     config = parse(arguments)
-    cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    cluster = tf_config.for_strategy(config.strategy)
     if cluster is not None and cluster.is_evaluator:
         raise UserError(
             "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
         )
+    workers = 1 if cluster is None else cluster.num_workers
+    check_topology(config, workers * max(1, config.replicas))
     with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
         with quiet_start():
             from resnet import trainer

@@ -269,6 +269,10 @@ def test_a_missing_worker_is_named(tmp_path, missing):
         ("{not json", "TF_CONFIG is not JSON"),
         ('{"task": {"type": "worker", "index": 0}}', "TF_CONFIG has no 'cluster'"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}', "index 0 to 1"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}',
+            "--num-envs must be divisible by the number of replicas, 3 (3 workers x 1); got 8; 6 or 9 would",
+        ),
     ],
 )
 def test_a_wrong_tf_config_ends_the_command_with_one_sentence(tmp_path, tf_config, message):
@@ -282,6 +286,7 @@ def test_a_wrong_tf_config_ends_the_command_with_one_sentence(tmp_path, tf_confi
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(alone, small_disk):

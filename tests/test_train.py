@@ -210,6 +210,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path
         (["--num-steps", "1e7", "--total-steps", "1e10"], ["--num-steps 10000000 fill 7.86 TB", "lower"]),
         (["--torso", "impalla"], ["impalla", "impala"]),
         (["--resume", "must"], ["--resume must", "no checkpoint"]),
+        (["--strategy", "multi-worker"], ["--strategy multi-worker needs TF_CONFIG"]),
         (["--logdir", "/proc/nowhere"], ["/proc", "--logdir"]),
     ],
 )

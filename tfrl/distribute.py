@@ -210,8 +210,12 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
     first. On a CPU whose cores share a trainer's parts, TensorFlow's operations have one thread from then on.
 
+    Args:
+      config: checked settings.
+      cluster: of `tf_config.for_strategy`.
+
     Raises:
-      UserError: more replicas than devices, or --strategy multi-worker without TF_CONFIG.
+      UserError: more replicas than devices, or a way to communicate that needs GPUs.
     """
     # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
     tf.config.optimizer.set_experimental_options({"remapping": False})
@@ -222,10 +226,6 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     if strategy_name == "auto":
         many = config.replicas > 1 or (config.replicas == 0 and len(gpus) > 1)
         strategy_name = "multi-worker" if cluster else "mirrored" if many else "one-device"
-    if strategy_name == "multi-worker" and not cluster:
-        raise UserError("--strategy multi-worker needs TF_CONFIG; cluster/README.md shows how to set it")
-    if strategy_name == "one-device" and config.replicas > 1:
-        raise UserError(f"--strategy one-device has one replica, not --replicas {config.replicas}")
 
     replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
     if gpus and strategy_name == "mirrored" and replicas > len(gpus):

@@ -139,7 +139,8 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
     """The settings in a YAML file, one flat mapping of field names (or aliases) to values.
 
-    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or another type.
+    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or of
+    another type.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfrl import commands, tf_config, torso_weights
-from tfrl.config import MAY_CHANGE, from_yaml, parse
+from tfrl.config import MAY_CHANGE, check_topology, from_yaml, parse
 from tfrl.quiet import quiet_start
 from tfrl.rollout import check_memory
 from tfrl.run_lock import take_run
@@ -18,12 +18,14 @@ def main(arguments: Sequence[str]) -> int:
     takes seconds.
     """
     config = parse(arguments)
-    cluster = tf_config.read() if config.strategy in ("auto", "multi-worker") else None
+    cluster = tf_config.for_strategy(config.strategy)
     if cluster is not None and cluster.is_evaluator:
         with quiet_start():
             from tfrl import evaluator
         return evaluator.follow(config)
-    check_memory(config, workers=1 if cluster is None else cluster.num_workers)
+    workers = 1 if cluster is None else cluster.num_workers
+    check_topology(config, workers, replicas_per_worker=max(1, config.replicas))
+    check_memory(config, workers)
     if config.torso_weights is not None:
         torso_weights.check(config)
     with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:

@@ -86,6 +86,17 @@ def read(environ: Mapping[str, str] = os.environ) -> TFConfig | None:
     return parse(text) if text else None
 
 
+def for_strategy(strategy: str) -> TFConfig | None:
+    """The TF_CONFIG that a trainer goes by, given its --strategy; None: it trains alone.
+
+    Raises UserError for what is wrong with it, and where --strategy multi-worker finds none.
+    """
+    cluster = read() if strategy in ("auto", "multi-worker") else None
+    if strategy == "multi-worker" and cluster is None:
+        raise UserError("--strategy multi-worker needs TF_CONFIG; cluster/README.md shows how to set it.")
+    return cluster
+
+
 def parse(text: str) -> TFConfig:
     """Reads and checks TF_CONFIG's JSON. UserError: one sentence with the value and what would be right."""
     try:
