@@ -34,6 +34,9 @@ from workers import (
 
 from benchmarks import namespaces
 from tfrl import policy_files
+from tfrl.checkpoint import CheckpointStore
+from tfrl.config import parse
+from tfrl.settings import to_yaml
 
 
 def events(event_file, tag):
@@ -163,6 +166,22 @@ def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
     assert results(tmp_path)["resumed_at"] == [2 * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
     assert env_steps(tmp_path) == env_steps(alone)
+
+
+def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begins_again(tmp_path):
+    logdirs = [tmp_path / "shared", tmp_path / "its own"]
+    run = logdirs[0] / "run"
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    store.save(2, learner={}, worker_part={}, env_steps=2 * BATCH)  # nobody comes so far as to read it
+    settings = parse(flags(logdirs[0]))
+    (run / "config.yaml").write_text(to_yaml(settings))
+    (run / "progress.csv").write_text(f"env_steps\n{BATCH}\n{2 * BATCH}\n")
+    ends = run_workers(*[[*TRAIN, *flags(logdir)] for logdir in logdirs])
+    for logdir, (code, output) in zip(logdirs, ends, strict=True):
+        assert code == 75, output
+        assert f"worker 1 sees no checkpoint in {logdir / 'run'}, and worker 0 that of update 2" in output
+        assert "Traceback" not in output
+    assert env_steps(logdirs[0]) == [BATCH, 2 * BATCH]
 
 
 def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_path):

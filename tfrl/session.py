@@ -16,7 +16,7 @@ from tfrl import results
 from tfrl.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
 from tfrl.console import Console
 from tfrl.distribute import Runtime
-from tfrl.errors import TrainingError, UserError
+from tfrl.errors import PeerError, TrainingError, UserError
 from tfrl.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run_folder import SETTINGS_FILE, write_text
 from tfrl.settings import to_yaml
@@ -106,13 +106,23 @@ class Session:
     # Checkpoints
 
     def restore(self) -> Checkpoint | None:
-        """The newest valid checkpoint, the same on all workers, if there is one; its clock goes on."""
+        """The newest valid checkpoint, the same on all workers, if there is one; its clock goes on.
+
+        Raises:
+          UserError: there are checkpoints, but none is valid.
+          PeerError: some workers see none where others do. To begin with them would overwrite the run.
+        """
         warn = self.console.warn
         found = self._store.load(warn)
         mine = -1 if found is None else found.update
-        oldest = self._least_over_workers(mine)
-        if oldest != mine:
-            found = self._store.load(warn, oldest) if oldest >= 0 else None
+        newest = self._of_workers(mine)
+        if newest.min() < 0 <= newest.max():
+            raise PeerError(
+                f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
+                f"{newest.argmax()} that of {self._step_name} {newest.max()}: all must share one disk"
+            )
+        if newest.min() != mine:
+            found = self._store.load(warn, int(newest.min()))
         if found is None:
             return None
         self.found = found
@@ -122,10 +132,11 @@ class Session:
         self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
 
-    def _least_over_workers(self, number: int) -> int:
+    def _of_workers(self, number: int) -> np.ndarray:
+        """Every worker's number, int64 [workers]. A collective."""
         numbers = np.zeros(self.runtime.num_workers, np.int64)
         numbers[self.runtime.worker] = number
-        return int(self.runtime.sum_over_workers(numbers).min())
+        return self.runtime.sum_over_workers(numbers)
 
     @property
     def is_saved(self) -> bool:
