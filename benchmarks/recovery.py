@@ -33,6 +33,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.disturbed_run import WORKERS, DisturbedRun
 from tfrl.errors import TrainingError, UserError
+from tfrl.run_folder import read_json
 from tfrl.settings import COUNT, check_ranges
 
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hang": signal.SIGSTOP, "disk": None}
@@ -103,12 +104,12 @@ def _read(path: Path, options: Options) -> dict[str, Any]:
     """The results so far; at first those of the undisturbed run: its weights, and how long phases take."""
     settings = options.flags
     if path.exists():
-        done = json.loads(path.read_text())
-        if done["settings"] != settings:
-            raise UserError(f"{path} is of other settings; give another --results.")
-    elif not os.access(path.parent, os.W_OK):
-        raise UserError(f"--results {path} cannot be written: {path.parent} is no folder to write in.")
+        done = read_json(path) or {}
+        if done.get("settings") != settings:
+            raise UserError(f"{path} holds no results of these settings; give another --results.")
         return done
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--results {path} cannot be written: {path.parent} is no folder to write in.")
     with tempfile.TemporaryDirectory() as folder:
         run = DisturbedRun(Path(folder), options.flags)
         try:

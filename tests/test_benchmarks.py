@@ -1,5 +1,6 @@
 """Benchmarks: what they could not do is refused before they measure, and Ctrl-C lets their trainers save."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused, environment
+from refusals import refusal
 
-from benchmarks import command, learning, throughput
+from benchmarks import command, learning, recovery, throughput
 from tfrl.envs.games import published_curve
 from tfrl.errors import TrainingError
 
@@ -117,6 +119,16 @@ def test_emulated_bfloat16_is_left_out_and_said_so(capfd):
     else:
         assert found == ["float32", "bfloat16"] and not told  # a GPU
     assert throughput.precisions("bfloat16, float32") == ["bfloat16", "float32"]
+
+
+def test_trials_are_added_to_those_in_the_results_file(tmp_path):
+    path, options = tmp_path / "recovery.json", recovery.Options()
+    done = {"settings": options.flags, "weights": "0", "seconds": {}, "trials": [{"fault": "kill"}]}
+    path.write_text(json.dumps(done))
+    assert recovery._read(path, options) == done
+    for other in ("[]", "{", json.dumps(done | {"settings": []})):
+        path.write_text(other)
+        assert "recovery.json holds no results of these settings;" in refusal(recovery._read, path, options)
 
 
 # Children

@@ -1,9 +1,11 @@
 """Evaluation, videos and trajectories: against scripted envs, and with policies read back from files."""
 
+import dataclasses
 import json
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,8 @@ import pytest
 from made_runs import make_run
 from refusals import refusal
 
-from tfrl import collect, envs, evaluate, policy_files, record, video
+from tfrl import collect, envs, evaluate, policy_files, record, runs, video
+from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config, parse
 from tfrl.episodes import LEVEL_SETS, level_spec, play
 from tfrl.errors import UserError
@@ -216,6 +219,31 @@ def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_
     assert [path.name for path in (made / policy_files.BEST_FILE).parent.iterdir()] == ["best.npz"]
 
 
+def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
+    from tfrl import evaluator
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
+    path = shutil.copytree(run, tmp_path / "run")
+    config = dataclasses.replace(runs.settings(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
+    store = CheckpointStore(path / "checkpoints", keep=2)
+    learner = {f"weights/{name}": value for name, value in np.load(path / "export" / "weights.npz").items()}
+    store.save(1, learner=learner, worker_part={}, env_steps=config.batch_size)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def wait(_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        store.save(config.num_updates, learner={}, worker_part={}, env_steps=config.total_steps)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
+    try:
+        assert evaluator.follow(config, sleep=wait) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().out
+    assert "warning: 16,384 env steps are not in TensorBoard: File too large." in said
+    assert "16,384 env steps: return train" in said and "The run is complete." in said
+
+
 def test_a_policy_of_other_observations_is_refused(run):
     with pytest.raises(UserError, match="observations"):
         evaluate.main([str(run), "--envs", "coinrun"])
@@ -300,6 +328,15 @@ def test_a_run_is_recorded(kind, run):
     assert (tile.max(axis=2) > 200).mean() == pytest.approx(2 / 50 * 0.5, abs=0.01)  # ball and paddle
     assert frames[-1].mean() < frames[-2].mean()  # episodes that are over are darker
     assert not list((run / "videos").glob(".*"))
+
+
+def test_a_recording_that_is_cut_off_leaves_nothing(tmp_path):
+    def interrupted(observations, uniforms):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record.save(interrupted, Config(env="catch"), tmp_path / "video.mp4", record.Options())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_video_is_in_tensorboard(run):

@@ -283,6 +283,16 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
+def test_only_whole_videos_are_shown(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "videos").mkdir()
+    for name in ("fruitbot-test-1.mp4", ".fruitbot-test-2.mp4.tmp.mp4"):  # the second is being written
+        (run / "videos" / name).write_bytes(b"moving pictures")
+    loaded = [runs.load(run)]
+    page = report_page.render(loaded, comparison.group(loaded), {})
+    assert "fruitbot-test-1.mp4" in page and "fruitbot-test-2" not in page
+
+
 # Status
 
 

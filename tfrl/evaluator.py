@@ -59,7 +59,10 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
                 else:
                     player.set_weights(source.weights)
                 found = _evaluate(player, source, config.eval_episodes)
-                events.scalars(source.env_steps, found)
+                try:
+                    events.scalars(source.env_steps, found)
+                except OSError as error:  # as in training, a full disk costs a point of the curves
+                    console.warn(f"{source.env_steps:,} env steps are not in TensorBoard: {error.strerror}.")
                 returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
         sleep(POLL_EVERY)

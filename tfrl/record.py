@@ -111,9 +111,10 @@ def save(
             )
         staged.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            staged.unlink()  # it may be what fills the disk
         raise UserError(f"cannot write {path}: {error.strerror or str(error).splitlines()[0]}.") from None
+    finally:
+        with contextlib.suppress(OSError):  # after a Ctrl-C, too; and it may be what fills the disk
+            staged.unlink()
     return grid.preview
 
 

@@ -140,7 +140,8 @@ def _aggregates(groups: Sequence[Group]) -> str:
 
 
 def _videos(runs: Sequence[Run]) -> str:
-    files = [f for run in runs for f in sorted((run.path / "videos").glob("*.*"), key=_written)[-2:]]
+    # A name that begins with a dot is of a video that is being written, or was cut off.
+    files = [f for run in runs for f in sorted((run.path / "videos").glob("[!.]*.*"), key=_written)[-2:]]
     shown = []
     for file in files:
         if len(shown) == _MOST_VIDEOS or file.stat().st_size > _VIDEO_LIMIT:
