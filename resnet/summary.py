@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from resnet.config import Config
 from resnet.data import Dataset
 from tfrl.checkpoint import Checkpoint
 from tfrl.distribute import Runtime
-from tfrl.summary import folder, hardware, network
+from tfrl.summary import folder, hardware, network, tensorboard
 
 
 def rows(
@@ -66,4 +67,4 @@ def table(config: Config, result: Mapping[str, float]) -> tuple[list[str], list[
 
 def next_commands(config: Config) -> list[str]:
     """What to type after a run."""
-    return [f"python -m resnet.evaluate {config.run_dir}", f"tensorboard --logdir {config.logdir}"]
+    return [shlex.join(["python", "-m", "resnet.evaluate", str(config.run_dir)]), tensorboard(config)]

@@ -25,7 +25,7 @@ from tfrl.console import Console
 console = Console(enabled=ENABLED, interval=0.1)
 console.summary({"game": "fruitbot", "run folder": "/a folder/[bold]logs[/bold]/" + "x" * 90})
 console.start(25_000_000, 24_000_000)
-console.message("compiling")
+console.message("compiling :cat:")
 console.phase("updating")
 console.advance_to(24_008_192.5)
 time.sleep(1.5)  # several refreshes, also on a busy machine
@@ -59,7 +59,7 @@ def test_plain_lines_in_a_pipe():
         r"return 3\.21 \(normalised 0\.14\) \| collecting",
         after[0],
     )
-    assert "compiling" in lines and "warning: the disk is full" in lines
+    assert "compiling :cat:" in lines and "warning: the disk is full" in lines
     assert lines[-6:] == [
         "levels  return",
         "train   3.2",
@@ -139,7 +139,7 @@ def test_live_display_fits_the_terminal(columns):
     assert any("━" in line and "24,016,384 / 25,000,000 env steps" in line for line in live)
     wanted = r"collecting · 121 steps/s · return 3\.21 \(normalised 0\.14\) · elapsed \d+ s"
     assert any(re.fullmatch(wanted, line.rstrip()) for line in live)
-    assert "warning: the disk is full" in text and "\x1b[33m" in output.decode()
+    assert "compiling :cat:" in text and "warning: the disk is full" in text and "\x1b[33m" in output.decode()
     assert output.rstrip().endswith(b"python -m tfrl.record logs/x") and b"\x1b[?25h" in output
 
 

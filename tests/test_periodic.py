@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl import periodic, policy_files, results, runs, suite, train
+from tfrl import periodic, policy_files, results, runs, suite, summary, train
 from tfrl.errors import TrainingError, UserError
 from tfrl.settings import to_yaml
 
@@ -292,3 +292,8 @@ def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
 
 def test_settings_know_the_video_flag(small):
     assert "record_every: 0" in to_yaml(small())
+
+
+def test_commands_to_type_next_are_what_a_shell_takes(small):
+    config = small(logdir="my logs")
+    assert summary.folder(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}

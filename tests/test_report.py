@@ -321,11 +321,13 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     assert status.row(half_run, now)[6].endswith("min")
     assert status.row(half_run, now + 3600)[1] == "interrupted"
     damaged = make_run(tmp_path, seed=3)
+    make_run(tmp_path, env="maze", run_name="[b]:cat:")
     (damaged / "config.yaml").write_text(json.dumps({"nothing": 1}))
     assert status.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert f"{finished.name} done" in shown and f"{half_run.name} running" in shown  # in one line each
     assert "unknown setting" in " ".join(shown.split())
+    assert "[b]:cat:" in shown
     with pytest.raises(UserError, match="unknown setting 'nothing'"):
         status.main([str(damaged)])
     with pytest.raises(UserError, match="does not exist"):

@@ -267,7 +267,7 @@ class _Terminal(_View):
     """A live bar with other lines above it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = RichConsole(file=stream, highlight=False, markup=False)
+        self._console = RichConsole(file=stream, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
 
     def start(self, progress: Progress) -> None:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             if path == folder:
                 raise
             table.add_row(path.name, str(error))
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 
 

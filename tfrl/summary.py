@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tfrl.checkpoint import Checkpoint
 from tfrl.config import Config
 from tfrl.distribute import Runtime
@@ -62,4 +64,9 @@ def hardware(runtime: Runtime) -> dict[str, str]:
 
 def folder(config: RunSettings) -> dict[str, str]:
     """Where any trainer writes."""
-    return {"run": str(config.run_dir), "curves": f"tensorboard --logdir {config.logdir}"}
+    return {"run": str(config.run_dir), "curves": tensorboard(config)}
+
+
+def tensorboard(config: RunSettings) -> str:
+    """The command that shows any trainer's curves, as a shell takes it."""
+    return shlex.join(["tensorboard", "--logdir", config.logdir])

@@ -186,7 +186,7 @@ class Trainer:
                 )
                 results.write(config.run_dir, outcome)
         if session.runtime.is_chief:
-            session.console.results(*results.table(outcome), [f"tensorboard --logdir {config.logdir}"])
+            session.console.results(*results.table(outcome), [summary.tensorboard(config)])
         return self._leave(0)
 
     def _results(self) -> dict[str, object]:
