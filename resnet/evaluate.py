@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,8 @@ from tfrl.run_folder import SETTINGS_FILE, is_of
 from tfrl.settings import RANGES, Range, check_ranges
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from tfrl.distribute import Runtime
 
 _USAGE = "python -m resnet.evaluate RUN"
@@ -50,20 +53,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, int]:
-    """Loads the exported model under a strategy: its mean loss, hits and number of images of the test set."""
-    import keras
+    """Loads the exported model under a strategy: its mean loss, hits and number of images of the test set.
+
+    Raises UserError if the model cannot be read.
+    """
     import tensorflow as tf
 
     from resnet import data, learner
-    from resnet.export import KERAS_FILE, SAVED_MODEL
 
     runtime = _runtime(config, options)
     with runtime.strategy.scope():
-        if options.format == "keras":
-            model = keras.models.load_model(run / "export" / KERAS_FILE)
-        else:
-            saved = tf.saved_model.load(str(run / "export" / SAVED_MODEL))  # holds the variables
-            model = saved.serve
+        model = _load(run / "export", options.format)
     data.prepare(config.dataset)
     split = data.load(config.dataset, config.image_size).test
 
@@ -74,6 +74,22 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     share = data.Share(config.batch_size, replicas=runtime.local_replicas)
     loss, hits = learner.test(runtime, sums, share.batches(split, data.in_file_order(split)))
     return loss, hits, len(split)
+
+
+def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    import keras
+    import tensorflow as tf
+
+    from resnet.export import KERAS_FILE, SAVED_MODEL
+
+    path = export / (KERAS_FILE if kind == "keras" else SAVED_MODEL)
+    try:
+        if kind == "keras":
+            return keras.models.load_model(path)
+        saved = tf.saved_model.load(str(path))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, tf.errors.OpError):
+        raise UserError(f"{path} cannot be read: it is damaged, or was not written to its end.") from None
+    return lambda images: saved.serve(images)  # and not `saved.serve` alone: `saved` holds the variables
 
 
 def _runtime(config: Config, options: Options) -> Runtime:

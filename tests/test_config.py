@@ -174,7 +174,7 @@ def test_the_overview_names_every_command_and_the_version(capsys):
 def test_settings_import_neither_tensorflow_nor_envs():
     code = "import sys, tfrl.config, tfrl.run_folder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"tensorflow", "keras", "procgen", "gym", "gymnasium"} & {*done.stdout.split()}
+    assert not {"tensorflow", "keras", "procgen", "gym"} & {*done.stdout.split()}
 
 
 # Bad settings

@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refusal
 
 import tfrl.config as ppo
 from resnet import learner, pictures, trainer
@@ -282,6 +284,18 @@ def test_evaluate_needs_a_finished_run(tmp_path, finished):
         _settings(tmp_path, Options())
     with pytest.raises(UserError, match="needs --strategy mirrored"):
         _settings(finished[0], Options(replicas=2))
+
+
+@pytest.mark.parametrize(
+    "kind, file", [("keras", "model.keras"), ("saved-model", "saved_model/saved_model.pb")]
+)
+def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind, file):
+    path = shutil.copytree(finished[0], tmp_path / "run")
+    options = Options(format=kind)
+    whole = (path / "export" / file).read_bytes()
+    for damage in (lambda f: f.write_bytes(whole[:100]), lambda f: f.write_bytes(b"no model"), Path.unlink):
+        damage(path / "export" / file)
+        assert "cannot be read: it is damaged" in refusal(evaluate, path, _settings(path, options), options)
 
 
 # Into the agents
