@@ -414,11 +414,19 @@ def test_trajectories_are_what_the_envs_did():
         np.testing.assert_allclose(returns, played.returns[:, episode])
 
 
-def test_plain_tfds_loads_the_data_set(run, tmp_path):
+def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
+    """Of a command that was cut off at first, which leaves nothing that could be taken for one."""
     import tensorflow_datasets as tfds
+
+    def interrupted(self, rewards, first):
+        raise KeyboardInterrupt
 
     out = tmp_path / "data"
     arguments = [str(run), "--episodes", "8", "--shard-episodes", "3", "--out", str(out)]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(collect.EpisodeBuffer, "after", interrupted)
+        collect.main(arguments)
+    assert not list(tmp_path.iterdir())
     assert collect.main(arguments) == 0
     builder = tfds.builder_from_directory(out)
     assert builder.info.splits["train"].num_shards == 3

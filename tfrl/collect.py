@@ -6,6 +6,7 @@ Any tensorflow-datasets reads it: `tfds.builder_from_directory(DIRECTORY).as_dat
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +65,11 @@ def main(arguments: Sequence[str]) -> int:
     num_envs = min(options.episodes, _ENVS)
     config = dataclasses.replace(source.config, seed=seed)
     spec = level_spec(config, options.levels, num_envs)
+    staged = out.with_name(f".{out.name}.tmp")  # so that a data set that is there is whole
+    shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
     try:
-        out.mkdir(parents=True)
-        writer = _writer(tfds, out, config.env, player.observation_shape, options.shard_episodes)
+        staged.mkdir(parents=True)
+        writer = _writer(tfds, staged, config.env, player.observation_shape, options.shard_episodes)
         play(
             player.greedy if options.greedy else player.sample,
             spec,
@@ -75,8 +78,11 @@ def main(arguments: Sequence[str]) -> int:
             watcher=EpisodeBuffer(num_envs, -(-options.episodes // num_envs), writer),
         )
         writer.close_all()
+        staged.rename(out)
     except OSError as error:
         raise UserError(f"cannot write the data set in {out}: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
     print(out)
     return 0
 

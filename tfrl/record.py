@@ -83,8 +83,7 @@ def save(
     Returns:
       A small version of the beginning, uint8 [T, H, W, 3], for TensorBoard.
 
-    Raises:
-      UserError: the file cannot be written.
+    Raises UserError if the file cannot be written.
     """
     from tfrl import video
 
