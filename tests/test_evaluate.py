@@ -370,6 +370,10 @@ def test_procgen_is_rendered_in_full_size():
         (["run", "--checkpoint", "\u00b2"], "--checkpoint must be last, best or the number"),
         (["run", "--checkpoint", "9" * 5000], "--checkpoint must be last, best or the number"),
         (["--format", "avi"], "--format must be one of"),
+        (
+            ["--random", "coinrun", "--out", "clip"],
+            "--out must be a file that ends in .mp4 or .gif; got 'clip'.",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -78,8 +78,9 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     flags["resnet.evaluate"] = _of_kinds(typing.get_type_hints(resnet_evaluate.Options), {})
     flags["resnet.train"] = _of_kinds(SUPERVISED.flag_kinds, SUPERVISED.aliases)
     for module in (launch, tf_config):
-        names = re.findall(r"--[a-z][a-z-]*", module.parser().format_usage() + module.parser().format_help())
-        flags[module.__name__] = {name: [] for name in dict.fromkeys(names)}
+        # Where the help lists them: its examples have flags of other commands.
+        names = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", module.parser().format_help(), re.MULTILINE)
+        flags[module.__name__] = {name: [] for name in names}
     return flags
 
 

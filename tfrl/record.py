@@ -46,13 +46,15 @@ class Options:
     random: str | None = None
     """A game to show with an untrained policy, without a run."""
     out: str | None = None
-    """The file; None: in the run's videos folder, or RANDOM.mp4 here."""
+    """The file, whose ending decides the format; None: in the run's videos folder, or RANDOM.mp4 here."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Records a video; the exit code."""
     words, options = cli.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
     check_ranges(options, {"episodes": _TILES, "max_steps": COUNT, "seed": NATURAL})
+    if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
+        raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")
