@@ -1,6 +1,7 @@
 """Whether a run may be written where it is told to: nothing of an old one is ever lost."""
 
 import dataclasses
+import resource
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from refusals import refusal
 from tfrl import run_folder
 from tfrl.checkpoint import CheckpointStore
 from tfrl.config import MAY_CHANGE, Config, from_yaml, parse
-from tfrl.run_folder import check_run_folder
+from tfrl.run_folder import check_run_folder, write_text
 from tfrl.settings import to_yaml
 
 
@@ -131,3 +132,16 @@ def test_a_logdir_that_cannot_be_written(tmp_path):
     for logdir in (file, file / "below", nowhere, "/proc"):
         config = dataclasses.replace(Config(), logdir=str(logdir))
         assert "choose another --logdir" in refusal(check_run_folder, config)
+
+
+def test_a_text_that_does_not_fit_on_the_disk_leaves_the_one_before_and_nothing_else(tmp_path):
+    path = tmp_path / "config.yaml"
+    write_text(path, "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_text(path, "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("config.yaml", "old")]

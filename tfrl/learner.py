@@ -169,6 +169,7 @@ def _make_collector(config: Config, runtime: Runtime) -> Collector:
         distribution_mode=config.distribution_mode,
         num_levels=config.num_levels,
         start_level=config.start_level,
+        # A few step tens of thousands of frames a second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
     )
     indices = runtime.local_envs(config.num_envs)

@@ -24,7 +24,7 @@ class RewardNormalizer:
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
-        self._count, self._mean, self._variance = 1e-4, 0.0, 1.0
+        self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # Baselines' RunningMeanStd begins so
 
     def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Normalised rewards.

@@ -27,7 +27,7 @@ class Periodic:
 
     Args:
       config: the settings.
-      session: this process's part of the run, its folder open.
+      session: this process's part of the run, its folder open by the time of the first call.
     """
 
     def __init__(self, config: Config, session: Session) -> None:

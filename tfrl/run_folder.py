@@ -1,5 +1,6 @@
 """May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -109,10 +110,21 @@ def is_of(run: Path, setting: str) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: whoever reads it finds the old text or the new. Raises OSError."""
+    """Writes a file in one step: whoever reads it finds the old text or the new, also after a power failure.
+
+    Raises OSError, and leaves nothing else behind.
+    """
     staged = path.with_name(f"{path.name}.tmp")
-    staged.write_text(text, encoding="utf-8")
-    staged.replace(path)
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

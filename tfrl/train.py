@@ -52,6 +52,7 @@ class Trainer:
         self._config = config
         self._session = session
         self._learner = Learner(config, session)
+        self._periodic = Periodic(config, session)
         self._pending: _Update | None = None  # whose evaluation is not done
         self._evaluation: dict[str, float] = {}
 
@@ -158,7 +159,6 @@ class Trainer:
         if session.found is None:
             precision = session.runtime.precision
             session.writer.layout(*hyperparameters(dataclasses.replace(config, precision=precision)))
-        self._periodic = Periodic(config, session)
         parameters = self._learner.agent.num_parameters
         session.console.summary(summary.rows(config, session.runtime, parameters, session.found, logged))
         session.console.start(config.num_updates * config.batch_size, self._env_steps)
