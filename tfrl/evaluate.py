@@ -18,10 +18,9 @@ from tfrl.envs.games import normalized_return
 from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
-from tfrl.run_folder import check_writable, write_text
+from tfrl.run_folder import EVALUATION_FILE, check_writable, write_text
 from tfrl.settings import NATURAL, check_ranges
 
-EVALUATION_FILE = "eval.json"
 _USAGE = "python -m tfrl.evaluate RUN"
 
 

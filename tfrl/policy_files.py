@@ -18,8 +18,8 @@ from tfrl.checkpoint import CheckpointStore, pack_json, unpack_json
 from tfrl.config import Config
 from tfrl.errors import UserError
 from tfrl.flags import shown
+from tfrl.run_folder import BEST_FILE
 
-BEST_FILE = "checkpoints/best.npz"
 WEIGHTS_FILE = "weights.npz"
 _PREFIX = "weights/"
 _INFO = "info"

@@ -15,7 +15,7 @@ from tfrl.comparison import Group
 from tfrl.envs.games import published_scores
 from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
-from tfrl.run_folder import read_json
+from tfrl.run_folder import EVALUATION_FILE, read_json
 from tfrl.runs import Run, level_set_title, published_applies
 
 _MOST_VIDEOS = 4
@@ -164,7 +164,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
     """What `python -m tfrl.evaluate` found of these runs."""
     rows = []
     for run in runs:
-        parts = (read_json(run.path / "eval.json") or {}).get("evaluations")
+        parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
         for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
             names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
             names += ("normalized_return", "solve_rate", "length_mean")

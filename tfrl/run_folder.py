@@ -17,11 +17,13 @@ from tfrl.metrics import PROGRESS_FILE, logged_steps
 
 SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
+EVALUATION_FILE = "eval.json"
+BEST_FILE = "checkpoints/best.npz"
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
 # Nothing of this is there before a first checkpoint.
-_LATER = (RESULTS_FILE, "export", "checkpoints/best.npz")
+_LATER = (RESULTS_FILE, "export", BEST_FILE)
 
 
 class RunSettings(Protocol):
