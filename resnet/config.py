@@ -166,10 +166,10 @@ def default_run_name(config: Config) -> str:
 
 
 def _complete(config: Config) -> Config:
-    """With the data set's full name and a name for the run."""
+    """With the data set's full name, and the run's folder."""
     config = dataclasses.replace(config, dataset=full_name(config.dataset))
     name = default_run_name(config) if config.run_name is None else config.run_name
-    return dataclasses.replace(config, run_name=name)
+    return dataclasses.replace(config, run_name=name, logdir=settings.expand_home(config.logdir))
 
 
 def validate(config: Config) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
+import resnet.config
 from tfrl import __main__ as overview
 from tfrl import commands, completion, suite
 from tfrl.config import PRESETS, Config, check_topology, from_yaml, parse
@@ -40,6 +41,13 @@ def test_derived_settings():
     assert config.num_updates == 3
     assert str(config.run_dir) == "there/coinrun-seed1"
     assert str(Config(env="maze", seed=3).run_dir) == "logs/maze-seed3"
+
+
+def test_a_home_folder_that_the_shell_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
+    assert parse(["--config", settings_file(tmp_path, "logdir: ~/runs")]).logdir == f"{tmp_path}/runs"
+    assert resnet.config.parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
 
 
 @pytest.mark.parametrize("spelled", ["coinrun", "procgen-coinrun-v0", "procgen:procgen-coinrun-v0"])

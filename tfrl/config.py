@@ -249,11 +249,11 @@ def hyperparameters(config: Config) -> tuple[dict[str, Any], set[str]]:
 
 
 def _complete(config: Config) -> Config:
-    """With the game's own name, from any of the spellings that Gym has used, and a name for the run."""
+    """With the game's own name, from any of the spellings that Gym has used, and the run's folder."""
     found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", config.env)
     env = found[1] if found else config.env
     name = default_run_name(env, config.seed) if config.run_name is None else config.run_name
-    return dataclasses.replace(config, env=env, run_name=name)
+    return dataclasses.replace(config, env=env, run_name=name, logdir=settings.expand_home(config.logdir))
 
 
 def validate(config: Config) -> None:

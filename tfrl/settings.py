@@ -7,6 +7,7 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -235,6 +236,11 @@ def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
         value = getattr(config, name)
         if value is not None and not allowed.holds(value):
             raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+
+
+def expand_home(logdir: str) -> str:
+    """With the home folder for `~`, as a shell would have it, but not in `--logdir=~/x` or in a file."""
+    return os.path.expanduser(logdir)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
 
 
 def check_folder_names(config: Run) -> None:
