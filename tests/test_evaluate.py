@@ -16,99 +16,25 @@ import numpy as np
 import pytest
 from made_runs import make_run
 from refusals import refusal
+from scripted import scripted, still
 
 from tfrl import collect, envs, evaluate, policy_files, record, runs, video
 from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config, parse
-from tfrl.episodes import LEVEL_SETS, level_spec, play
+from tfrl.episodes import level_spec, play
 from tfrl.errors import UserError
 
 
-class Scripted:
-    """Env i's episodes take `lengths[i]` steps and return `returns[i]`, all of it at the end."""
-
-    num_actions, observation_shape = 2, (1, 1, 1)
-
-    def __init__(self, lengths, returns):
-        self.num_envs = len(lengths)
-        self._lengths, self._returns = np.array(lengths), np.array(returns, np.float32)
-        self._step = np.zeros(self.num_envs, int)
-        self._first = np.ones(self.num_envs, bool)
-        self._reward = np.zeros(self.num_envs, np.float32)
-
-    def observe(self):
-        return self._reward, np.zeros((self.num_envs, 1, 1, 1), np.uint8), self._first
-
-    def act(self, actions):
-        self._step += 1
-        self._first = self._step % self._lengths == 0
-        self._reward = np.where(self._first, self._returns, 0).astype(np.float32)
-
-    def solved(self):
-        return self._returns > 0
-
-    def close(self):
-        pass
-
-
-def still(observations, uniforms):
-    return np.zeros(len(observations), np.int32)
-
-
-def scripted(monkeypatch, lengths, returns):
-    monkeypatch.setattr(envs, "make", lambda spec, indices: Scripted(lengths, returns))
-    return envs.EnvSpec(name="catch", num_envs=len(lengths), seed=0)
-
-
-def test_short_episodes_do_not_count_more_often(monkeypatch):
-    spec = scripted(monkeypatch, [1, 10, 100], [3.0, 0.0, -3.0])
-    played = play(still, spec, range(3), episodes_each=4)
-    np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
-    np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
-    np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
-
-
-def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
-    asked = []
-
-    def act(observations, uniforms):
-        asked.append(len(observations))
-        return still(observations, uniforms)
-
-    play(act, scripted(monkeypatch, [1, 2, 3], [1, 1, 1]), range(3), episodes_each=2)
-    assert asked == [3, 3, 2, 2, 2, 2], "never a batch of one, which TensorFlow rounds in another way"
-
-
 def test_statistics_of_an_evaluation(monkeypatch):
-    lengths, returns = [2, 3, 4, 5], [0.0, 10.0, 10.0, 20.0]
+    """128 episodes, two in each env."""
+    lengths, returns = [2, 3, 4, 5] * 16, [0.0, 0.0, 1.0, 1.0, 2.0, 8.0, 10.0, 34.0] * 8
     scripted(monkeypatch, lengths, returns)
-    row = evaluate.evaluate_levels(still, Config(env="coinrun"), "test", 4)
-    assert (row["return_mean"], row["return_median"], row["return_iqm"]) == (10.0, 10.0, 10.0)
-    assert row["return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 2)
-    assert row["normalized_return"] == pytest.approx((10 - 5) / (10 - 5))
-    assert (row["solve_rate"], row["length_mean"], row["episodes"]) == (0.75, 3.5, 4)
-
-
-def test_any_worker_plays_the_same_episodes():
-    spec = envs.EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
-
-    def act(observations, uniforms):
-        return (uniforms * 3).astype(np.int32)
-
-    whole = play(act, spec, range(6), episodes_each=5)
-    part = play(act, spec, [1, 4], episodes_each=5)
-    np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
-
-
-@pytest.mark.parametrize("below_the_largest", [0, 1, 2])
-@pytest.mark.parametrize("env", ["coinrun", "catch"])
-def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
-    """Where a run of them ends, hours later."""
-    config = parse(["--env", env, "--seed", str(2**31 - 1 - below_the_largest)])
-    specs = [level_spec(config, level_set, 2) for level_set in LEVEL_SETS]
-    assert len({config.seed, *(spec.seed for spec in specs)}) == 3
-    for spec in specs:
-        assert play(still, spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)
+    row = evaluate.evaluate_levels(still, Config(env="coinrun"), "test", 128)
+    assert (row["return_mean"], row["return_median"], row["return_iqm"]) == (7.0, 1.5, 3.0)
+    # Two episodes of one env are alike here, so they count as one.
+    assert row["return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 8)
+    assert row["normalized_return"] == pytest.approx((7 - 5) / (10 - 5))
+    assert (row["solve_rate"], row["length_mean"], row["episodes"]) == (0.75, 3.5, 128)
 
 
 # A policy from files
@@ -116,19 +42,20 @@ def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """An untrained run of catch whose best policy is another one than its last."""
+    """An untrained run of catch, with two torsos, whose best policy is another one than its last."""
     from tfrl import actor_critic
 
     folder = tmp_path_factory.mktemp("logs")
-    path = make_run(folder, "fruitbot", total_steps=40_000, torso="cookbook", precision="float32")
-    settings = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
-    (path / "config.yaml").write_text(settings)
+    settings = {"torso": "cookbook", "precision": "float32", "share_torso": False}
+    path = make_run(folder, "fruitbot", total_steps=40_000, **settings)
+    text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
+    (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "share_torso": True, "precision": "float32"}
-    weights = actor_critic.build(torso="cookbook", seed=1, **shape).get_weights()
+    network = actor_critic.build(observation_shape=(10, 5, 1), num_actions=3, seed=1, **settings)
+    weights = network.get_weights()
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
-    (path / "export" / "config.yaml").write_text(settings)
+    (path / "export" / "config.yaml").write_text(text)
     policy_files.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
     return path
 
@@ -178,6 +105,19 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
     (tmp_path / "config.yaml").write_text(settings.replace("torso_width: 2\n", ""))  # as older runs have it
     with pytest.raises(UserError, match="another network"):
         evaluate.main([str(tmp_path), "--episodes", "2"])
+
+
+@pytest.mark.parametrize("how", ["sample", "greedy"])
+def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
+    from tfrl import policy
+
+    source = policy_files.find(run, "last")
+    flags = ["--greedy"] if how == "greedy" else []
+    assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
+    (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
+    act = getattr(policy.load(source), how)
+    played = play(act, level_spec(source.config, "train", 20), range(20), episodes_each=1)
+    assert row["return_mean"] == played.returns.mean()
 
 
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):

@@ -1,5 +1,6 @@
 """What a run does besides learning leaves its steps alone, and TensorBoard shows all of it."""
 
+import csv
 import dataclasses
 import math
 import re
@@ -17,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl import periodic, policy_files, results, runs, suite, summary, train
+from tfrl import envs, periodic, policy_files, results, runs, suite, summary, train
+from tfrl.episodes import level_spec, play
 from tfrl.errors import TrainingError, UserError
 from tfrl.settings import to_yaml
 
@@ -45,7 +47,11 @@ def test_evaluations_and_videos_do_not_disturb_the_run(logdir):
 
 def test_the_best_policy_and_the_videos_are_kept(logdir):
     best = policy_files.find(logdir / "watched", "best")
-    assert best.env_steps in (256, 512)
+    with (logdir / "watched" / "progress.csv").open() as file:
+        evaluated = {int(row["env_steps"]): row["eval_test/return"] for row in csv.DictReader(file)}
+    scores = {steps: float(cell) for steps, cell in evaluated.items() if cell}
+    assert list(scores) == [256, 512]
+    assert best.env_steps == max(scores, key=scores.get)
     assert {path.name for path in (logdir / "watched" / "videos").iterdir()} == {
         "catch-test-256.mp4",
         "catch-test-512.mp4",
@@ -75,6 +81,23 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)
     if math.isfinite(gap):
         assert gap == found["eval_train/normalized_return"] - found["eval_test/normalized_return"]
+
+
+def test_each_level_set_is_played_on_its_own_levels(small, learner):
+    """All balls of the one training level fall in one column, which this policy always catches."""
+    config = small(num_levels=1, start_level=7, eval_episodes=32)
+    spec = level_spec(config, "train", 1)
+    column = envs.make(spec).observe()[1][0, 0, :, 0].argmax()
+
+    def towards(observations, uniforms):
+        paddle = observations[:, -1, :, 0].argmax(axis=1)
+        return (np.sign(column - paddle) + 1).astype(np.int32)
+
+    found = periodic.Periodic(config, learner(config).session).evaluate(towards, 0)
+    assert found["eval_train/return"] == 1.0
+    unseen = play(towards, level_spec(config, "test", 32), range(32), episodes_each=1)
+    assert found["eval_test/return"] == unseen.returns.mean() < 0
+    assert found["eval/generalization_gap"] == 1.0 - found["eval_test/return"]
 
 
 def test_an_evaluation_keeps_few_frames(small, learner):
