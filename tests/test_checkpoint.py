@@ -17,6 +17,7 @@ from checkpoints import (
     save,
 )
 
+from tfrl import checkpoint
 from tfrl.checkpoint import (
     CheckpointError,
     CheckpointStore,
@@ -135,6 +136,17 @@ def test_damaged_checkpoint_is_skipped(store, directory, damage, reason):
 
     save(store, 20)
     assert_checkpoint(store.load(fail_on_skip), 20)
+
+
+def test_a_checkpoint_of_another_format_is_skipped(store, monkeypatch):
+    save(store, 10)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "FORMAT", 2)
+        save(store, 20)
+    sentences = []
+    assert_checkpoint(store.load(sentences.append), 10)
+    assert len(sentences) == 1
+    assert "it has format 2, and this version of tfrl reads format 1" in sentences[0]
 
 
 def test_all_damaged_is_an_error(store, directory):

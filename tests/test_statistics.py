@@ -54,14 +54,18 @@ def test_bootstrap_intervals_agree_with_a_slow_reference(statistic):
     np.testing.assert_allclose(fast, slow, atol=0.03)
 
 
-def test_bootstrap_of_a_mean_matches_theory():
+@pytest.mark.parametrize(("confidence", "deviations"), [(0.95, 1.96), (0.5, 0.674)])
+def test_bootstrap_of_a_mean_matches_theory(confidence, deviations):
     draw = np.random.default_rng(0)
     scores = [draw.normal(size=50) for _ in range(4)]
-    low, high = statistics.stratified_bootstrap(scores, statistics.mean, resamples=20_000)
+    low, high = statistics.stratified_bootstrap(
+        scores, statistics.mean, confidence=confidence, resamples=20_000
+    )
     # Strata of equal size: the variance of the mean is the mean of the strata's, over all samples.
     spread = np.sqrt(np.mean([np.var(s) for s in scores]) / 200)
     centre = np.mean(scores)
-    np.testing.assert_allclose((low, high), (centre - 1.96 * spread, centre + 1.96 * spread), atol=0.01)
+    expected = centre - deviations * spread, centre + deviations * spread
+    np.testing.assert_allclose((low, high), expected, atol=0.01)
 
 
 def test_bootstrap_draws_within_games_only():
@@ -113,6 +117,16 @@ def test_curves_over_seeds_count_each_run_as_far_as_it_goes():
     assert steps[0] == 0 and steps[-1] == 20
     assert mean[0] == 1 and mean[5] == pytest.approx(1.5) and mean[-1] == 2
     assert (low <= mean).all() and (mean <= high).all()
+
+
+def test_curves_that_begin_at_other_steps_are_shown_from_the_first_of_them():
+    early = np.array([0.0, 10.0]), np.array([0.0, 1.0])
+    late = np.array([5.0, 20.0]), np.array([4.0, 4.0])
+    steps, mean, low, high = statistics.over_seeds([early, late], points=21)
+    np.testing.assert_array_equal(steps, np.arange(21))
+    np.testing.assert_allclose(mean[[0, 4, 5, 10, 11, 20]], [0.0, 0.4, 2.25, 2.5, 4.0, 4.0])
+    np.testing.assert_allclose(low[[4, 5, 10, 11]], [0.4, 0.5, 1.0, 4.0])
+    np.testing.assert_allclose(high[[4, 5, 10, 11]], [0.4, 4.0, 4.0, 4.0])
 
 
 def test_equal_steps_are_kept_as_they_are():
