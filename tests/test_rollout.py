@@ -97,12 +97,29 @@ def test_a_state_continues_the_same_rollouts_on_another_number_of_replicas(name)
     assert first.shape == (ENVS,)
 
 
+@pytest.mark.parametrize(("each", "group"), [(8, 4), (6, 3), (5, 5), (4, 2), (2, 2), (1, 1)])
+def test_envs_step_in_two_groups_of_two_or_more(each, group):
+    """While the policy looks at one, the other steps; a batch of one would be rounded in another way."""
+    seen = []
+
+    class Looking(Policy):
+        def act(self, observations, uniforms):
+            seen.append(observations.shape[:2])
+            return super().act(observations, uniforms)
+
+    spec = EnvSpec("catch", num_envs=2 * each, seed=2, num_levels=0)
+    collector = Collector(spec, range(2 * each), replicas=2, num_steps=3)
+    collector.collect(Looking(3), random.action_uniforms(1, 0, range(2 * each), 3), lambda t: None)
+    assert seen == [(2, group)] * (4 * each // group)  # three steps and the last values
+
+
 def test_every_step_is_reported():
-    steps = []
     collector = Collector(spec("catch"), range(ENVS), replicas=1, num_steps=STEPS)
-    rollout = collector.collect(Policy(3), uniforms(0), steps.append)
-    assert steps == list(range(1, STEPS + 1))
-    assert 0 <= rollout.env_wait_seconds <= rollout.seconds
+    for _ in range(20):  # each with a clock of its own
+        steps = []
+        rollout = collector.collect(Policy(3), uniforms(0), steps.append)
+        assert steps == list(range(1, STEPS + 1))
+        assert 0 < rollout.env_wait_seconds < rollout.seconds
 
 
 def test_observations_are_aligned_so_that_tensorflow_reads_them_in_place():
