@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl import random
 from tfrl.errors import TrainingError
-from tfrl.learner import minibatches
 
 UPDATES = 3
 
@@ -32,7 +32,7 @@ def largest_difference(found, expected):
     return max(np.abs(found[k] - w).max() / max(np.abs(w).max(), 1e-3) for k, w in expected.items())
 
 
-# The oracle: nothing below uses tfrl's returns, losses, distributions, random numbers or optimizer
+# The oracle: nothing of it uses tfrl's returns, losses, distributions or optimizer
 
 
 def oracle_gae(rollout, gamma, lam):
@@ -71,7 +71,9 @@ def oracle_minibatch(network, config, rollout, steps):
     eps = config.clip_ratio
     policy_loss = -tf.minimum(ratio * advantage, tf.clip_by_value(ratio, 1 - eps, 1 + eps) * advantage)
     clipped = old_value + tf.clip_by_value(value - old_value, -eps, eps)
-    value_loss = 0.5 * tf.maximum((value - target) ** 2, (clipped - target) ** 2)
+    value_loss = 0.5 * (value - target) ** 2
+    if config.clip_value:
+        value_loss = tf.maximum(value_loss, 0.5 * (clipped - target) ** 2)
     entropy = -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=1)
     means = {
         "policy_loss": policy_loss,
@@ -86,7 +88,12 @@ def oracle_minibatch(network, config, rollout, steps):
 
 
 def off_policy_rollout(learner):
-    """A rollout that seems to come from another policy and critic, so that both clips are at work."""
+    """A rollout that seems to come from another policy and critic, so that both clips are at work.
+
+    The policy is given preferences first: where it is uniform, as at the start, the entropy has no gradient.
+    """
+    kernel = learner.agent.network.actor.head.kernel
+    kernel.assign(100 * kernel)
     rollout = learner.collect()
     rng = np.random.default_rng(0)
     rollout.log_probs += rng.normal(0, 0.2, rollout.log_probs.shape).astype(np.float32)
@@ -96,11 +103,12 @@ def off_policy_rollout(learner):
 
 
 def test_metrics_are_those_of_a_float64_computation(small, learner):
-    config = small(lr=0.0)  # the weights stay as they are
+    config = small(lr=0.0, seed=3)  # the weights stay as they are
     agent = learner(config)
+    agent.session.step = 5
     rollout = off_policy_rollout(agent)
-    steps = minibatches(config, 0, agent.collector.indices, 1)
-    steps = steps[0].reshape(-1, config.num_envs, 4)  # [E * M, B, T / M]
+    steps = random.minibatch_steps(3, 5, range(8), num_steps=16, epochs=2, num_minibatches=4)
+    steps = steps.reshape(-1, 8, 4)  # [E * M, B, T / M]
     oracles = [oracle_minibatch(agent.agent.network, config, rollout, s) for s in steps]
     metrics = agent.learn(rollout)
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"):
@@ -114,10 +122,17 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
     assert metrics["train/learning_rate"] == 0.0
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.05, 100.0])
-def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner, max_grad_norm):
-    config = small(epochs=1, num_minibatches=1, lr=0.01, max_grad_norm=max_grad_norm)
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"max_grad_norm": 0.05, "anneal_lr": True}, 0.0025),  # it is the seventh update of eight
+        ({"max_grad_norm": 100.0, "clip_value": False}, 0.01),
+    ],
+)
+def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner, changes, rate):
+    config = small(epochs=1, num_minibatches=1, lr=0.01, entropy_coef=0.1, **changes)
     agent = learner(config)
+    agent.session.step = 6
     rollout = off_policy_rollout(agent)
     network, before = agent.agent.network, weights(agent)
     names = list(network.named_variables)
@@ -129,16 +144,20 @@ def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner,
     metrics = agent.learn(rollout)
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)  # before clipping
     assert 0.05 < norm < 100
+    assert metrics["train/learning_rate"] == rate
     for name, grad in zip(names, grads, strict=True):
-        grad = grad * min(1.0, max_grad_norm / norm)
+        grad = grad * min(1.0, config.max_grad_norm / norm)
         # Adam's first step: the bias corrections leave g / (|g| + epsilon), the latter scaled.
         scaled_epsilon = config.adam_epsilon / np.sqrt(0.001)
-        step = config.lr * grad / (np.abs(grad) + scaled_epsilon)
-        np.testing.assert_allclose(agent.weights()[name], before[name] - step, rtol=0, atol=config.lr * 2e-3)
+        step = rate * grad / (np.abs(grad) + scaled_epsilon)
+        np.testing.assert_allclose(agent.weights()[name], before[name] - step, rtol=0, atol=rate * 2e-3)
 
 
-def test_the_first_ratio_is_1(small, learner):
-    for _, metrics in train(learner(small(lr=3e-3))):
+@pytest.mark.parametrize(("precision", "updates"), [("float32", UPDATES), ("bfloat16", 1)])
+def test_the_first_ratio_is_1(small, learner, precision, updates):
+    agent = learner(small(lr=3e-3, precision=precision))
+    assert agent.agent.network.actor.torso.get_layer("conv1").compute_dtype == precision
+    for _, metrics in train(agent, updates):
         assert metrics["train/first_ratio_error"] < 1e-5
         assert metrics["train/approx_kl"] > 0  # though the policy does move after it
 
@@ -166,6 +185,7 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
     assert largest_difference(agent.weights(), expected_weights) < 1e-5
     for variable in agent.agent.network.named_variables.values():
         first, *others = map(np.asarray, agent.session.runtime.local_results(variable.value))
+        assert len(others) == replicas - 1
         assert all((first == other).all() for other in others)
 
 
@@ -194,6 +214,20 @@ def test_the_kl_stop_ends_the_update_early(small, learner):
     agent = learner(small(target_kl=1e9, lr=1e-2))
     agent.learn(agent.collect())
     assert steps_taken(agent) == 8
+
+
+def test_the_kl_stop_and_the_ratio_error_are_those_of_all_replicas(small, learner):
+    """One of two seems to have moved, by as much in each sample: the mean is half its divergence."""
+    agent = learner(small(replicas=2, lr=0.0, target_kl=0.004))
+    # Divergences of 0.005 and 0.021: its own would end the first update, and the other's never the second.
+    for moved, log_ratio, steps in ((0, 0.1, 8), (1, 0.2, 8 + 1)):
+        rollout = agent.collect()
+        rollout.log_probs[moved] -= log_ratio
+        metrics = agent.learn(rollout)
+        assert steps_taken(agent) == steps
+        divergence = np.exp(log_ratio) - 1 - log_ratio
+        assert metrics["train/approx_kl"] == pytest.approx(divergence / 2, rel=1e-3)  # of the steps taken
+        assert metrics["train/first_ratio_error"] == pytest.approx(np.exp(log_ratio) - 1, rel=1e-4)
 
 
 def test_separate_torsos_learn_at_their_own_rates(small, learner):
@@ -254,10 +288,10 @@ def test_the_torso_is_as_wide_as_asked_for(small, learner):
 def test_sampled_actions_follow_the_policy(small, learner):
     agent = learner(small())
     observations = agent.collect().observations[0, 0]
-    logits = agent.agent.network(tf.constant(observations))[0].numpy()
+    logits, expected_values = (x.numpy() for x in agent.agent.network(tf.constant(observations)))
     actions, log_probs, values = agent.agent.act(observations[None], np.full((1, 8), 0.7, np.float32))
     np.testing.assert_array_equal(agent.agent.sample(observations, np.full(8, 0.7, np.float32)), actions[0])
     np.testing.assert_allclose(
         log_probs[0], logits[range(8), actions[0]] - np.log(np.exp(logits).sum(1)), 1e-4
     )
-    assert values.shape == (1, 8)
+    np.testing.assert_allclose(values[0], expected_values, rtol=1e-5, atol=1e-6)
