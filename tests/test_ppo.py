@@ -122,6 +122,16 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
     assert metrics["train/learning_rate"] == 0.0
 
 
+@pytest.mark.parametrize(("value", "explained"), [(None, 0.0), (0.5, 1.0)])
+def test_of_targets_that_are_all_the_same_only_the_same_values_explain_all(small, learner, value, explained):
+    agent = learner(small(gamma=0.0))
+    rollout = agent.collect()
+    rollout.rewards[:] = 0
+    if value is not None:
+        rollout.values[:] = value
+    assert agent.learn(rollout)["train/explained_variance"] == explained
+
+
 @pytest.mark.parametrize(
     ("changes", "rate"),
     [

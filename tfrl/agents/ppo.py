@@ -206,8 +206,10 @@ class PPOAgent:
         sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
         mean, variance = _moments(sums[0], self._global_minibatch)
         moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
-        variances = [_moments(s, config.batch_size)[1] for s in sums[1:]]
-        explained = 1.0 - tf.math.divide_no_nan(variances[1], variances[0])
+        varies, unexplained = (_moments(s, config.batch_size)[1] for s in sums[1:])
+        # Of targets that do not vary, values that do explain nothing (scikit-learn's convention).
+        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
+        explained = 1.0 - share
         return batch, moments, tf.cast(explained, tf.float32)
 
     def _train_step(
