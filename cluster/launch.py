@@ -35,12 +35,12 @@ LONGEST_GRACE = 86400.0  # seconds: a day
 
 
 class StopSignals:
-    """Takes note of SIGTERM and Ctrl-C: the first one to pass on, and whether Ctrl-C came again."""
+    """Takes note of what tells it to stop: the first one to pass on, and whether Ctrl-C came again."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.kill = False
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in commands.heeded_signals():
             signal.signal(signum, self._take)
 
     def _take(self, signum: int, _: FrameType | None) -> None:

@@ -1,12 +1,13 @@
 """Real launchers for the tests; the commands they run are small programs, no TensorFlow."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from processes import ROOT
+from processes import ROOT, hangup
 
 LAUNCH = [sys.executable, "-m", "cluster.launch"]
 PRELUDE = """
@@ -41,7 +42,8 @@ class Launch:
         self.folder = folder
         command = [sys.executable, "-S", "-c", PRELUDE + program, str(folder)]
         where = [] if "--hosts" in flags else ["--workers", str(workers)]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options = {"preexec_fn": hangup(signal.SIG_DFL), **pipes, **options}
         environ = {**os.environ, **(environ or {})}
         self.process = subprocess.Popen(
             [*LAUNCH, *where, *flags, "--", *command], cwd=ROOT, env=environ, text=True, **options

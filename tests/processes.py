@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,11 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 def environment():
     """Ours, without what would make the process one of a cluster."""
     return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+
+
+def hangup(handler):
+    """A preexec_fn: SIG_IGN as under nohup, or SIG_DFL, under which the tests themselves may not run."""
+    return lambda: signal.signal(signal.SIGHUP, handler)
 
 
 class Answer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, until
-from processes import ROOT
+from processes import ROOT, hangup
 
 from cluster import output
 
@@ -25,6 +25,17 @@ def test_a_signal_reaches_each_worker_once_and_all_save(tmp_path, signum):
     assert (code, err) == (128 + passed, "")
     for worker in (0, 1):
         assert launch.notes(worker)[2:] == [f"signal {int(passed)}"]
+
+
+def test_a_launcher_that_nohup_started_outlives_its_terminal(tmp_path):
+    launch = Launch(tmp_path, SAVE, preexec_fn=hangup(signal.SIG_IGN))
+    launch.wait_for("ready")
+    launch.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)  # more than the launcher takes to pass a signal on
+    for worker in (0, 1):
+        assert launch.notes(worker)[1:] == ["ready"]
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end()[0] == 130
 
 
 def test_workers_that_were_told_directly_end_the_run(tmp_path):

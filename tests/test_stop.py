@@ -10,7 +10,7 @@ import termios
 import time
 
 import pytest
-from processes import PATIENCE, ROOT
+from processes import PATIENCE, ROOT, hangup
 
 PRELUDE = """
 import hashlib, time
@@ -40,7 +40,8 @@ def start():
     def run(program, **settings):
         command = [sys.executable, "-u", "-c", PRELUDE + program]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes, **settings))
+        settings = {"preexec_fn": hangup(signal.SIG_DFL), **pipes, **settings}
+        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **settings))
         return started[-1]
 
     yield run
@@ -105,7 +106,7 @@ def test_a_terminal_that_closes_is_a_request_to_stop_however_often_it_says_so(st
 
 
 def test_nohup_is_heeded(start):
-    process = start(COMPUTES, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = start(COMPUTES, preexec_fn=hangup(signal.SIG_IGN))
     assert process.stdout.readline() == "computing\n"
     process.send_signal(signal.SIGHUP)
     assert not select.select([process.stdout], [], [], 0.5)[0]

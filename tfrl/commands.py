@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from tfrl.errors import PeerError, TrainingError, UserError
+
+# What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
+STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Those of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
+    return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

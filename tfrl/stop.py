@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.commands import STOP_CODES, heeded_signals
+
 _CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
-_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 NUM_VOTES = len(_CODES)
 _LAST_WORDS = 1.0  # seconds for the sentence of a process that ends at once: its stream may not take any
 
@@ -71,8 +72,7 @@ class StopRequest:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        heeded = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-        handlers = {number: signal.signal(number, self._note) for number in heeded}
+        handlers = {number: signal.signal(number, self._note) for number in heeded_signals()}
         _start(self._listen, reader, on_first, on_second)
         try:
             yield
@@ -83,16 +83,16 @@ class StopRequest:
             os.close(writer)  # which ends the thread
 
     def _note(self, number: int, _frame: Any) -> None:
-        self.exit_code = self.exit_code or _SIGNALS[number]
+        self.exit_code = self.exit_code or STOP_CODES[number]
 
     def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
         """Reads the numbers of signals, a byte each, as they come."""
         first = 0
         while data := os.read(reader, 1):
-            if data[0] not in _SIGNALS or (first and data[0] == signal.SIGHUP):
+            if data[0] not in STOP_CODES or (first and data[0] == signal.SIGHUP):
                 continue
             if first and self.saved:
-                os._exit(_SIGNALS[first])
+                os._exit(STOP_CODES[first])
             if first:
                 _start(on_second).join(_LAST_WORDS)
                 os._exit(1)

@@ -26,7 +26,6 @@ from tfrl.settings import Range, check_ranges
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
 _TRAINER = ("-m", "tfrl.ppo_procgen")
-_TOLD = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
 _POLL_EVERY = 0.2  # seconds
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
@@ -101,14 +100,12 @@ class _Runs:
                 while self._to_pass_on:
                     self._tell(self._to_pass_on.pop(0))
                 self._reap()
-        return self._code or _TOLD.get(self._signal, 0), self._failed
+        return self._code or commands.STOP_CODES.get(self._signal, 0), self._failed
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Heeds signals inside, and leaves no run behind, out of everybody's reach, where it fails itself."""
-        # nohup has SIGHUP ignored.
-        heeded = [w for w in _TOLD if w != signal.SIGHUP or signal.getsignal(w) != signal.SIG_IGN]
-        before = {which: signal.signal(which, self._take) for which in heeded}
+        before = {which: signal.signal(which, self._take) for which in commands.heeded_signals()}
         try:
             yield
         finally:
