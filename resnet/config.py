@@ -113,6 +113,11 @@ class Config(Run, Hardware, Learning, Task):
         return options | ({"width": self.width} if entry.has_width else {})
 
     @property
+    def may_change(self) -> frozenset[str]:
+        """What the run may go on with otherwise than it began."""
+        return settings.MAY_CHANGE | {"pictures"}
+
+    @property
     def in_parts(self) -> bool:
         """Not all of it: batch normalization needs whole batches, and tests take them."""
         return False
@@ -140,9 +145,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """What each preset changes in Config's defaults."""
-
-MAY_CHANGE = settings.MAY_CHANGE | {"pictures"}
-"""What a run may go on with otherwise than it began."""
 
 MOST_IMAGES = 1_000_000
 """Of a gradient step or a test, at once."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.config import MAY_CHANGE, check_topology, from_yaml, parse
+from resnet.config import check_topology, from_yaml, parse
 from tfrl import commands, tf_config
 from tfrl.errors import UserError
 from tfrl.quiet import quiet_start
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     workers = 1 if cluster is None else cluster.num_workers
     check_topology(config, workers * max(1, config.replicas))
-    with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
+    with take_run(config, cluster, from_yaml) as config:
         with quiet_start():
             from resnet import trainer
         return trainer.train(config, cluster)

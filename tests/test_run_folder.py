@@ -9,13 +9,13 @@ from refusals import refusal
 
 from tfrl import run_folder
 from tfrl.checkpoint import CheckpointStore
-from tfrl.config import MAY_CHANGE, Config, from_yaml, parse
+from tfrl.config import Config, from_yaml, parse
 from tfrl.run_folder import check_run_folder, write_text
 from tfrl.settings import to_yaml
 
 
 def check_run(config):
-    return run_folder.check_run(config, from_yaml, MAY_CHANGE)
+    return run_folder.check_run(config, from_yaml)
 
 
 def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
@@ -42,6 +42,13 @@ def test_the_same_command_goes_on_with_its_run(tmp_path):
     check_run(dataclasses.replace(config, resume="must"))
     free = {"total_steps": 50_000_000, "replicas": 2, "micro_batch": 512, "keep_checkpoints": 9}
     check_run(dataclasses.replace(config, **free))
+
+
+def test_a_run_that_is_annealed_over_its_length_keeps_it(tmp_path):
+    config = run_of(tmp_path, "--anneal-lr")
+    longer = dataclasses.replace(config, total_steps=50_000_000)
+    assert "--total-steps 25000000 there, 50000000 here. Give" in refusal(check_run, longer)
+    check_run(dataclasses.replace(config, replicas=2))
 
 
 def test_other_settings_do_not_touch_a_run(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from processes import PATIENCE, ROOT, Answer, Training, environment, rows, steps_done, train
 
 from tfrl import run_lock, tf_config
-from tfrl.config import MAY_CHANGE, Config, from_yaml
+from tfrl.config import Config, from_yaml
 from tfrl.errors import UserError
 from tfrl.run_lock import LOCK_FILE, is_held, locked, take_run
 from tfrl.settings import to_yaml
@@ -115,7 +115,7 @@ CHIEF, OTHER = (tf_config.parse(CLUSTER % index) for index in (0, 1))
 
 
 def taken(config, cluster):
-    return take_run(config, cluster, from_yaml, MAY_CHANGE)
+    return take_run(config, cluster, from_yaml)
 
 
 def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_does(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Signals to a process whose main thread is busy: in a write that waits, in one long call of C code."""
+"""Told to stop: by signals while the main thread is in a write that waits or in C code; by a file."""
 
 import fcntl
 import select
@@ -11,6 +11,8 @@ import time
 
 import pytest
 from processes import PATIENCE, ROOT, hangup
+
+from tfrl.stop import StopRequest
 
 PRELUDE = """
 import hashlib, time
@@ -121,3 +123,17 @@ def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
     time.sleep(0.5)  # two that wait together are one
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 1
+
+
+def test_a_stop_file_is_obeyed_and_forgotten_and_a_folder_is_neither(tmp_path):
+    file = tmp_path / "stop"
+    stop = StopRequest(file)
+    stop.forget_file()
+    assert not stop.requested(), "there is none"
+    file.touch()
+    assert stop.votes().tolist() == [0.0, 0.0, 1.0]
+    stop.forget_file()
+    assert not stop.requested() and not file.exists()
+    file.mkdir()
+    stop.forget_file()
+    assert not stop.requested() and file.is_dir()

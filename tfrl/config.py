@@ -88,7 +88,7 @@ class PPO:
     target_kl: float | None = None
     """Ends an update's passes once the policy has moved this far (approximate KL, nats); None: never."""
     anneal_lr: bool = False
-    """Lower the learning rate linearly to 0 over --total-steps."""
+    """Lower the learning rate linearly to 0 over --total-steps, which a run then keeps."""
     adam_epsilon: float = 1e-5
     """Adam's epsilon."""
     normalize_rewards: bool = True
@@ -171,6 +171,12 @@ class Config(Run, Hardware, Network, PPO, Task):
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.batch_size)
 
+    @property
+    def may_change(self) -> frozenset[str]:
+        """What the run may go on with otherwise than it began: its length, unless that sets the rates."""
+        free = {"preset", "eval_every", "eval_episodes", "record_every", "env_threads"}
+        return settings.MAY_CHANGE | free | (set() if self.anneal_lr else {"total_steps"})
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "openai-easy": {},
@@ -200,11 +206,6 @@ _PRESET_SUMMARIES = {
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
 }
-MAY_CHANGE = settings.MAY_CHANGE | {
-    *("preset", "total_steps", "eval_every", "eval_episodes", "record_every", "env_threads")
-}
-"""What a run may go on with otherwise than it began: its length, too."""
-
 EPISODES = Range(1, 1_000_000)
 """Of an evaluation."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfrl import commands, tf_config, torso_weights
-from tfrl.config import MAY_CHANGE, check_topology, from_yaml, parse
+from tfrl.config import check_topology, from_yaml, parse
 from tfrl.quiet import quiet_start
 from tfrl.rollout import check_memory
 from tfrl.run_lock import take_run
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     check_memory(config, workers)
     if config.torso_weights is not None:
         torso_weights.check(config)
-    with take_run(config, cluster, from_yaml, MAY_CHANGE) as config:
+    with take_run(config, cluster, from_yaml) as config:
         with quiet_start():
             from tfrl import train
         return train.train(config, cluster)

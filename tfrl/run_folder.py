@@ -40,11 +40,15 @@ class RunSettings(Protocol):
     def run_dir(self) -> Path:
         """The run's folder."""
 
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The fields that may differ from what the run began with."""
+
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
-def check_run(config: Settings, read: Callable[[Path], Settings], may_change: frozenset[str]) -> Settings:
+def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
 
     Whether it is already complete is left to the trainer, which knows the run's step.
@@ -52,7 +56,6 @@ def check_run(config: Settings, read: Callable[[Path], Settings], may_change: fr
     Args:
       config: the settings that are asked for.
       read: gives the settings of a run's file.
-      may_change: settings that may differ there.
 
     Raises:
       UserError: `--resume` forbids it; the run has other settings there; or it has lost its checkpoints. One
@@ -79,7 +82,7 @@ def check_run(config: Settings, read: Callable[[Path], Settings], may_change: fr
     if config.precision == "auto":
         # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
         config = dataclasses.replace(config, precision=existing.precision)
-    _check_same(config, existing, may_change)
+    _check_same(config, existing)
     if not has_checkpoint:
         _check_young(run, existing)
     return config
@@ -171,12 +174,12 @@ def _is_there(folder: os.PathLike[str]) -> bool:
     return True
 
 
-def _check_same(config: RunSettings, existing: RunSettings, may_change: frozenset[str]) -> None:
+def _check_same(config: RunSettings, existing: RunSettings) -> None:
     differing = []
     for name, here in vars(config).items():
         there = getattr(existing, name)
         left_open = name == "precision" and there == "auto"  # in a file that a person wrote
-        if here != there and name not in may_change and not left_open:
+        if here != there and name not in config.may_change and not left_open:
             differing.append(f"{flag(name)} {there} there, {here} here")
     if differing:
         raise UserError(

@@ -33,10 +33,7 @@ class _HeldError(Exception):
 
 @contextlib.contextmanager
 def take_run(
-    config: Settings,
-    cluster: TFConfig | None,
-    read: Callable[[Path], Settings],
-    may_change: frozenset[str],
+    config: Settings, cluster: TFConfig | None, read: Callable[[Path], Settings]
 ) -> Iterator[Settings]:
     """Holds the run inside, for this process to train it, and gives the settings that `check_run` finds.
 
@@ -46,13 +43,13 @@ def take_run(
     Raises:
       UserError: on entry, for what `check_run` refuses, and where another process trains this run.
     """
-    check_run(config, read, may_change)  # before anything is made
+    check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
         if cluster is None:
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
-        yield check_run(config, read, may_change)  # as it is now that nobody else writes there
+        yield check_run(config, read)  # as it is now that nobody else writes there
 
 
 @contextlib.contextmanager

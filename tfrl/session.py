@@ -256,5 +256,5 @@ class Session:
         self.runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
         self.watchdog.close()
         if self.runtime.is_chief:  # after the barrier: all have seen it, and it must not end the next run
-            (self._config.run_dir / "stop").unlink(missing_ok=True)
+            self.stop.forget_file()
         return code

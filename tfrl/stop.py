@@ -107,7 +107,12 @@ class StopRequest:
 
     def requested(self) -> bool:
         """Whether this worker was told to stop."""
-        return self.signalled or self._stop_file.exists()
+        return self.signalled or self._stop_file.is_file()
+
+    def forget_file(self) -> None:
+        """Removes the `stop` file, if there is one. A folder of that name asks for nothing."""
+        if self._stop_file.is_file():
+            self._stop_file.unlink(missing_ok=True)
 
     def votes(self) -> np.ndarray:
         """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was told."""
