@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Entry", "build", "check_for_ppo", "classifier", "entry", "names", "ppo_options"]
+__all__ = ["Entry", "build", "check_for_ppo", "check_size", "classifier", "entry", "names", "ppo_options"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Entry:
     `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
     that of the paper, which `python -m resnet` counts parameters and MFLOP for. `normalization` is the
     default of networks that have the option, and empty for the others; `has_width` says whether there is
-    the option `width`.
+    the option `width`; `smallest` is the least height and width of its images, in pixels.
     """
 
     module: str
@@ -34,6 +34,7 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     normalization: str = ""
     has_width: bool = False
+    smallest: int = 1
 
 
 _HE = "He 2015, arXiv:1512.03385"
@@ -51,7 +52,7 @@ def _imagenet(depth: int) -> Entry:
 _ZOO: dict[str, Entry] = {
     "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), has_width=True),
     "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}, has_width=True),
-    "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4)),
+    "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
     "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
     "linear": Entry("resnet.cnn", "linear", "", (64, 64, 3)),
     "mlp": Entry("resnet.mlp", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
@@ -153,6 +154,15 @@ def classifier(
 def ppo_options(name: str) -> dict[str, Any]:
     """The options that PPO builds `name` with unless told otherwise; needs no TensorFlow."""
     return {"normalization": "group"} if entry(name).normalization else {}
+
+
+def check_size(name: str, height: int, width: int) -> None:
+    """Raise ValueError if `name` cannot take images as small as that, in pixels; needs no TensorFlow."""
+    smallest = entry(name).smallest
+    if min(height, width) < smallest:
+        raise ValueError(
+            f"{name} needs images of at least {smallest} x {smallest} pixels, not {height} x {width}."
+        )
 
 
 def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:

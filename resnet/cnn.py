@@ -6,19 +6,13 @@ import keras
 
 from resnet.layers import Layers, orthogonal
 
-NATURE_SMALLEST = 36  # pixels: what its unpadded strides of 4, 2 and 1 need
-
 
 def nature(images: keras.KerasTensor, layers: Layers) -> keras.KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, 512].
 
     The network of Mnih et al. 2015 (Nature 518, methods), with the orthogonal initialisation, gain sqrt(2),
-    that PPO's implementations give it. Raises ValueError for images smaller than 36 x 36.
+    that PPO's implementations give it. Its unpadded strides of 4, 2 and 1 need 36 x 36 pixels.
     """
-    height, width = images.shape[1:3]
-    if min(height, width) < NATURE_SMALLEST:
-        needed = f"{NATURE_SMALLEST} x {NATURE_SMALLEST}"
-        raise ValueError(f"nature needs images of at least {needed} pixels, not {height} x {width}.")
     x = images
     for index, (filters, size, strides) in enumerate(((32, 8, 4), (64, 4, 2), (64, 3, 1)), start=1):
         x = layers.conv(

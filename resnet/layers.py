@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from resnet import check_size
+
 if TYPE_CHECKING:
     from resnet import Entry
 
@@ -146,6 +148,8 @@ def assemble(
         x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
     if input_dtype == "uint8":
         x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+    if rank == 3:
+        check_size(name, *x.shape[1:3])
     x = network(x, Layers(dtype=dtype, seed=seed), **entry.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))

@@ -1,6 +1,7 @@
 """Four logical CPUs for all tests of this process, the parts of a small run, a store, a disk."""
 
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,11 @@ from tfrl.checkpoint import CheckpointStore
 from tfrl.config import Config
 
 LOGICAL_CPUS = 4
+
+# What the caller's shell says of screens, clusters and GPUs is neither for the tests nor for their processes.
+for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG"):
+    os.environ.pop(_name, None)
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # replicas are of the CPU, and so are the bits that runs share
 
 
 def pytest_collection_finish(session):

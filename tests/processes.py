@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -23,11 +22,6 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
-def environment():
-    """Ours, without what would make the process one of a cluster."""
-    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-
-
 def hangup(handler):
     """A preexec_fn: SIG_IGN as under nohup, or SIG_DFL, under which the tests themselves may not run."""
     return lambda: signal.signal(signal.SIGHUP, handler)
@@ -41,7 +35,6 @@ class Answer:
         done = subprocess.run(
             [sys.executable, "-c", _PROBED, module, *map(str, flags)],
             cwd=ROOT,
-            env=environment(),
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -70,7 +63,6 @@ class Training:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tfrl.ppo_procgen", *map(str, (*where, *flags))],
             cwd=ROOT,
-            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import PATIENCE, ROOT, Answer, assert_refused, environment
+from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
 from benchmarks import command, learning, recovery, throughput
@@ -154,7 +154,6 @@ def test_a_child_saves_before_the_benchmark_ends(tmp_path, how, code):
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, SAVES, str(saved), str(ready)],
         cwd=ROOT,
-        env=environment(),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -256,6 +256,7 @@ BAD_FLAGS = [
     ("--run-name a/b", "--run-name must be a folder's name"),
     ("--run-name ..", "--run-name must be a folder's name"),
     ("--run-name=", "--run-name must be a folder's name"),
+    ("--run-name " + "\u8a66" * 70, "at most 200 bytes of printable characters"),
     ("--run-name \x1b[2J", "no slashes; got '\\x1b[2J'."),
     ("--run-name \udcff", "no slashes; got '\\udcff'."),  # an argument that is no UTF-8
     ("--logdir=", "--logdir must be a folder's path; got ''."),
@@ -291,6 +292,7 @@ BAD_FILES = [
     (f"num_envs: {'9' * 400}", "--num-envs must be at least 1 and at most 1000000; got 999"),
     (f"num_envs: 0x{'f' * 5000}", "got a number of thousands of digits."),
     (f"num_envs: {'9' * 5000}", "is not valid YAML."),
+    ("lr: " + "[" * 3000, "is not valid YAML."),
     (f"lr: 1{'0' * 400}", "lr in "),
     (f"total_steps: {[1] * 200}", "must be a whole number; got [1, 1, "),
 ]

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import rich.console
 
-from tfrl.console import Console, Progress
+from tfrl.console import Console, Progress, _render
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +41,6 @@ console.results(("levels", "return"), [("train", "3.2"), ("unseen", "2.9")], ["p
 
 def run_session(enabled=True, **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-    environment.pop("CI", None)
     script = SESSION.replace("ENABLED", str(enabled))
     return subprocess.run([sys.executable, "-c", script], env=environment, timeout=30, **options)
 
@@ -194,6 +194,23 @@ def test_percent_never_says_done_too_early():
     clock.now += 3 * 3600 + 300
     progress.finish_update(100_352, {})  # the last rollout may go past the end
     assert (progress.percent_text(), progress.eta_text()) == ("100.0%", "took 3 h 05 min")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("phase", ["collecting", "evaluating on train levels"])
+def test_what_has_no_room_is_left_out_and_nothing_is_cut(width, phase):
+    progress, clock = make_progress(total=25_000_000, start=24_000_000)
+    clock.now += 100_000
+    metrics = {"time/env_steps_per_second": 12_345.0, "rollout/episode_return": -3.2}
+    progress.finish_update(24_016_384, metrics | {"rollout/normalized_return": 0.1})
+    progress.phase = phase
+    screen = rich.console.Console(file=io.StringIO(), width=width)
+    screen.print(_render(progress, width))
+    bar, rest = screen.file.getvalue().splitlines()
+    assert "96.0%" in bar and "ETA 69 d 11 h" in bar and "\u2501" * 5 in bar and phase in rest
+    assert ("24,016,384 / 25,000,000 env steps" in bar) == (width >= 80)
+    assert ("elapsed 1 d 03 h" in rest) == (width == 120 or (width == 80 and phase == "collecting"))
+    assert "\u2026" not in bar + rest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tfrl import envs
 from tfrl.envs import EnvSpec
-from tfrl.envs.games import games
+from tfrl.envs.games import distribution_modes, games
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,6 +46,20 @@ def test_a_state_round_trip_repeats_100_steps(name):
     other.set_state(states)
     assert_same(play(other, actions), expected)
     assert expected[2].any() or name != "catch"
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [(game, mode) for game in games() for mode in distribution_modes(game)]
+)
+def test_a_state_of_any_game_goes_into_other_envs(name, mode):
+    here, there = (
+        envs.make(EnvSpec(name, num_envs=2, seed=seed, distribution_mode=mode, num_threads=1))
+        for seed in (7, 99)
+    )
+    play(here, random_actions(60, here))
+    there.set_state(here.get_state())
+    actions = random_actions(60, here, seed=1)
+    assert_same(play(there, actions), play(here, actions))
 
 
 @pytest.mark.parametrize("name", ["coinrun", "starpilot", "catch"])

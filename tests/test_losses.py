@@ -49,6 +49,13 @@ CLIPPED_VALUE = [
 ]
 
 
+def test_arrays_will_do():
+    ratio, advantage, expected, _ = np.array(SURROGATE).T
+    np.testing.assert_allclose(losses.clipped_surrogate(ratio, advantage, 0.2), expected, atol=1e-15)
+    value, old, target, expected, _ = np.array(CLIPPED_VALUE).T
+    np.testing.assert_allclose(losses.clipped_value_error(value, old, target, 0.2), expected)
+
+
 def test_clipped_value_error_by_hand():
     value, old, target, expected, gradient = np.array(CLIPPED_VALUE).T
     loss, slope = values_and_gradients(

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl import envs, periodic, policy_files, results, runs, suite, summary, train
+from tfrl import distribute, envs, periodic, policy_files, results, runs, suite, summary, train
 from tfrl.episodes import level_spec, play
 from tfrl.errors import TrainingError, UserError
+from tfrl.session import Session
 from tfrl.settings import to_yaml
+from tfrl.stop import Stopped
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
@@ -315,6 +317,33 @@ def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
 
 def test_settings_know_the_video_flag(small):
     assert "record_every: 0" in to_yaml(small())
+
+
+def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, monkeypatch):
+    """Else the update that it belongs to would be written in place of the one that the run ends with."""
+    config = small(logdir=str(tmp_path), total_steps=640, eval_every=2, eval_episodes=8, checkpoint_every=1)
+
+    def stop(*_):
+        raise Stopped(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(periodic.Periodic, "evaluate", stop)
+        assert train.train(config, None) == 0
+    config = dataclasses.replace(config, eval_every=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "obey", lambda session: session.step < 3 or stop())
+        assert train.train(config, None) == 0
+    before = runs.load(config.run_dir).progress
+    assert before["env_steps"].tolist() == [128, 256, 384]
+    assert train.train(dataclasses.replace(config, total_steps=384), None) == 0
+    after = runs.load(config.run_dir).progress
+    np.testing.assert_array_equal(after["train/policy_loss"], before["train/policy_loss"])
+
+
+def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
+    runtime = distribute.make(small(), None)
+    shown = [summary.rows(small(), runtime, 1, None, logged).get("lost") for logged in (0, 384)]
+    assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
 
 
 def test_commands_to_type_next_are_what_a_shell_takes(small):

@@ -17,7 +17,7 @@ from PIL import Image
 
 import resnet.config
 import resnet.evaluate
-from tfrl import comparison, plots, report, report_page, run_folder, run_lock, runs, status
+from tfrl import comparison, plots, report, report_page, run_folder, run_lock, runs, status, suite
 from tfrl.envs.games import games, published_curve
 from tfrl.errors import UserError
 from tfrl.settings import to_yaml
@@ -252,6 +252,19 @@ def test_a_half_written_row_and_damaged_results_are_left_out(tmp_path):
     assert np.isfinite(runs.load(run).final_return("test"))
 
 
+def test_results_of_a_shorter_run_are_not_of_the_run_that_went_on(tmp_path):
+    """As when it is killed between the last row of progress.csv and its own results."""
+    shorter = make_run(tmp_path, total_steps=100_000)
+    of_shorter = (shorter / "results.json").read_text()
+    loaded = runs.load(make_run(tmp_path, total_steps=200_000))
+    assert loaded.results is not None and status.row(loaded, time.time())[1] == "done"
+    (shorter / "results.json").write_text(of_shorter)
+    loaded = runs.load(shorter)
+    assert loaded.results is None and status.row(loaded, time.time())[1] == "interrupted"
+    assert loaded.final_return("test") == loaded.points("eval_test/return")[1][-1]
+    assert not suite._is_done(loaded.config)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -361,6 +374,6 @@ def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
     for module, run in (("tfrl.config", theirs), ("resnet.config", made)):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
-            run_folder.check_run(config, importlib.import_module(module).from_yaml, frozenset())
+            run_folder.check_run(config, importlib.import_module(module).from_yaml)
     with pytest.raises(UserError, match="is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those"):
         resnet.evaluate.main([str(made)])

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from processes import PATIENCE, ROOT, environment
+from processes import PATIENCE, ROOT
 from workers import FAULTY
 
 
@@ -18,7 +18,7 @@ def command(tmp_path_factory):
     logdir = tmp_path_factory.mktemp("command")
     flags = ["--dataset", "procgen_frames/games-mini", "--max-steps", "8", "--batch-size", "16"]
     flags += ["--model", "cookbook", "--checkpoint-every", "2", "--precision", "float32"]
-    env = environment() | {"TFDS_DATA_DIR": str(logdir / "tfds"), "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"TFDS_DATA_DIR": str(logdir / "tfds"), "PYTHONPATH": str(ROOT)}
     settings = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
     def start(name, *program):

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tfrl.ops.returns import gae
 
 
 def run_gae(rewards, values, last_value, first, gamma, lam, dtype=np.float64):
     arrays = (np.asarray(x, dtype) for x in (rewards, values, last_value))
-    advantages, targets = gae(
-        *map(tf.constant, arrays), tf.constant(np.asarray(first, bool)), gamma=gamma, lam=lam
-    )
+    advantages, targets = gae(*arrays, np.asarray(first, bool), gamma=gamma, lam=lam)
     return advantages.numpy(), targets.numpy()
 
 

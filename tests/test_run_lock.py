@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from processes import PATIENCE, ROOT, Answer, Training, environment, rows, steps_done, train
+from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train
 
 from tfrl import run_lock, tf_config
 from tfrl.config import Config, from_yaml
@@ -77,7 +77,7 @@ def test_the_supervised_trainer_is_refused_as_well(tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "resnet.train", "--logdir", str(tmp_path), "--run-name", "run"]
     with locked(run):
-        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert [path.name for path in run.iterdir()] == [LOCK_FILE]
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {run} is in use: process {os.getpid()} on ")

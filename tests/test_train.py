@@ -41,6 +41,7 @@ def test_catch_is_learned(run):
     assert scores["eval"]["train"]["return"] >= 0.9
     assert scores["eval"]["test"]["return"] >= 0.9
     assert scores["episode_return"] >= 0.9
+    assert scores["seconds"] < 60
     assert float(rows(run)[0]["rollout/episode_return"]) < 0
 
 
@@ -209,6 +210,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path
         (["--total-steps", "1" + "0" * 400], ["--total-steps", "1e+15"]),
         (["--num-steps", "1e7", "--total-steps", "1e10"], ["--num-steps 10000000 fill 7.86 TB", "lower"]),
         (["--torso", "impalla"], ["impalla", "impala"]),
+        (["--env", "catch", "--torso", "nature"], ["--torso nature", "catch", "36 x 36", "not 10 x 5"]),
         (["--resume", "must"], ["--resume must", "no checkpoint"]),
         (["--strategy", "multi-worker"], ["--strategy multi-worker needs TF_CONFIG"]),
         (["--logdir", "/proc/nowhere"], ["/proc", "--logdir"]),

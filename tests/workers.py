@@ -29,8 +29,7 @@ def flags(logdir, *more, updates=UPDATES):
 
 
 def environment(**more):
-    inherited = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    return {**inherited, **THREADS, "PYTHONPATH": str(ROOT), **more}
+    return {**os.environ, **THREADS, "PYTHONPATH": str(ROOT), **more}
 
 
 def addresses(count):

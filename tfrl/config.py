@@ -13,7 +13,7 @@ from typing import Any, Literal
 import resnet
 from tfrl import settings
 from tfrl.envs import TOY_ENVS
-from tfrl.envs.games import distribution_modes, env_names, games
+from tfrl.envs.games import distribution_modes, env_names, games, observation_shape
 from tfrl.errors import UserError
 from tfrl.flags import nearest
 from tfrl.settings import (
@@ -130,7 +130,8 @@ class Run(settings.Run):
     record_every: int = 0
     """Updates between short videos; 0: none."""
     eval_episodes: int = 128
-    """Episodes of an evaluation, on training levels and as many on unseen ones."""
+    """Episodes of an evaluation, on training levels and as many on unseen ones; beyond 64
+    rounded up to a multiple of 64."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -263,6 +264,7 @@ def validate(config: Config) -> None:
     _check_torso(config)
     check_folder_names(config)
     check_game(config)
+    _check_size(config)
     if config.start_level and not config.has_unseen_levels:
         why = "exploration is a single level" if config.num_levels else "--num-levels 0 is all levels"
         raise UserError(f"--start-level {config.start_level} would do nothing: {why}; leave it out.")
@@ -321,6 +323,13 @@ def _check_torso(config: Config) -> None:
             f"--torso {config.torso} has no width to choose, so it cannot be {config.torso_width}; "
             "leave --torso-width out."
         )
+
+
+def _check_size(config: Config) -> None:
+    try:
+        resnet.check_size(config.torso, *observation_shape(config.env)[:2])
+    except ValueError as error:
+        raise UserError(f"--torso {config.torso} does not suit --env {config.env}: {error}") from None
 
 
 def check_game(config: Config) -> None:

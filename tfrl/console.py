@@ -272,7 +272,9 @@ class _Terminal(_View):
 
     def start(self, progress: Progress) -> None:
         self._live = Live(
-            get_renderable=lambda: _render(progress), console=self._console, refresh_per_second=4
+            get_renderable=lambda: _render(progress, self._console.width),
+            console=self._console,
+            refresh_per_second=4,
         )
         self._live.start()
 
@@ -332,20 +334,20 @@ def _is_interactive(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
 
 
-def _render(progress: Progress) -> RenderableType:
-    """Two lines that fit 80 columns: the bar, and below it what the last update brought."""
+def _render(progress: Progress, width: int) -> RenderableType:
+    """Two lines: the bar, and below it what the last update brought; of both as much as has room."""
+    texts = [Text(progress.percent_text(), "bold"), Text(progress.eta_text(), "cyan")]
+    if width >= 75:  # 15 for the bar
+        texts.insert(1, Text(progress.steps_text()))
     bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
     bar.add_column(ratio=1)
-    for _ in range(3):
+    for _ in texts:
         bar.add_column(no_wrap=True, justify="right")
-    bar.add_row(
-        ProgressBar(total=1.0, completed=progress.fraction),
-        Text(progress.percent_text(), "bold"),
-        progress.steps_text(),
-        Text(progress.eta_text(), "cyan"),
-    )
+    bar.add_row(ProgressBar(total=1.0, completed=progress.fraction), *texts)
     phase = f"{progress.phase:<10}"  # as wide as "collecting", so that what follows stands still
     parts = [phase, *progress.metric_texts(), f"elapsed {_duration(progress.elapsed)}"]
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        parts.pop()
     return Group(bar, Text(" · ".join(parts), "dim", no_wrap=True, overflow="ellipsis"))
 
 

@@ -149,7 +149,8 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
     try:
         pairs = _pairs(text)
-    except (yaml.YAMLError, ValueError) as error:  # a month 13, a number of thousands of digits: ValueError
+    # ValueError: a month 13, a number of thousands of digits; RecursionError: thousands of brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfrl.errors import PeerError
+from tfrl.errors import PeerError, UserError
 
 # Information and warnings of TensorFlow's C++ log, and what it says where there is no NVIDIA driver.
 _NOISE = re.compile(
@@ -29,7 +29,7 @@ def quiet_start() -> Iterator[None]:
     """
     sys.stderr.flush()
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
+    with _temporary_file() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
@@ -75,6 +75,15 @@ def native_log(path: Path) -> Iterator[None]:
         end(failed=True)
         raise
     end(failed=False)
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # TensorFlow, which writes its traced code into such files, would fail later, and worse
+        raise UserError(
+            "there is no folder for temporary files; set TMPDIR to one that can be written."
+        ) from None
 
 
 def _open_log(path: Path) -> tuple[IO[bytes], int]:

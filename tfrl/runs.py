@@ -87,8 +87,11 @@ def load(path: Path) -> Run:
     Raises:
       UserError: there is no such folder, or it is not a run's.
     """
-    config = settings(path)
-    return Run(path, config, _read_progress(path / PROGRESS_FILE), results.read(path))
+    run = Run(path, settings(path), _read_progress(path / PROGRESS_FILE), results.read(path))
+    ended = (run.results or {}).get("env_steps")
+    # Those of fewer steps are of the shorter run that this one was before it went on.
+    of_now = isinstance(ended, int | float) and ended >= run.env_steps
+    return run if of_now else dataclasses.replace(run, results=None)
 
 
 def settings(path: Path) -> Config:

@@ -251,8 +251,9 @@ def check_folder_names(config: Run) -> None:
     if name is None:
         return
     # Other characters are commands to a terminal, or no text: files and messages could not hold them.
-    if name in ("", ".", "..") or len(name) > 200 or {"/", "\\"} & {*name} or not name.isprintable():
+    printable = name.isprintable() and not {"/", "\\"} & {*name}
+    if name in ("", ".", "..") or not printable or len(name.encode()) > 200:
         raise UserError(
-            "--run-name must be a folder's name of at most 200 printable characters, no slashes; "
+            "--run-name must be a folder's name, at most 200 bytes of printable characters, no slashes; "
             f"got {name[:60]!r}."
         )

@@ -36,9 +36,9 @@ def rows(
     }
     if found is not None:
         lines["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
-        lost = logged - found.env_steps
-        if lost > 0:
-            lines["lost"] = f"{lost:,} env steps after that checkpoint, which are taken again"
+    lost, since = (logged, "before the first") if found is None else (logged - found.env_steps, "after that")
+    if lost > 0:
+        lines["lost"] = f"{lost:,} env steps {since} checkpoint, which are taken again"
     return lines
 
 

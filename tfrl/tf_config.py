@@ -101,7 +101,7 @@ def parse(text: str) -> TFConfig:
     """Reads and checks TF_CONFIG's JSON. UserError: one sentence with the value and what would be right."""
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError also: an integer of thousands of digits
         raise UserError(f"TF_CONFIG is not JSON ({error}) but {_short(text)}; write {EXAMPLE}") from None
     if not isinstance(content, dict):
         raise UserError(f"TF_CONFIG is {_short(content)}; it must be an object like {EXAMPLE}")

@@ -30,11 +30,10 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     console = Console(enabled=cluster is None or cluster.is_chief)
     names = {"step_name": "update", "saves": "at the end of this update"}
     with join(config, cluster) as (runtime, watchdog):
-        if cluster is not None and cluster.cluster.get("evaluator"):
-            config = dataclasses.replace(config, eval_every=0)
         check_topology(config, runtime.num_workers, runtime.local_replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
-            return Trainer(config, session).run()
+            followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
+            return Trainer(config, session, eval_every=0 if followed else config.eval_every).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +45,16 @@ class _Update:
 
 
 class Trainer:
-    """The loop of one process. All workers go through the same calls in the same order."""
+    """The loop of one process. All workers go through the same calls in the same order.
 
-    def __init__(self, config: Config, session: Session) -> None:
+    Args:
+      config, session: the run's.
+      eval_every: updates between evaluations here, 0 where an evaluator follows the run.
+    """
+
+    def __init__(self, config: Config, session: Session, *, eval_every: int) -> None:
         self._config = config
+        self._eval_every = eval_every
         self._session = session
         self._learner = Learner(config, session)
         self._periodic = Periodic(config, session)
@@ -108,9 +113,12 @@ class Trainer:
         """Evaluates if it is time, and writes what there is of the update, once; then obeys, and saves."""
         config, session, metrics = self._config, self._session, update.metrics
         last = session.step == config.num_updates
-        if last or (config.eval_every and session.step % config.eval_every == 0):
+        due = last or (self._eval_every and session.step % self._eval_every == 0)
+        self._pending = (
+            update if due else None
+        )  # not of one that a resume with another --eval-every leaves out
+        if due:
             # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
-            self._pending = update
             self._save()
             self._evaluation = self._evaluate()
             self._pending = None

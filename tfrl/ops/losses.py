@@ -18,6 +18,7 @@ def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float)
     Returns:
       float [B].
     """
+    ratio, advantage = tf.convert_to_tensor(ratio), tf.convert_to_tensor(advantage)
     ratio.shape.assert_has_rank(1)
     advantage.shape.assert_is_compatible_with(ratio.shape)
     clipped = tf.clip_by_value(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
@@ -26,6 +27,7 @@ def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float)
 
 def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Half the squared error, [B]."""
+    value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
     value.shape.assert_has_rank(1)
     target.shape.assert_is_compatible_with(value.shape)
     return 0.5 * tf.square(value - target)

@@ -30,6 +30,7 @@ def gae(
     Returns:
       Advantages [T, B] and value targets A_t + V_t [T, B], of the dtype of `rewards`.
     """
+    rewards, values, last_value, first = map(tf.convert_to_tensor, (rewards, values, last_value, first))
     rewards.shape.assert_has_rank(2)
     values.shape.assert_is_compatible_with(rewards.shape)
     first.shape.assert_is_compatible_with(rewards.shape)
