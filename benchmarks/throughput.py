@@ -284,9 +284,9 @@ def _network(precision: str) -> tuple[Any, ActorCritic]:
 
     import tensorflow as tf  # isort: skip
 
-    from tfrl import actor_critic
+    from tfrl import actor_critic, distribute
 
-    tf.config.optimizer.set_experimental_options({"remapping": False})
+    distribute.set_up_tensorflow()
     network = actor_critic.build(
         torso="impala",
         observation_shape=(64, 64, 3),

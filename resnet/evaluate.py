@@ -97,6 +97,7 @@ def _runtime(config: Config, options: Options) -> Runtime:
 
     from tfrl import distribute
 
+    distribute.set_up_tensorflow()
     if options.strategy == "none":
         return distribute.Runtime(tf.distribute.get_strategy(), worker=0, num_workers=1, precision="float32")
     return distribute.make(config, None)

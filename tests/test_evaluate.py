@@ -107,6 +107,18 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
         evaluate.main([str(tmp_path), "--episodes", "2"])
 
 
+def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float32(run, monkeypatch):
+    import tensorflow as tf
+
+    grown = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"] * (kind == "GPU"))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *how: grown.append(how))
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    assert evaluate.main([str(run), "--episodes", "1", "--precision", "float32"]) == 0
+    assert grown and {*grown} == {("a GPU", True)}
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()
+
+
 @pytest.mark.parametrize("how", ["sample", "greedy"])
 def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
     from tfrl import policy

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusal
 
 from tfrl import actor_critic, envs, random
 from tfrl.normalize import RewardNormalizer
@@ -53,3 +54,9 @@ def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, l
         assert metrics["rollout/episode_return"] == pytest.approx(np.mean(ends))
         assert metrics["rollout/episode_length"] == 9
         assert agent.action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
+
+
+def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):
+    state, part = learner(small()).get_state()
+    other = learner(small(share_torso=False, logdir=str(tmp_path)))
+    assert f"{tmp_path}/small are of another network" in refusal(other.set_state, state, [part])

@@ -204,6 +204,16 @@ class Runtime:
         return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
 
 
+def set_up_tensorflow() -> None:
+    """What every process that computes asks of TensorFlow, before anything else uses it; twice is once."""
+    # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    # float32 is to mean that on GPUs, too: by default Ampere and later round convolutions to ten bits.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    for gpu in tf.config.list_physical_devices("GPU"):  # of which an evaluation may have to share one
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
 def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     """The strategy that the settings and TF_CONFIG ask for.
 
@@ -217,12 +227,9 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     Raises:
       UserError: more replicas than devices, or a way to communicate that needs GPUs.
     """
-    # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
-    tf.config.optimizer.set_experimental_options({"remapping": False})
+    set_up_tensorflow()
     strategy_name = config.strategy
     gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
     if strategy_name == "auto":
         many = config.replicas > 1 or (config.replicas == 0 and len(gpus) > 1)
         strategy_name = "multi-worker" if cluster else "mirrored" if many else "one-device"

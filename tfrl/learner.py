@@ -121,9 +121,16 @@ class Learner:
     def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
 
-        Raises UserError on all workers if envs then show something else than they did.
+        Raises UserError on all workers if the network is another one, or if envs then show something else
+        than they did.
         """
-        self.agent.set_state(state)
+        try:
+            self.agent.set_state(state)
+        except (ValueError, KeyError):
+            raise UserError(
+                f"the checkpoints in {self._config.run_dir} are of another network; "
+                "choose another --run-name."
+            ) from None
         self._normalizer.set_state(_under("normalizer/", state))
         self._episodes.set_state(_under("episodes/", state))
         states: dict[int, bytes] = {}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrl import actor_critic, envs, parallel
 from tfrl.config import Config
-from tfrl.distribute import resolve_precision
+from tfrl.distribute import resolve_precision, set_up_tensorflow
 from tfrl.distributions import Categorical
 from tfrl.errors import UserError
 from tfrl.policy_files import PolicySource
@@ -84,8 +84,7 @@ def untrained(config: Config) -> Policy:
 
 
 def _build(config: Config, precision: str) -> Policy:
-    # Grappler's remapper fails on residual networks with an error message.
-    tf.config.optimizer.set_experimental_options({"remapping": False})
+    set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parallel.one_thread_each()
     precision = resolve_precision(precision)
