@@ -46,7 +46,7 @@ class Task:
     image_size: int = 0
     """Resize images to this many pixels, square; 0: as they are."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
-    """crop: pad by 4 pixels and cut out at random; flip: mirror every other image."""
+    """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
     seed: int = 1
     """Decides everything random."""
 

@@ -185,7 +185,7 @@ def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 
 def test_sums(model: Any, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Sums over one replica's images of weight 1: loss float64, hits and images int64."""
+    """Sums over one replica's images of weight 1: loss float64, hits int64."""
     probabilities = model(images)
     of_label = tf.gather(probabilities, labels, batch_dims=1)
     losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
@@ -194,7 +194,10 @@ def test_sums(model: Any, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tens
 
 
 def test(runtime: Runtime, function: Any, batches: Iterable[Batch]) -> tuple[float, int]:
-    """Mean loss and number of hits of `function`, which runs `test_sums`, over all workers' batches."""
+    """Mean loss and number of hits of `function`, which runs `test_sums`, over all workers' batches.
+
+    Raises TrainingError where the loss is not a finite number.
+    """
     loss, hits, count = 0.0, 0, 0
     for batch in batches:
         parts = (batch.images, batch.labels, batch.weights)

@@ -16,8 +16,8 @@ from tfrl.errors import PeerError, TrainingError, UserError
 from tfrl.split_cpu import SplitCPUStrategy
 from tfrl.tf_config import TFConfig
 
-# Rows of a part of a minibatch on CPUs, at most: larger ones take more memory and are no faster. Many small
-# ones keep many cores busy, where they are computed side by side.
+# Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
+# many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
 # CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
