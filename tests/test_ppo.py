@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfrl import random
+from tfrl.agents import Agent
 from tfrl.errors import TrainingError
 
 UPDATES = 3
@@ -170,6 +171,12 @@ def test_the_first_ratio_is_1(small, learner, precision, updates):
     for _, metrics in train(agent, updates):
         assert metrics["train/first_ratio_error"] < 1e-5
         assert metrics["train/approx_kl"] > 0  # though the policy does move after it
+
+
+def test_the_agent_has_what_the_learner_asks_for(small, learner):
+    asked = {name for name in (*vars(Agent), *Agent.__annotations__) if not name.startswith("_")}
+    assert asked >= {"network", "act", "update", "get_state"}
+    assert asked <= set(dir(learner(small()).agent))
 
 
 # Other topologies

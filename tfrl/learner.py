@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfrl import envs, machine, random
+from tfrl.agents import Agent
 from tfrl.agents.ppo import PPOAgent
 from tfrl.checkpoint import pack_bytes, unpack_bytes
 from tfrl.config import Config
@@ -186,7 +187,7 @@ def _make_collector(config: Config, runtime: Runtime) -> Collector:
         raise too_large(config, runtime.num_workers) from None
 
 
-def _make_agent(config: Config, runtime: Runtime, collector: Collector) -> PPOAgent:
+def _make_agent(config: Config, runtime: Runtime, collector: Collector) -> Agent:
     try:
         return PPOAgent(
             config,

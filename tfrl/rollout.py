@@ -1,4 +1,4 @@
-"""Steps this worker's envs with the policy: double-buffered, so that env time hides behind inference."""
+"""Steps this worker's envs with the agent: double-buffered, so that env time hides behind inference."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from tfrl import envs, machine
+from tfrl.agents import Agent
 from tfrl.config import Config
 from tfrl.envs.games import observation_shape
 from tfrl.errors import UserError
-
-
-class Policy(Protocol):
-    """What the collector needs of an agent."""
-
-    def act(
-        self, observations: np.ndarray, uniforms: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Actions, log-probabilities and values [R, B] from observations [R, B, H, W, C]."""
 
 
 @dataclass
@@ -134,11 +125,11 @@ class Collector:
         self._rollout = Rollout.empty(replicas, num_steps, each, self.observation_shape)
         self._num_steps = num_steps
 
-    def collect(self, policy: Policy, uniforms: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
+    def collect(self, agent: Agent, uniforms: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
         """T steps of every env. The returned buffers are used again by the next call.
 
         Args:
-          policy: gives actions.
+          agent: gives actions.
           uniforms: float32 [T, envs of this worker]: the actions' randomness.
           on_step: called with the number of steps done.
         """
@@ -149,7 +140,7 @@ class Collector:
             for group in self._groups:
                 at = (slice(None), t, group.columns)
                 rollout.observations[at] = self._observe(group, t)
-                actions, rollout.log_probs[at], rollout.values[at] = policy.act(
+                actions, rollout.log_probs[at], rollout.values[at] = agent.act(
                     rollout.observations[at], uniforms[t][:, group.columns]
                 )
                 rollout.actions[at] = actions
@@ -158,7 +149,7 @@ class Collector:
         for group in self._groups:
             observations = self._observe(group, self._num_steps)
             unused = np.zeros(observations.shape[:2], np.float32)
-            rollout.last_values[:, group.columns] = policy.act(observations, unused)[2]
+            rollout.last_values[:, group.columns] = agent.act(observations, unused)[2]
         rollout.seconds = time.perf_counter() - start
         return rollout
 

@@ -26,7 +26,7 @@ _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
 class PPOAgent:
-    """Actor, critic and optimizer under a strategy, with `act` and `update`.
+    """Actor, critic and optimizer under a strategy; follows `tfrl.agents.Agent`.
 
     Args:
       config: the settings.
