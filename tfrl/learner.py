@@ -98,12 +98,10 @@ class Learner:
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Takes the update's gradient steps; its metrics. Raises TrainingError where a loss is no number."""
-        config, update = self._config, self._session.step
+        update = self._session.step
         self._session.phase("updating")
-        steps = minibatches(config, update, self.collector.indices, self._runtime.local_replicas)
-        rate = config.lr * (1.0 - update / config.num_updates if config.anneal_lr else 1.0)
         try:
-            return self.agent.update(rollout, steps, rate)
+            return self.agent.update(rollout, update)
         except TrainingError as error:
             raise TrainingError(f"update {update + 1}: {error}; {self._session.kept()}") from None
 
@@ -154,19 +152,6 @@ class Learner:
             np.array_equal(observations[mine], part["observations"][k]) and first[mine] == part["first"][k]
             for mine, (part, k) in enumerate(saved[i] for i in indices)
         )
-
-
-def minibatches(config: Config, update: int, indices: Sequence[int], replicas: int) -> np.ndarray:
-    """Time steps of an update's minibatches, int32 [R, E, M, B, T / M], for B of the envs in each replica."""
-    steps = random.minibatch_steps(
-        config.seed,
-        update,
-        indices,
-        num_steps=config.num_steps,
-        epochs=config.epochs,
-        num_minibatches=config.num_minibatches,
-    )  # [E, M, R * B, T / M]
-    return np.moveaxis(steps.reshape(*steps.shape[:2], replicas, -1, steps.shape[-1]), 2, 0)
 
 
 def _make_collector(config: Config, runtime: Runtime) -> Collector:

@@ -99,8 +99,8 @@ class Trainer:
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        sums, floats = config.epochs * config.num_minibatches, self._learner.agent.floats_per_minibatch
-        metrics |= session.runtime.communication(session.step, floats, sums)
+        agent = self._learner.agent
+        metrics |= session.runtime.communication(session.step, agent.floats_per_sum, agent.sums_per_update)
         metrics |= {
             "time/env_steps_per_second": config.batch_size / seconds,
             "time/rollout_seconds": rollout.seconds,

@@ -29,8 +29,12 @@ class Agent(Protocol):
         """How many numbers are trained."""
 
     @property
-    def floats_per_minibatch(self) -> int:
-        """What one minibatch sums over all replicas, in one collective: how many float32 numbers."""
+    def floats_per_sum(self) -> int:
+        """How many float32 numbers are summed over all replicas at a time, with every gradient step."""
+
+    @property
+    def sums_per_update(self) -> int:
+        """How many such sums an update has."""
 
     def act(
         self, observations: np.ndarray, uniforms: np.ndarray
@@ -48,13 +52,12 @@ class Agent(Protocol):
     def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Actions int32 [B] of observations uint8 [B, H, W, C], by uniforms float32 [B]; any B."""
 
-    def update(self, rollout: Rollout, steps: np.ndarray, learning_rate: float) -> dict[str, float]:
-        """Learns from a rollout with normalised rewards; a collective.
+    def update(self, rollout: Rollout, number: int) -> dict[str, float]:
+        """Learns from a rollout; a collective.
 
         Args:
-          rollout: what the envs did.
-          steps: int32 [R, E, M, B, T / M]: the time steps of each minibatch.
-          learning_rate: of this update.
+          rollout: what the envs did, with normalised rewards; its buffers are used again.
+          number: the updates before this one: what is random keys by it, and a schedule reads it.
 
         Returns:
           The `train/` metrics, the same on every worker.

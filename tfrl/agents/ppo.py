@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import actor_critic, torso_weights
+from tfrl import actor_critic, random, torso_weights
 from tfrl.config import Config
 from tfrl.distribute import Runtime, pairwise_sum
 from tfrl.distributions import Categorical
@@ -70,9 +70,14 @@ class PPOAgent:
         return sum(int(np.prod(v.shape)) for v in self._variables)
 
     @property
-    def floats_per_minibatch(self) -> int:
-        """What one minibatch sums over replicas, in one collective: gradients, metrics, ratio errors."""
+    def floats_per_sum(self) -> int:
+        """What a minibatch sums over replicas, in one collective: gradients, metrics, ratio errors."""
         return self.num_parameters + len(_MEANS) + self._runtime.replicas
+
+    @property
+    def sums_per_update(self) -> int:
+        """One for each minibatch of each epoch, where `target_kl` does not end the update early."""
+        return self._config.epochs * self._config.num_minibatches
 
     # Acting
 
@@ -112,13 +117,12 @@ class PPOAgent:
 
     # Learning
 
-    def update(self, rollout: Rollout, steps: np.ndarray, learning_rate: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, number: int) -> dict[str, float]:
         """All epochs and minibatches of one update.
 
         Args:
-          rollout: what the envs did.
-          steps: int32 [R, E, M, B, T / M]: the time steps of each minibatch, from `tfrl.random`.
-          learning_rate: of this update.
+          rollout: what the envs did, with normalised rewards.
+          number: the updates before this one, which decide its minibatches and its learning rate.
 
         Returns:
           The `train/` metrics, the same on every worker.
@@ -126,9 +130,11 @@ class PPOAgent:
         Raises:
           TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
         """
+        config = self._config
+        learning_rate = config.lr * (1.0 - number / config.num_updates if config.anneal_lr else 1.0)
         self._optimizer.learning_rate.assign(learning_rate)
         fields = [rollout.observations, rollout.actions, rollout.log_probs, rollout.values]
-        fields += [rollout.last_values, rollout.rewards, rollout.first, steps]
+        fields += [rollout.last_values, rollout.rewards, rollout.first, self._minibatches(number)]
         results = self._update(*(self._runtime.per_replica(f) for f in fields))
         metrics = {name: float(value) for name, value in results.items()}
         bad = [name for name, value in metrics.items() if not np.isfinite(value)]
@@ -139,6 +145,19 @@ class PPOAgent:
         return {f"train/{name}": value for name, value in metrics.items()} | {
             "train/learning_rate": learning_rate
         }
+
+    def _minibatches(self, number: int) -> np.ndarray:
+        """Time steps of an update's minibatches, int32 [R, E, M, B, T / M], for B envs in each replica."""
+        config, runtime = self._config, self._runtime
+        steps = random.minibatch_steps(
+            config.seed,
+            number,
+            runtime.local_envs(config.num_envs),
+            num_steps=config.num_steps,
+            epochs=config.epochs,
+            num_minibatches=config.num_minibatches,
+        )  # [E, M, R * B, T / M]
+        return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
 
     @tf.function
     def _update(
@@ -156,7 +175,7 @@ class PPOAgent:
         batch, moments, explained = run(
             self._prepare, args=(observations, actions, log_probs, values, last_values, rewards, first, steps)
         )
-        total = config.epochs * config.num_minibatches
+        total = self.sums_per_update
         index, stop = tf.constant(0), tf.constant(False)
         sums, first_error = tf.zeros(len(_MEANS) + 1), tf.constant(0.0)
         while index < total and not stop:
@@ -192,7 +211,7 @@ class PPOAgent:
         )
         num_envs = tf.shape(actions)[1]
         rows = steps * num_envs + tf.range(num_envs)[:, None]  # into the [T * B] arrays
-        rows = tf.reshape(rows, (config.epochs * config.num_minibatches, -1))
+        rows = tf.reshape(rows, (self.sums_per_update, -1))  # [E * M, b]
 
         def flat(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
