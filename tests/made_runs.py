@@ -9,8 +9,19 @@ import numpy as np
 
 from tfrl.config import Config
 from tfrl.envs.games import normalized_return, published_curve
-from tfrl.metrics import COLUMNS
 from tfrl.settings import to_yaml
+
+# Of progress.csv after env_steps, in order: what is promised to those who read PPO's runs.
+_PROMISED = """
+rollout/episode_return rollout/episode_length rollout/normalized_return rollout/episodes
+train/policy_loss train/value_loss train/entropy train/approx_kl train/clip_fraction train/explained_variance
+train/grad_norm train/learning_rate train/first_ratio_error
+eval_train/return eval_train/normalized_return eval_test/return eval_test/normalized_return
+eval/generalization_gap
+time/env_steps_per_second time/rollout_seconds time/update_seconds time/allreduce_seconds
+time/env_wait_fraction
+"""
+COLUMNS = _PROMISED.split()
 
 
 def make_run(logdir: Path, env="fruitbot", seed=1, total_steps=1_000_000, finished=True, **settings) -> Path:

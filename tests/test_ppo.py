@@ -112,6 +112,7 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
     steps = steps.reshape(-1, 8, 4)  # [E * M, B, T / M]
     oracles = [oracle_minibatch(agent.agent.network, config, rollout, s) for s in steps]
     metrics = agent.learn(rollout)
+    assert sorted(metrics) == sorted(agent.agent.metric_names)
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"):
         expected = np.mean([float(means[name]) for _, means, _ in oracles])
         assert metrics[f"train/{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name

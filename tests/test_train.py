@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 import yaml
+from made_runs import COLUMNS
 from processes import Answer, assert_refused, results, rows, train
 
 from tfrl.config import from_yaml
-from tfrl.metrics import COLUMNS
 from tfrl.results import weights_sha256
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 32 --num-steps 18"

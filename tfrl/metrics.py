@@ -21,25 +21,6 @@ from typing import Any
 
 import numpy as np
 
-_ROLLOUT = ("episode_return", "episode_length", "normalized_return", "episodes")
-_TRAIN = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
-_TRAIN += ("grad_norm", "learning_rate", "first_ratio_error")
-_TIME = (
-    "env_steps_per_second",
-    "rollout_seconds",
-    "update_seconds",
-    "allreduce_seconds",
-    "env_wait_fraction",
-)
-COLUMNS = (
-    *(f"rollout/{name}" for name in _ROLLOUT),
-    *(f"train/{name}" for name in _TRAIN),
-    *(f"eval_{s}/{name}" for s in ("train", "test") for name in ("return", "normalized_return")),
-    "eval/generalization_gap",
-    *(f"time/{name}" for name in _TIME),
-)
-"""The columns of progress.csv, in order."""
-
 PROGRESS_FILE = "progress.csv"
 _EVENTS = "events.out.tfevents."
 _RECORD_LENGTH = struct.Struct("<Q")

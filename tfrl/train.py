@@ -8,12 +8,14 @@ import time
 import numpy as np
 
 from tfrl import results, summary
+from tfrl.agents import Agent
 from tfrl.config import Config, check_topology, hyperparameters
 from tfrl.console import Console
+from tfrl.episodes import LEVEL_SETS
 from tfrl.export import export
 from tfrl.learner import Learner
 from tfrl.membership import join
-from tfrl.metrics import COLUMNS, PROGRESS_FILE, logged_steps
+from tfrl.metrics import PROGRESS_FILE, logged_steps
 from tfrl.periodic import Periodic
 from tfrl.session import Session, open_session
 from tfrl.stop import Stopped
@@ -34,6 +36,19 @@ def train(config: Config, cluster: TFConfig | None) -> int:
         with open_session(config, runtime, watchdog, console, **names) as session:
             followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
             return Trainer(config, session, eval_every=0 if followed else config.eval_every).run()
+
+
+def columns(agent: Agent) -> tuple[str, ...]:
+    """The columns of progress.csv after `env_steps`, in order."""
+    rollout = ("episode_return", "episode_length", "normalized_return", "episodes")
+    seconds = ("rollout_seconds", "update_seconds", "allreduce_seconds")
+    return (
+        *(f"rollout/{name}" for name in rollout),
+        *agent.metric_names,
+        *(f"eval_{s}/{name}" for s in LEVEL_SETS for name in ("return", "normalized_return")),
+        "eval/generalization_gap",
+        *(f"time/{name}" for name in ("env_steps_per_second", *seconds, "env_wait_fraction")),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +178,7 @@ class Trainer:
         """Opens the run's folder, and tells what is about to be trained."""
         config, session = self._config, self._session
         logged = logged_steps(config.run_dir / PROGRESS_FILE)
-        session.open_folder(COLUMNS, again=self._pending is not None)
+        session.open_folder(columns(self._learner.agent), again=self._pending is not None)
         if session.found is None:
             precision = session.runtime.precision
             session.writer.layout(*hyperparameters(dataclasses.replace(config, precision=precision)))

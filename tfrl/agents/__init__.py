@@ -20,9 +20,11 @@ class Agent(Protocol):
 
     Attributes:
       network: actor and critic; its weights by name are what evaluations, exports and results read.
+      metric_names: what `update` gives, in the order of progress.csv: `train/NAME`.
     """
 
     network: ActorCritic
+    metric_names: tuple[str, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -60,7 +62,7 @@ class Agent(Protocol):
           number: the updates before this one: what is random keys by it, and a schedule reads it.
 
         Returns:
-          The `train/` metrics, the same on every worker.
+          The metrics of `metric_names`, the same on every worker.
 
         Raises:
           TrainingError: a loss or gradient is not finite, on all workers alike.

@@ -23,6 +23,7 @@ from tfrl.rollout import Rollout
 
 # What a minibatch reports, in the order of the vectors below: means over the global minibatch.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+_OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
 
 
 class PPOAgent:
@@ -34,6 +35,8 @@ class PPOAgent:
       observation_shape: (H, W, C).
       num_actions: A.
     """
+
+    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *_OF_UPDATES))
 
     def __init__(
         self, config: Config, runtime: Runtime, *, observation_shape: tuple[int, ...], num_actions: int
