@@ -24,9 +24,10 @@ from rich.table import Table
 from benchmarks import command
 from tfrl import config
 from tfrl.config import Config
-from tfrl.envs.games import games, published_curve
+from tfrl.envs.games import games
 from tfrl.errors import TrainingError, UserError
 from tfrl.flags import coerce
+from tfrl.published import published_curve
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs

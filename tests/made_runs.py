@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tfrl.config import Config
-from tfrl.envs.games import normalized_return, published_curve
+from tfrl.published import normalized_return, published_curve
 from tfrl.settings import to_yaml
 
 # Of progress.csv after env_steps, in order: what is promised to those who read PPO's runs.

@@ -13,8 +13,8 @@ from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
 from benchmarks import command, learning, recovery, throughput
-from tfrl.envs.games import published_curve
 from tfrl.errors import TrainingError
+from tfrl.published import published_curve
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from PIL import Image
 import resnet.config
 import resnet.evaluate
 from tfrl import comparison, plots, report, report_page, run_folder, run_lock, runs, status, suite
-from tfrl.envs.games import games, published_curve
+from tfrl.envs.games import games
 from tfrl.errors import UserError
+from tfrl.published import published_curve
 from tfrl.settings import to_yaml
 
 PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfrl.config import PPO, Network, Task
-from tfrl.envs.games import normalized_return, published_curve
 from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
+from tfrl.published import normalized_return, published_curve
 from tfrl.runs import Run, published_applies
 
 # What a result depends on, except for what tells the runs of one experiment apart.

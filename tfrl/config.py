@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import resnet
 from tfrl import settings
-from tfrl.envs import TOY_ENVS
-from tfrl.envs.games import distribution_modes, env_names, games, observation_shape
+from tfrl.envs.games import FAMILIES, distribution_modes, env_names, family
 from tfrl.errors import UserError
 from tfrl.flags import nearest
 from tfrl.settings import (
@@ -327,7 +326,7 @@ def _check_torso(config: Config) -> None:
 
 def _check_size(config: Config) -> None:
     try:
-        resnet.check_size(config.torso, *observation_shape(config.env)[:2])
+        resnet.check_size(config.torso, *family(config.env).observation_shape[:2])
     except ValueError as error:
         raise UserError(f"--torso {config.torso} does not suit --env {config.env}: {error}") from None
 
@@ -367,6 +366,10 @@ def _preset_help(name: str) -> str:
     return f"{name} ({_PRESET_SUMMARIES[name]}){changes and f': {changes}'}."
 
 
+def _family_help(name: str) -> str:
+    return f"{name}: {', '.join(FAMILIES[name].names)}"
+
+
 READER = Reader(
     Config,
     sections=(Task, PPO, Network, Hardware, Run),
@@ -376,7 +379,7 @@ READER = Reader(
     prog="python -m tfrl.ppo_procgen",
     summary="\n\n".join(
         [
-            f"Train PPO on a game of procgen: {', '.join(games())}; or on a toy: {', '.join(TOY_ENVS)}.",
+            f"Train PPO on a game of {'; of '.join(map(_family_help, FAMILIES))}.",
             "The presets:",
             *map(_preset_help, PRESETS),
         ]

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import cli, commands, envs, policy_files, statistics
+from tfrl import cli, commands, policy_files, statistics
 from tfrl.config import EPISODES, Config, check_game
-from tfrl.envs.games import normalized_return
+from tfrl.envs.games import family
 from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
 from tfrl.errors import UserError
+from tfrl.published import normalized_return
 from tfrl.quiet import quiet_start
 from tfrl.run_folder import EVALUATION_FILE, check_writable, write_text
 from tfrl.settings import NATURAL, check_ranges
@@ -125,13 +126,16 @@ def _task(config: Config, game: str, options: Options) -> Config:
     """The run's settings with the game and seed to evaluate.
 
     Raises:
-      UserError: there is no such game, or not in the run's distribution mode.
+      UserError: there is no such game, or not in the run's distribution mode, or not for the run's network.
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
     check_game(task)
-    if (task.env in envs.TOY_ENVS) != (config.env in envs.TOY_ENVS):
-        raise UserError(f"{task.env} and {config.env} have other observations: this policy cannot play both.")
+    shapes = {(family(env).observation_shape, family(env).num_actions) for env in (task.env, config.env)}
+    if len(shapes) > 1:
+        raise UserError(
+            f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
+        )
     return task
 
 

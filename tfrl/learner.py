@@ -12,9 +12,9 @@ from tfrl.agents.ppo import PPOAgent
 from tfrl.checkpoint import pack_bytes, unpack_bytes
 from tfrl.config import Config
 from tfrl.distribute import Runtime
-from tfrl.envs.games import normalized_return
 from tfrl.errors import TrainingError, UserError
 from tfrl.normalize import EpisodeStatistics, RewardNormalizer
+from tfrl.published import normalized_return
 from tfrl.rollout import Collector, Rollout, too_large
 from tfrl.session import Session
 

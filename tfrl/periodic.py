@@ -11,9 +11,9 @@ import numpy as np
 
 from tfrl import policy_files, record
 from tfrl.config import Config
-from tfrl.envs.games import normalized_return
 from tfrl.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
 from tfrl.errors import UserError
+from tfrl.published import normalized_return
 from tfrl.session import Session
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard

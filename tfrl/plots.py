@@ -19,8 +19,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfrl import statistics
 from tfrl.comparison import Group, published_scores, variants
-from tfrl.envs.games import published_curve
 from tfrl.episodes import LEVEL_SETS
+from tfrl.published import published_curve
 from tfrl.runs import level_set_title, published_applies
 
 # Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well.

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfrl import actor_critic, envs, parallel
+from tfrl import actor_critic, parallel
 from tfrl.config import Config
 from tfrl.distribute import resolve_precision, set_up_tensorflow
 from tfrl.distributions import Categorical
+from tfrl.envs.games import family
 from tfrl.errors import UserError
 from tfrl.policy_files import PolicySource
 
@@ -88,15 +89,14 @@ def _build(config: Config, precision: str) -> Policy:
     if not tf.config.list_physical_devices("GPU"):
         parallel.one_thread_each()
     precision = resolve_precision(precision)
-    env = envs.make(envs.EnvSpec(name=config.env, num_envs=1, seed=0, num_levels=1))
-    env.close()
+    game = family(config.env)
     network = actor_critic.build(
         torso=config.torso,
         torso_options=config.torso_options,
-        observation_shape=env.observation_shape,
-        num_actions=env.num_actions,
+        observation_shape=game.observation_shape,
+        num_actions=game.num_actions,
         share_torso=config.share_torso,
         precision=precision,
         seed=config.seed,
     )
-    return Policy(network, env.observation_shape, precision)
+    return Policy(network, game.observation_shape, precision)

@@ -12,9 +12,9 @@ from typing import Any
 
 from tfrl import __version__, comparison, statistics
 from tfrl.comparison import Group
-from tfrl.envs.games import published_scores
 from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
+from tfrl.published import published_returns
 from tfrl.run_folder import EVALUATION_FILE, read_json
 from tfrl.runs import Run, level_set_title, published_applies
 
@@ -112,7 +112,7 @@ def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         row += [_mean(g.scores(s), 3) for s in LEVEL_SETS]
         if published:
             there = published_applies(g.runs[0].config)
-            scores = published_scores(g.env) if there else {}
+            scores = published_returns(g.env) if there else {}
             row += [_number(scores.get(f"easy200_25M_{s}", math.nan)) for s in LEVEL_SETS]
         rows.append(row)
     return header, rows

@@ -12,7 +12,7 @@ import numpy as np
 from tfrl import envs, machine
 from tfrl.agents import Agent
 from tfrl.config import Config
-from tfrl.envs.games import observation_shape
+from tfrl.envs.games import family
 from tfrl.errors import UserError
 
 
@@ -79,7 +79,7 @@ def too_large(config: Config, workers: int) -> UserError:
 
 
 def _observation_bytes(config: Config, workers: int) -> int:
-    return config.batch_size // workers * math.prod(observation_shape(config.env))
+    return config.batch_size // workers * math.prod(family(config.env).observation_shape)
 
 
 class _Group:

@@ -13,9 +13,9 @@ import numpy as np
 
 from tfrl import results
 from tfrl.config import Config, from_yaml, validate
-from tfrl.envs.games import normalized_return
 from tfrl.errors import UserError
 from tfrl.metrics import PROGRESS_FILE
+from tfrl.published import normalized_return
 from tfrl.run_folder import SETTINGS_FILE, is_of
 
 STEPS = "env_steps"

@@ -1,19 +1,18 @@
 """Vectorised environments. `make` gives any slice of the global vector, the same envs on every topology.
 
-To add a family of games: a module with a class that follows `VecEnv`, and a line in `_build`.
+To add a family of games: a module with a class that follows `VecEnv`, and a line in `tfrl/envs/games.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from tfrl.envs.toy import Catch
-
-TOY_ENVS = ("catch",)
+from tfrl.envs.games import distribution_modes, family
 
 
 class VecEnv(Protocol):
@@ -22,6 +21,8 @@ class VecEnv(Protocol):
     `act(a_t)` may return while the environments still step; `observe()` waits for them and gives
     (r_{t-1}, o_t, first_t): the reward of the last action, and whether o_t begins a new episode. The last
     frame of an episode is not seen: o_t then already belongs to the next one.
+
+    A class that follows it is made from an `EnvSpec` and B, which stands for the spec's `num_envs`.
     """
 
     num_envs: int
@@ -73,6 +74,9 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
 
     A seed seeds a whole procgen vector, so the global vector is made once and the states of the wanted envs
     are set into a vector of their own: env i is the same env whichever worker holds it.
+
+    Raises:
+      ValueError: there is no such game, or not in this distribution mode.
     """
     whole = _build(spec, spec.num_envs)
     if indices is None or list(indices) == list(range(spec.num_envs)):
@@ -85,8 +89,8 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
 
 
 def _build(spec: EnvSpec, num_envs: int) -> VecEnv:
-    if spec.name in TOY_ENVS:
-        return Catch(num_envs, seed=spec.seed, num_levels=spec.num_levels, start_level=spec.start_level)
-    from tfrl.envs.procgen import Procgen  # procgen's library loads only when a procgen game is played
-
-    return Procgen(spec, num_envs)
+    known = family(spec.name)
+    if spec.distribution_mode not in distribution_modes(spec.name):  # procgen's C++ would end the process
+        raise ValueError(f"{spec.name} has no distribution mode {spec.distribution_mode!r}")
+    # Imported when it is played: procgen's library takes a while.
+    return getattr(importlib.import_module(known.module), known.kind)(spec, num_envs)

@@ -1,88 +1,66 @@
-"""What is known of the games before any is made: modes, score ranges, published results. Imports no env."""
+"""The games by family, and what is known of each before any is made. Imports no env."""
 
-import csv
-import functools
-from pathlib import Path
+from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from tfrl.envs import TOY_ENVS
-from tfrl.envs.toy import Catch
 
-_DATA = Path(__file__).parents[1] / "data"
+@dataclass(frozen=True)
+class Family:
+    """Games that one class plays.
 
-# Procgen's C++ code ends the whole process for a mode that a game lacks. Easy and hard exist for all.
-_FURTHER_MODES = {
+    Attributes:
+      module, kind: the class is `kind` of `module`, and follows `tfrl.envs.VecEnv`.
+      names: what `--env` takes.
+      observation_shape: (H, W, C) of its observations, which are uint8.
+      num_actions: A: its actions are 0 ... A - 1.
+      further_modes: distribution modes beyond easy and hard, which all have, with the games that have them.
+    """
+
+    module: str
+    kind: str
+    names: tuple[str, ...]
+    observation_shape: tuple[int, int, int]
+    num_actions: int
+    further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_PROCGEN = (
+    *("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot"),
+    *("heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot"),
+)
+_PROCGEN_MODES = {
     "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
     "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
     "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
 }
 
-
-@functools.cache
-def _scores() -> dict[str, dict[str, float]]:
-    """Each game's row of procgen_scores.csv."""
-    with (_DATA / "procgen_scores.csv").open(newline="", encoding="utf-8") as file:
-        return {
-            row.pop("game"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
-        }
+FAMILIES: Mapping[str, Family] = {
+    "procgen": Family("tfrl.envs.procgen", "Procgen", _PROCGEN, (64, 64, 3), 15, _PROCGEN_MODES),
+    "toys": Family("tfrl.envs.toy", "Catch", ("catch",), (10, 5, 1), 3),
+}
 
 
-@functools.cache
-def _curves() -> dict[tuple[str, str], np.ndarray]:
-    """(game, split) -> [run, point, (env_steps, episode_return)]."""
-    points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-    with (_DATA / "procgen_easy200_curves.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            runs = points.setdefault((row["game"], row["split"]), {})
-            point = (float(row["env_steps"]), float(row["episode_return_mean"]))
-            runs.setdefault(row["run"], []).append(point)
-    return {key: np.array(list(runs.values())) for key, runs in points.items()}
+def family(env: str) -> Family:
+    """The family of a game. Raises ValueError if there is none of that name."""
+    for known in FAMILIES.values():
+        if env in known.names:
+            return known
+    raise ValueError(f"there is no game {env!r}")
 
 
 def games() -> tuple[str, ...]:
     """The 16 procgen games, sorted."""
-    return tuple(_scores())
+    return _PROCGEN
 
 
 def env_names() -> tuple[str, ...]:
-    """Everything `--env` takes: the games and the toys."""
-    return (*games(), *TOY_ENVS)
+    """Everything `--env` takes."""
+    return tuple(name for known in FAMILIES.values() for name in known.names)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
-    """The distribution modes that an env has; a toy is the same in both of its own."""
-    return ("easy", "hard", *(mode for mode, having in _FURTHER_MODES.items() if env in having))
-
-
-def observation_shape(env: str) -> tuple[int, int, int]:
-    """(H, W, C) of an env's observations, which are uint8."""
-    return (Catch.rows, Catch.columns, 1) if env in TOY_ENVS else (64, 64, 3)
-
-
-def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
-    """(R - min) / (max - min), from 0 for a policy that does nothing of use to 1 for a perfect one.
-
-    The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None where none
-    is published: other modes than easy and hard, other envs than procgen's.
-    """
-    scores = _scores().get(env)
-    if scores is None or distribution_mode not in ("easy", "hard"):
-        return None
-    low, high = scores[f"{distribution_mode}_min"], scores[f"{distribution_mode}_max"]
-    return (episode_return - low) / (high - low)
-
-
-def published_scores(game: str) -> dict[str, float]:
-    """Published final returns by column of procgen_scores.csv, `easy200_25M_test` say; see data/README.md."""
-    ranges = ("easy_min", "easy_max", "hard_min", "hard_max")
-    return {name: value for name, value in _scores()[game].items() if name not in ranges}
-
-
-def published_curve(game: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """A published learning curve (easy, 200 levels): env steps [P] and the runs' episode returns [N, P].
-
-    split: `train` for the 200 levels, `test` for the full distribution.
-    """
-    curve = _curves()[game, split]
-    return curve[0, :, 0], curve[:, :, 1]
+    """The distribution modes that a game has; a toy is the same in both of its own. Raises as `family`."""
+    further = family(env).further_modes
+    return ("easy", "hard", *(mode for mode, having in further.items() if env in having))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tfrl.envs import EnvSpec
 
 
 class Catch:
@@ -18,12 +22,14 @@ class Catch:
 
     rows, columns = 10, 5
 
-    def __init__(self, num_envs: int, *, seed: int, num_levels: int = 0, start_level: int = 0) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.num_envs = num_envs
         self.num_actions = 3
         self.observation_shape = (self.rows, self.columns, 1)
-        self._levels = (start_level, num_levels or 2**31 - 1)
-        seeds = np.random.SeedSequence(seed).spawn(num_envs)  # env i's stream does not depend on num_envs
+        self._levels = (spec.start_level, spec.num_levels or 2**31 - 1)
+        seeds = np.random.SeedSequence(spec.seed).spawn(
+            num_envs
+        )  # env i's stream does not depend on num_envs
         self._generators = [np.random.Generator(np.random.PCG64(s)) for s in seeds]
         self._ball = np.zeros((num_envs, 2), np.int64)  # row, column
         self._paddle = np.zeros(num_envs, np.int64)
