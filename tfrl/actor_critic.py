@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import resnet
 from tfrl import parallel
+from tfrl.distributions import Categorical
 
 
 class Head(keras.layers.Dense):
@@ -66,7 +67,13 @@ class Critic(keras.Model):
 
 
 class ActorCritic(tf.Module):
-    """An Actor and a Critic; a torso that they share runs once for both."""
+    """An Actor and a Critic; a torso that they share runs once for both.
+
+    Attributes:
+      distribution: makes the policy from the actor's logits.
+    """
+
+    distribution = Categorical
 
     def __init__(self, actor: Actor, critic: Critic) -> None:
         super().__init__(name="actor_critic")

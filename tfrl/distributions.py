@@ -1,4 +1,4 @@
-"""Action distributions. A new action space is one class here."""
+"""Action distributions: what the outputs of an actor mean. `ActorCritic.distribution` is the one in use."""
 
 from __future__ import annotations
 

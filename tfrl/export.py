@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfrl import actor_critic
 from tfrl.config import Config
-from tfrl.distributions import Categorical
 from tfrl.run_folder import SETTINGS_FILE
 from tfrl.settings import to_yaml
 
@@ -49,7 +48,7 @@ def export(
 
     def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
         logits, value = network(observations)
-        return {"action": Categorical(logits).mode(), "logits": logits, "value": value}
+        return {"action": network.distribution(logits).mode(), "logits": logits, "value": value}
 
     module = tf.Module()
     module.network = network

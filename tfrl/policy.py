@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfrl import actor_critic, parallel
 from tfrl.config import Config
 from tfrl.distribute import resolve_precision, set_up_tensorflow
-from tfrl.distributions import Categorical
 from tfrl.envs.games import family
 from tfrl.errors import UserError
 from tfrl.policy_files import PolicySource
@@ -51,7 +50,7 @@ class Policy:
             raise UserError(f"{error}, which the settings of this run describe.") from None
 
     def _choose_by(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return Categorical(self._forward(observations)[0]).sample(uniforms)
+        return self._network.distribution(self._forward(observations)[0]).sample(uniforms)
 
     def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Actions int32 [B], drawn by uniforms float32 [B] in [0, 1)."""
@@ -59,7 +58,7 @@ class Policy:
 
     def greedy(self, observations: np.ndarray, uniforms: np.ndarray | None = None) -> np.ndarray:
         """The most likely actions, int32 [B]; takes `uniforms` to stand in for `sample`, and ignores them."""
-        return Categorical(self._logits(observations)).mode().numpy()
+        return self._network.distribution(self._logits(observations)).mode().numpy()
 
     def probabilities(self, observations: np.ndarray) -> np.ndarray:
         """Of each action, float32 [B, A]."""

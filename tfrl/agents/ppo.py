@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfrl import actor_critic, random, torso_weights
 from tfrl.config import Config
 from tfrl.distribute import Runtime, pairwise_sum
-from tfrl.distributions import Categorical
 from tfrl.errors import TrainingError
 from tfrl.ops import losses, returns
 from tfrl.optimizers import SummedAdam
@@ -106,7 +105,7 @@ class PPOAgent:
 
     def _act_on_replica(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tuple[tf.Tensor, ...]:
         logits, values = self._forward(observations)
-        policy = Categorical(logits)
+        policy = self.network.distribution(logits)
         actions = policy.sample(uniforms)
         return actions, policy.log_prob(actions), values
 
@@ -116,7 +115,7 @@ class PPOAgent:
 
     @tf.function(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return Categorical(self._forward_alone(observations)[0]).sample(uniforms)
+        return self.network.distribution(self._forward_alone(observations)[0]).sample(uniforms)
 
     # Learning
 
@@ -283,7 +282,7 @@ class PPOAgent:
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
         with tf.GradientTape() as tape:
             logits, values = self.network(observations, training=True)
-            policy = Categorical(logits)
+            policy = self.network.distribution(logits)
             log_ratio = policy.log_prob(actions) - old_log_probs
             ratio = tf.exp(log_ratio)
             policy_loss = losses.clipped_surrogate(ratio, advantages, config.clip_ratio)
