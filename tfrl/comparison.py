@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfrl.config import PPO, Network, Task
+from tfrl.config import DECISIVE
 from tfrl.episodes import LEVEL_SETS
 from tfrl.flags import flag
 from tfrl.published import normalized_return, published_curve
 from tfrl.runs import Run, published_applies
 
 # What a result depends on, except for what tells the runs of one experiment apart.
-_DECISIVE = {field.name for section in (Task, PPO, Network) for field in dataclasses.fields(section)}
+_DECISIVE = {field.name for section in DECISIVE for field in dataclasses.fields(section)}
 _DECISIVE -= {"env", "preset", "seed", "total_steps"}
 
 

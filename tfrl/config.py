@@ -178,6 +178,9 @@ class Config(Run, Hardware, Network, PPO, Task):
         return settings.MAY_CHANGE | free | (set() if self.anneal_lr else {"total_steps"})
 
 
+DECISIVE = (Task, PPO, Network)
+"""The sections of Config that a result depends on."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "openai-easy": {},
     "openai-hard": {
@@ -243,7 +246,7 @@ def default_run_name(env: str, seed: int) -> str:
 
 def hyperparameters(config: Config) -> tuple[dict[str, Any], set[str]]:
     """What a result depends on, and which of it tells this run from another of the same preset."""
-    names = [field.name for section in (Task, PPO, Network) for field in dataclasses.fields(section)]
+    names = [field.name for section in DECISIVE for field in dataclasses.fields(section)]
     values = {name: getattr(config, name) for name in (*names, "precision")}
     plain = Config(**PRESETS[config.preset])
     return values, {"env", "seed"} | {name for name in names if values[name] != getattr(plain, name)}
@@ -372,7 +375,7 @@ def _family_help(name: str) -> str:
 
 READER = Reader(
     Config,
-    sections=(Task, PPO, Network, Hardware, Run),
+    sections=(*DECISIVE, Hardware, Run),
     presets=PRESETS,
     complete=_complete,
     check=validate,

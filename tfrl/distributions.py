@@ -1,4 +1,8 @@
-"""Action distributions: what the outputs of an actor mean. `ActorCritic.distribution` is the one in use."""
+"""Action distributions: what the outputs of an actor mean.
+
+Another space of actions is more than a class here: rollouts, random numbers, action counts, videos and data
+sets hold one whole number for each env and step (CONTRIBUTING.md).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Vectorised environments. `make` gives any slice of the global vector, the same envs on every topology.
 
-To add a family of games: a module with a class that follows `VecEnv`, and a line in `tfrl/envs/games.py`.
+To add a family of games that show images and take one of A actions: a module with a class that follows
+`VecEnv`, and a `Family` in `tfrl/envs/games.py`.
 """
 
 from __future__ import annotations
