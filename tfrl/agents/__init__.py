@@ -78,5 +78,5 @@ class Agent(Protocol):
         """Continues from arrays of `get_state`, also on another number of replicas; further ones are ignored.
 
         Raises:
-          ValueError: they belong to another network.
+          ValueError, KeyError: they belong to another network.
         """
