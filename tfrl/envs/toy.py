@@ -27,9 +27,8 @@ class Catch:
         self.num_actions = 3
         self.observation_shape = (self.rows, self.columns, 1)
         self._levels = (spec.start_level, spec.num_levels or 2**31 - 1)
-        seeds = np.random.SeedSequence(spec.seed).spawn(
-            num_envs
-        )  # env i's stream does not depend on num_envs
+        # Env i's stream does not depend on num_envs.
+        seeds = np.random.SeedSequence(spec.seed).spawn(num_envs)
         self._generators = [np.random.Generator(np.random.PCG64(s)) for s in seeds]
         self._ball = np.zeros((num_envs, 2), np.int64)  # row, column
         self._paddle = np.zeros(num_envs, np.int64)
