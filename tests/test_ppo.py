@@ -207,6 +207,19 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
         assert all((first == other).all() for other in others)
 
 
+def test_the_default_network_plays_procgen_alike_on_two_replicas(small, learner):
+    runs = []
+    for replicas in (1, 2):
+        changes = {"env": "coinrun", "torso": "impala", "num_levels": 200, "num_steps": 8, "epochs": 1}
+        agent = learner(small(**changes, num_minibatches=2, replicas=replicas))
+        runs.append((train(agent, 2), weights(agent)))
+    (expected, expected_weights), (found, found_weights) = runs
+    for (rollout, _), (same, _) in zip(found, expected, strict=True):
+        for name in ("observations", "actions", "rewards", "first"):
+            np.testing.assert_array_equal(rollout[name], same[name], err_msg=name)
+    assert largest_difference(found_weights, expected_weights) < 1e-5
+
+
 def test_parts_of_a_minibatch_take_the_step_of_the_whole(small, learner):
     runs = []
     for micro_batch in (32, 8, 1):
