@@ -1,7 +1,9 @@
 """Real training processes for the tests, and what they leave behind."""
 
+import contextlib
 import csv
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -25,6 +27,26 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 def hangup(handler):
     """A preexec_fn: SIG_IGN as under nohup, or SIG_DFL, under which the tests themselves may not run."""
     return lambda: signal.signal(signal.SIGHUP, handler)
+
+
+@contextlib.contextmanager
+def unread_pipe(kind):
+    """The end to write to of a pipe that takes nothing: its reader is gone ("broken"), or asleep ("full")."""
+    reader, writer = os.pipe()
+    if kind == "broken":
+        os.close(reader)
+    else:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+        if kind == "full":
+            os.close(reader)
 
 
 class Answer:

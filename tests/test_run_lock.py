@@ -136,7 +136,7 @@ def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
     process = holder(config.run_dir, 2)
     settings = to_yaml(dataclasses.replace(config, gamma=0.5))
-    monkeypatch.setattr(run_lock, "_tell", lambda line: (config.run_dir / "config.yaml").write_text(settings))
+    monkeypatch.setattr(run_lock, "tell", lambda line: (config.run_dir / "config.yaml").write_text(settings))
     with pytest.raises(UserError, match="--gamma 0.5 there"), taken(config, CHIEF):
         pytest.fail("it went on with another run")
     process.communicate()

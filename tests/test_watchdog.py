@@ -1,5 +1,6 @@
 """Who has stalled? Two watchdogs over one folder, ticked by hand: no clock and no thread is involved."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -8,7 +9,7 @@ import threading
 import time
 
 import pytest
-from processes import PATIENCE, ROOT
+from processes import PATIENCE, ROOT, unread_pipe
 
 from tfrl import watchdog
 from tfrl.watchdog import Watchdog
@@ -185,6 +186,33 @@ def test_the_default_is_a_multiple_of_the_update_and_a_minute_at_least(tmp_path)
             dog.beat("updating")
         assert ticks([dog], limit - 1) == []
         assert ticks([dog], 2)
+
+
+STALLS = """
+import sys, time
+from pathlib import Path
+from tfrl import watchdog
+watchdog.TICK = 0.05
+dog = watchdog.Watchdog(Path(sys.argv[1]), ["a:1", "b:2"], 0, stall_timeout=0.1)
+dog.measured(0.1)  # the first update, which traces
+dog.measured(0.1)
+for _ in range(2):
+    dog.beat("updating")
+dog.start()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["read", "broken", "full"])
+def test_a_stalled_worker_ends_whether_or_not_its_stderr_takes_the_sentence(tmp_path, kind):
+    pipe = contextlib.nullcontext(subprocess.PIPE) if kind == "read" else unread_pipe(kind)
+    with pipe as stderr:
+        command = [sys.executable, "-c", STALLS, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, stderr=stderr, text=True, timeout=60)
+    assert done.returncode == 75
+    if kind == "read":
+        assert done.stderr.startswith("error: no worker has made a step for ")
+        assert done.stderr.endswith("in <module>\n")  # where the main thread is
 
 
 def test_heartbeats_go_with_the_last_worker(pair, tmp_path):

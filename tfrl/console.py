@@ -4,13 +4,12 @@ The training loop only leaves numbers here. A thread of the console's own shows 
 moves while one long TensorFlow call runs, and leaving a number costs next to nothing.
 """
 
-import contextlib
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -19,6 +18,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from tfrl.streams import Unbreakable
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
 
@@ -39,9 +40,9 @@ class Console:
         if not enabled:
             self._view = _View()
         elif _is_interactive(stream or sys.stdout):
-            self._view = _Terminal(_Unbreakable(stream or sys.stdout))
+            self._view = _Terminal(Unbreakable(stream or sys.stdout))
         else:
-            self._view = _Plain(_Unbreakable(stream or sys.stdout), interval)
+            self._view = _Plain(Unbreakable(stream or sys.stdout), interval)
 
     def summary(self, rows: Mapping[str, str]) -> None:
         """A table of two columns, before training."""
@@ -296,38 +297,6 @@ class _Terminal(_View):
         for row in rows:
             table.add_row(*map(Text, row))
         self._console.print(table)
-
-
-class _Unbreakable:
-    """A stream whose reader may go away, such as a closed pipe or terminal, without ending the training."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"
-        with self._surviving():
-            self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        return len(text)
-
-    def flush(self) -> None:
-        with self._surviving():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
-
-    @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            # What is still buffered must go somewhere, or Python fails with it when the process exits.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-        except OSError:
-            pass
 
 
 def _is_interactive(stream: TextIO) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from tfrl import agreement, distribute
 from tfrl.distribute import Runtime
 from tfrl.quiet import native_log, quiet_start
 from tfrl.rendezvous import rendezvous
+from tfrl.streams import tell
 from tfrl.tf_config import TFConfig
 from tfrl.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
@@ -36,7 +36,8 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
     if cluster is not None:
         with quiet_start():
             mine = agreement.fingerprint(config)
-        rendezvous(cluster, mine, config.cluster_timeout, _tell)
+        # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
+        rendezvous(cluster, mine, config.cluster_timeout, tell)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     watchdog.beat(CONNECTING)
@@ -52,8 +53,3 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
             raise distribute.failure(error, len(addresses), watchdog.missing) from error
         finally:
             watchdog.close()
-
-
-def _tell(line: str) -> None:
-    """Each worker tells whom it waits for: the first to come may not be the chief, which has the display."""
-    print(line, file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tfrl.config import Config
 from tfrl.errors import UserError
 from tfrl.flags import shown
 from tfrl.run_folder import BEST_FILE
+from tfrl.streams import tell
 
 WEIGHTS_FILE = "weights.npz"
 _PREFIX = "weights/"
@@ -106,7 +106,7 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
 
 
 def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+    tell(f"warning: {sentence}")
 
 
 def _best(path: Path, config: Config) -> PolicySource:

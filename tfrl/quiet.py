@@ -7,11 +7,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from tfrl.errors import PeerError, UserError
+from tfrl.streams import surviving
 
 # Information and warnings of TensorFlow's C++ log, and what it says where there is no NVIDIA driver.
 _NOISE = re.compile(
@@ -27,18 +28,17 @@ def quiet_start() -> Iterator[None]:
 
     Some lines come before TF_CPP_MIN_LOG_LEVEL is read, so they have to be caught at the file descriptor.
     """
-    sys.stderr.flush()
+    _flush()
     saved = os.dup(2)
     with _temporary_file() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(saved, 2)
             os.close(saved)
-            for line in _worth_showing(held):
-                os.write(2, line)
+            _show(_worth_showing(held))
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def native_log(path: Path) -> Iterator[None]:
     Args:
       path: the log. Where it cannot be written, a temporary file serves.
     """
-    sys.stderr.flush()
+    _flush()
     python, screen = sys.stderr, os.dup(2)
     log, began = _open_log(path)
     os.dup2(log.fileno(), 2)
@@ -62,8 +62,8 @@ def native_log(path: Path) -> Iterator[None]:
 
     def end(*, failed: bool) -> None:
         _restore(python, screen)
-        for line in _worth_showing(log, began)[-_SHOWN:] if failed else ():
-            os.write(2, line)
+        if failed:
+            _show(_worth_showing(log, began)[-_SHOWN:])
         if not _worth_showing(log):
             _remove(path)
 
@@ -97,7 +97,7 @@ def _open_log(path: Path) -> tuple[IO[bytes], int]:
 
 
 def _restore(python: IO[str], screen: int) -> None:
-    sys.stderr.flush()
+    _flush()
     os.dup2(screen, 2)
     os.close(screen)
     sys.stderr = python
@@ -107,6 +107,17 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()  # by the last one
+
+
+def _show(lines: Sequence[bytes]) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        for line in lines:
+            os.write(2, line)
+
+
+def _flush() -> None:
+    with surviving(sys.stderr):
+        sys.stderr.flush()
 
 
 def _worth_showing(log: IO[bytes], start: int = 0) -> list[bytes]:

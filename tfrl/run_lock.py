@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import IO
 
 from tfrl.errors import UserError
 from tfrl.run_folder import Settings, check_run
+from tfrl.streams import tell
 from tfrl.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
@@ -67,7 +67,7 @@ def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
         file = _wait(run, patience)
     except OSError as error:
         file, reason = None, error.strerror
-        _tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
+        tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def _wait(run: Path, patience: float) -> IO[str]:
                     f"{run} is in use: {held} trains it; wait for its end, or choose another --run-name."
                 ) from None
             if not told:
-                _tell(f"waiting for {held}, which trains {run}")
+                tell(f"waiting for {held}, which trains {run}")
                 told = True
         time.sleep(_RETRY_EVERY)
 
@@ -154,7 +154,3 @@ def _sign(file: IO[str]) -> None:
     with contextlib.suppress(OSError):  # a full disk: its holder is not known by name then
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

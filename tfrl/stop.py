@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.commands import STOP_CODES, heeded_signals
+from tfrl.commands import STOP_CODES, end_at_once, heeded_signals
 
 _CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
 NUM_VOTES = len(_CODES)
-_LAST_WORDS = 1.0  # seconds for the sentence of a process that ends at once: its stream may not take any
 
 
 def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
@@ -94,8 +93,7 @@ class StopRequest:
             if first and self.saved:
                 os._exit(STOP_CODES[first])
             if first:
-                _start(on_second).join(_LAST_WORDS)
-                os._exit(1)
+                end_at_once(1, on_second)
             first = data[0]
             _start(on_first, signal.Signals(first).name)  # not here: it may have to wait for a stream
         os.close(reader)

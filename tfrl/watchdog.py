@@ -22,7 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tfrl.commands import end_at_once
 from tfrl.errors import PeerError
+from tfrl.streams import tell
 from tfrl.tf_config import split_address
 
 TICK = 1.0  # seconds between two writes
@@ -127,8 +129,7 @@ class Watchdog:
         self._phase, self._known = "starting", set[str]()
         self._update_seconds: float | None = None
         self._traced = False
-        self._peers: dict[int, _Peer] = {}
-        self._looks = 0
+        self._forget()
 
     def start(self) -> None:
         """Begins to watch, in a thread of its own. With one worker there is nobody to watch."""
@@ -204,8 +205,7 @@ class Watchdog:
         self._write()
         limit, lifeless, clock = *self._limits(), self._clock
         if clock - self._last_beat < min(limit, lifeless) / 2:
-            self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
-            self._looks = 0
+            self._forget()
             return None
         self._looks += 1
         for worker, peer in self._peers.items():
@@ -216,6 +216,11 @@ class Watchdog:
         if self._looks < LOOKS or (clock - moved < limit and clock - alive < lifeless):
             return None
         return self._verdict(clock - moved)
+
+    def _forget(self) -> None:
+        """Nothing is known of the others: there is no need to look while this worker makes steps."""
+        self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
+        self._looks = 0
 
     def _limits(self) -> tuple[float, float]:
         """Seconds without a step, and without a step or a sign of life."""
@@ -344,9 +349,11 @@ def _refuses(address: str) -> bool:
 
 def _exit(sentence: str) -> None:
     """Ends the process, whatever its main thread is in, and says where that is."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h\n")  # the progress bar hides the cursor
-    stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
-    sys.stderr.write(f"error: {sentence}\nThis worker's main thread:\n{''.join(stack)}")
-    sys.stderr.flush()
-    os._exit(PeerError.exit_code)
+
+    def say() -> None:
+        cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""  # the progress bar hides it
+        tell(f"{cursor}error: {sentence}")
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+        tell(f"This worker's main thread:\n{''.join(stack).rstrip()}")
+
+    end_at_once(PeerError.exit_code, say)

@@ -1,0 +1,64 @@
+"""The standard streams of a process whose reader may go away, or that was started without them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import IO, TextIO
+
+
+def open_missing() -> None:
+    """Gives a process that was started without stdin, stdout or stderr (`>&-`) /dev/null instead.
+
+    Python has None for such a stream. And the next file to be opened would get the stream's number, and with
+    it all that C++ code and child processes print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: the stream's own
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
+    """Inside, it is no error if `stream` takes nothing any more, such as a closed pipe or terminal."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered must go somewhere, or Python fails with it when the process exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except OSError:
+        pass
+
+
+def tell(line: str) -> None:
+    """Writes a line to stderr, whether or not somebody reads it there."""
+    with surviving(sys.stderr):
+        print(line, file=sys.stderr, flush=True)
+
+
+class Unbreakable:
+    """A stream of text that survives whatever happens to its reader, and what it cannot encode."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's own."""
+        encoding = self._stream.encoding or "utf-8"
+        with surviving(self._stream):
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream's own."""
+        with surviving(self._stream):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
