@@ -2,13 +2,15 @@
 
 from typing import BinaryIO
 
+from tfrl.streams import surviving
+
 
 class Output:
     """Writes the chief's output as it is and every other worker's lines behind its number: "[1] ...".
 
     Where the chief has a terminal, its bytes go through at once, so that a progress display works; elsewhere
     whole lines are written, so that workers never break into each other's. The same error from several
-    workers is written once.
+    workers is written once. If a stream's reader goes away, the workers go on, and their words are lost.
     """
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:
@@ -54,5 +56,6 @@ class Output:
         return b"\r\x1b[2K" if started else b""
 
     def _put(self, stream: str, data: bytes) -> None:
-        self._streams[stream].write(data)
-        self._streams[stream].flush()
+        with surviving(self._streams[stream]):
+            self._streams[stream].write(data)
+            self._streams[stream].flush()

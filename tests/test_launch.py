@@ -8,7 +8,7 @@ import time
 
 import pytest
 from launching import LAUNCH, Launch, alive
-from processes import ROOT
+from processes import ROOT, unread_pipe
 
 from cluster import places
 from tfrl import tf_config
@@ -103,6 +103,22 @@ while True:
     assert (code, "worker 1 failed (exit code 1); no restarts are left" in err) == (1, True)
     assert launch.notes(0).count("told") == 1
     assert not alive(launch.pids(0)[0])
+
+
+@pytest.mark.parametrize("lost", [("stdout",), ("stdout", "stderr")])
+def test_workers_do_their_work_when_nobody_reads_what_they_say(tmp_path, lost):
+    program = """
+for _ in range(5):
+    print("said"); print("complained", file=sys.stderr)
+    time.sleep(0.1)
+if starts == 1:
+    sys.exit(75)  # the launcher has something to say as well
+note("done")
+"""
+    with unread_pipe("broken") as pipe:
+        launch = Launch(tmp_path, program, workers=1, **dict.fromkeys(lost, pipe))
+        assert launch.end()[0] == 0
+    assert len(launch.pids(0)) == 2 and launch.notes(0)[-1] == "done"
 
 
 def test_bad_settings_are_told_once_and_not_tried_again(tmp_path):

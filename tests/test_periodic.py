@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import unread_pipe
 
 from tfrl import distribute, envs, periodic, policy_files, results, runs, suite, summary, train
 from tfrl.episodes import level_spec, play
@@ -257,6 +258,14 @@ def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
     """Each of the first two waits until both have started: one after another, none would end."""
     assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0
     assert len(list(tmp_path.glob("*/output.txt"))) == 3
+
+
+def test_a_suite_goes_on_when_nobody_reads_what_it_says(tmp_path, trainer, monkeypatch):
+    flags = trainer()
+    with unread_pipe("broken") as pipe, open(pipe, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert suite.main([*flags, "--seeds", "1,2"]) == 0
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):

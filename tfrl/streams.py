@@ -36,10 +36,11 @@ def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
         pass
 
 
-def tell(line: str) -> None:
-    """Writes a line to stderr, whether or not somebody reads it there."""
-    with surviving(sys.stderr):
-        print(line, file=sys.stderr, flush=True)
+def tell(line: str, stream: TextIO | None = None) -> None:
+    """Writes a line to `stream`, stderr by default, whether or not somebody reads it there."""
+    stream = stream or sys.stderr
+    with surviving(stream):
+        print(line, file=stream, flush=True)
 
 
 class Unbreakable:

@@ -23,6 +23,7 @@ from tfrl.errors import TrainingError, UserError
 from tfrl.flags import coerce
 from tfrl.run_folder import RESULTS_FILE, check_run_folder
 from tfrl.settings import Range, check_ranges
+from tfrl.streams import tell
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
 _TRAINER = ("-m", "tfrl.ppo_procgen")
@@ -57,16 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     options, rest = _split(arguments)
     tasks = plan(options, rest)
     lengths = sum(task.config.num_updates * task.config.batch_size for task in tasks)
-    print(
-        f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on",
-        flush=True,
-    )
+    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
     code, failed = _Runs(tasks, options.workers).run()
     if code:
         return code
     finished = [runs.load(task.config.run_dir) for task in tasks if _is_done(task.config)]
     if finished:
-        print(report.write(finished, tasks[0].config.run_dir.parent))
+        _show(str(report.write(finished, tasks[0].config.run_dir.parent)))
     if failed:
         raise TrainingError(f"{len(failed)} of {len(tasks)} runs failed: {', '.join(failed)}.")
     return 0
@@ -162,7 +160,12 @@ class _Runs:
             process.send_signal(which)
 
     def _say(self, index: int, words: str) -> None:
-        print(f"[{index + 1}/{len(self._tasks)}] {self._tasks[index].config.run_dir}: {words}", flush=True)
+        _show(f"[{index + 1}/{len(self._tasks)}] {self._tasks[index].config.run_dir}: {words}")
+
+
+def _show(line: str) -> None:
+    """On stdout. The runs go on when its reader goes away."""
+    tell(line, sys.stdout)
 
 
 def _tensorflow_threads(count: int) -> dict[str, str]:
