@@ -20,7 +20,9 @@ PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
 PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
 # Batch mode, because a question cannot be answered here; the others notice a dead connection within a minute.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-ORPHAN_GRACE = 30.0  # seconds that a worker has to save when its launcher is gone
+# Seconds that a worker has to save when its launcher is gone, as many as with SLURM and Kubernetes: the
+# update that it finishes first may take minutes on a CPU. One that hangs is ended by its own watchdog.
+ORPHAN_GRACE = 300.0
 NOTICE = 1.0  # seconds in which a worker that lost another may say so and end by itself, before it is told to
 _REST = 1.0  # seconds to read the rest of the output of an agent that has ended
 

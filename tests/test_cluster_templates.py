@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster import team
 from tfrl import tf_config
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +123,7 @@ def test_the_slurm_script_asks_for_what_its_comments_say():
     text = (CLUSTER / "slurm" / "train.sbatch").read_text()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
     assert options["ntasks-per-node"] == "1"
-    assert options["signal"].startswith("TERM@")
+    assert options["signal"] == f"TERM@{team.ORPHAN_GRACE:.0f}"
     assert options.keys() >= {"requeue", "nodes", "open-mode"}
 
 
@@ -256,7 +257,7 @@ def test_only_the_workers_reach_each_other():
 
 
 @pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])
-def test_pods_share_the_log_folder_and_have_time_to_save(role):
+def test_pods_share_the_log_folder_and_have_as_long_to_save_as_the_launchers_workers(role):
     spec = pods()[role]["spec"]
     claim = resources()["PersistentVolumeClaim"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -266,7 +267,7 @@ def test_pods_share_the_log_folder_and_have_time_to_save(role):
     assert mount["name"] == spec["volumes"][0]["name"]
     assert f"--logdir {mount['mountPath']}" in " ".join(container["args"])
     assert "--run-name" in " ".join(container["args"])
-    assert spec["terminationGracePeriodSeconds"] >= 60
+    assert spec["terminationGracePeriodSeconds"] == team.ORPHAN_GRACE
 
 
 def test_the_dockerfile_copies_what_exists_and_what_runs_there():

@@ -1,8 +1,10 @@
 """How a launch is stopped: signals, Ctrl-C in a terminal, and processes that are killed or left behind."""
 
+import json
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, until
 from processes import ROOT, hangup
 
 from cluster import output
+from cluster.team import AGENT
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -138,6 +141,26 @@ def test_workers_save_and_end_when_the_launcher_is_killed(tmp_path):
     until(lambda: not any(alive(pid) for pid in pids))
     assert [launch.notes(worker)[-1] for worker in (0, 1)] == ["signal 15"] * 2
     launch.end()
+
+
+@pytest.mark.parametrize(("grace", "end"), [(0.5, "signal 15"), (60.0, "saved")])
+def test_a_worker_whose_launcher_is_gone_has_the_grace_of_its_order_to_save(tmp_path, grace, end):
+    program = SAVE.replace("time.sleep(0.3)", "time.sleep(1.5); note('saved')")
+    order = {
+        "command": [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)],
+        "environment": {"TF_CONFIG": '{"task": {"index": 0}}'},
+        "directory": str(tmp_path),
+        "terminal": None,
+        "grace": grace,
+    }
+    agent = subprocess.Popen([sys.executable, "-IS", AGENT], stdin=subprocess.PIPE)
+    agent.stdin.write(json.dumps(order).encode() + b"\n")
+    agent.stdin.flush()
+    notes = tmp_path / "worker-0"
+    until(lambda: notes.exists() and "ready" in notes.read_text())
+    agent.stdin.close()
+    assert agent.wait(timeout=20) == (137 if end == "signal 15" else 143)
+    assert notes.read_text().splitlines()[-1] == end
 
 
 def children(pid):
