@@ -70,9 +70,9 @@ def test_plain_lines_in_a_pipe():
     ]
 
 
-def test_disabled_console_prints_nothing():
+def test_disabled_console_shows_nothing_but_warnings():
     done = run_session(enabled=False, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"warning: the disk is full\n")
 
 
 def test_lines_come_while_one_call_blocks_and_at_once():

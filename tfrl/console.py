@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tfrl.streams import Unbreakable
+from tfrl.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
 
@@ -28,7 +28,7 @@ class Console:
     """Shows one run.
 
     Args:
-        enabled: False on the workers that are not the chief, which show nothing.
+        enabled: False on the workers that are not the chief: they show nothing, and warn on stderr.
         stream: where to; a live display if it is a terminal, plain lines otherwise.
         interval: seconds between plain lines.
     """
@@ -85,7 +85,7 @@ class Console:
         self._view.line(text)
 
     def warn(self, text: str) -> None:
-        """A line above the bar that begins with "warning: "."""
+        """A line above the bar that begins with "warning: "; on stderr where there is no bar to be."""
         self._view.warning(text)
 
     def results(
@@ -203,7 +203,7 @@ def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
 
 
 class _View:
-    """How things are shown. The base shows nothing: it is what workers other than the chief have."""
+    """How things are shown. The base is what workers other than the chief have: warnings only, on stderr."""
 
     def start(self, progress: Progress) -> None:
         pass
@@ -215,7 +215,7 @@ class _View:
         pass
 
     def warning(self, text: str) -> None:
-        pass
+        tell(f"warning: {text}")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         pass

@@ -112,8 +112,7 @@ class Session:
           UserError: there are checkpoints, but none is valid.
           PeerError: some workers see none where others do. To begin with them would overwrite the run.
         """
-        warn = self.console.warn
-        found = self._store.load(warn)
+        found, skipped = self._find()
         mine = -1 if found is None else found.update
         newest = self._of_workers(mine)
         if newest.min() < 0 <= newest.max():
@@ -121,8 +120,10 @@ class Session:
                 f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
                 f"{newest.argmax()} that of {self._step_name} {newest.max()}: all must share one disk"
             )
+        if mine < newest.max():  # others could read what this worker cannot, and did not warn of it
+            self._warn(skipped)
         if newest.min() != mine:
-            found = self._store.load(warn, int(newest.min()))
+            found = self._store.load(self.console.warn, int(newest.min()))
         if found is None:
             return None
         self.found = found
@@ -131,6 +132,23 @@ class Session:
         self.seconds = self.progress["seconds"]
         self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
+
+    def _find(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that this worker can read, and why it skips others, if it has not told.
+
+        All workers skip the same ones where the files are damaged: the chief tells that for all of them.
+        """
+        skipped: list[str] = []
+        try:
+            found = self._store.load(self.console.warn if self.runtime.is_chief else skipped.append)
+        except UserError:
+            self._warn(skipped)
+            raise
+        return found, skipped
+
+    def _warn(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            self.console.warn(sentence)
 
     def _of_workers(self, number: int) -> np.ndarray:
         """Every worker's number, int64 [workers]. A collective."""
@@ -166,7 +184,8 @@ class Session:
             self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
             self._saved_at = self.step
         except CheckpointError as error:
-            self.console.warn(f"{error} Training goes on.")
+            if self.runtime.is_chief or error.__cause__ is not None:  # those who know why tell
+                self.console.warn(f"{error} Training goes on.")
 
     def kept(self) -> str:
         """What remains of a run that fails now, as the end of a sentence."""
