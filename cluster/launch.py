@@ -143,7 +143,7 @@ def describe(worker: int, code: int, host: str | None) -> str:
     if code == BAD_SETTINGS:
         return f"{name} refused its settings (exit code {code})"
     if code == STALLED:
-        return f"{name} gave up on a worker that died or stalled (exit code {code})"
+        return f"{name} gave up on another process (exit code {code})"
     if code == SSH_FAILED and host is not None:
         return f"{name} is out of reach: ssh failed or lost its connection (exit code {code})"
     if code - 128 in CRASHES:

@@ -73,8 +73,7 @@ def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):
     assert len(launch.pids(0)) == 3
     assert "restart 2 of 2" in err
     assert err.splitlines()[-1] == (
-        "launch: worker 0 gave up on a worker that died or stalled (exit code 75); "
-        "no restarts are left (--max-restarts 2)"
+        "launch: worker 0 gave up on another process (exit code 75); no restarts are left (--max-restarts 2)"
     )
 
 

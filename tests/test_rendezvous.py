@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tfrl import rendezvous, tf_config
-from tfrl.errors import UserError
+from tfrl.errors import PeerError, UserError
 
 SAME = {"lr": "0.0005", "code": "abc"}
 
@@ -49,10 +49,12 @@ class Attempt:
         )
 
     def result(self):
-        """None, or the UserError's sentence."""
+        """None, or the error's sentence."""
+        self.again = False
         try:
             return self._future.result(20)
-        except UserError as error:
+        except (UserError, PeerError) as error:
+            self.again = isinstance(error, PeerError)  # a launcher is to start all again
             return str(error)
 
     @property
@@ -97,13 +99,15 @@ def test_a_missing_worker_is_named_by_everybody_when_the_time_is_up():
     for attempt in attempts:
         sentence = attempt.result()
         names = f"{cluster[0].name(1)}, {cluster[0].name(3)} did not come up within 1 s"
-        assert sentence.startswith(names)
+        assert sentence.startswith(names) and attempt.again
     assert time.monotonic() - started < 4
 
 
 def test_a_missing_chief_is_named_when_the_time_is_up():
     config = configs(2)[1]
-    sentence = Attempt(config, timeout=0.8).result()
+    attempt = Attempt(config, timeout=0.8)
+    sentence = attempt.result()
+    assert attempt.again
     assert f"{config.name(0)}, the chief (Connection refused) did not come up" in sentence
 
 
@@ -124,7 +128,7 @@ def test_every_worker_hears_which_keys_differ_and_where():
     ]
     attempts = [Attempt(config, values) for config, values in zip(cluster, fingerprints, strict=True)]
     sentences = {attempt.result() for attempt in attempts}
-    assert len(sentences) == 1
+    assert len(sentences) == 1 and not any(attempt.again for attempt in attempts)
     sentence = sentences.pop()
     assert f"lr is 0.1 on workers 0, 2 and 0.2 on {cluster[0].name(1)}" in sentence
     assert f"seed is 1 on workers 0, 1 and missing on {cluster[0].name(2)}" in sentence
@@ -148,7 +152,7 @@ def test_an_index_that_the_chief_does_not_know_is_refused():
         "task": {"type": "worker", "index": 2},
     }
     chief, stray = Attempt(first), Attempt(tf_config.parse(json.dumps(other)))
-    assert "the chief's TF_CONFIG has workers 0 to 1" in stray.result()
+    assert "the chief's TF_CONFIG has workers 0 to 1" in stray.result() and not stray.again
     assert [Attempt(second).result(), chief.result()] == [None, None]
 
 
@@ -156,8 +160,20 @@ def test_a_second_process_with_the_same_port_is_told_so():
     cluster = configs(2)
     chief = Attempt(cluster[0])
     until(lambda: chief.lines)
-    assert "already in use" in Attempt(cluster[0]).result()
+    second = Attempt(cluster[0], timeout=1.0)
+    assert "already in use" in second.result()
+    assert f"waiting for {cluster[0].address}, its own port, which another process has (" in second.lines[0]
+    assert second.again
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_that_a_predecessor_still_has_is_waited_for(count):
+    cluster = configs(count)
+    with tf_config.reserve_port(cluster[-1]):
+        attempts = [Attempt(config) for config in cluster]
+        until(lambda: any("its own port" in line for line in attempts[-1].lines))
+    assert [attempt.result() for attempt in attempts] == [None] * count
 
 
 def hello(config, worker):
@@ -319,7 +335,7 @@ def test_one_worker_meets_nobody_but_its_port_must_be_free():
     (config,) = configs(1)
     assert Attempt(config).result() is None
     with tf_config.reserve_port(config):
-        assert "already in use" in Attempt(config).result()
+        assert "already in use" in Attempt(config, timeout=0.5).result()
 
 
 def test_an_evaluator_returns_at_once_even_if_nobody_is_there():

@@ -13,7 +13,7 @@ from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train
 
 from tfrl import run_lock, tf_config
 from tfrl.config import Config, from_yaml
-from tfrl.errors import UserError
+from tfrl.errors import PeerError, UserError
 from tfrl.run_lock import LOCK_FILE, is_held, locked, take_run
 from tfrl.settings import to_yaml
 
@@ -130,6 +130,13 @@ def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_do
         f"waiting for process {process.pid} on {os.uname().nodename}, which trains {config.run_dir}\n"
     )
     process.communicate()
+
+
+def test_a_chief_that_waits_in_vain_is_to_be_started_again(tmp_path):
+    """The predecessor may need longer to save: exit code 2 would end what restarts it."""
+    config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=0.5)
+    with locked(config.run_dir), pytest.raises(PeerError, match="is in use: process "), taken(config, CHIEF):
+        pytest.fail("held twice")
 
 
 def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(tmp_path, monkeypatch):

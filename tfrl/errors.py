@@ -14,6 +14,9 @@ class TrainingError(Exception):
 
 
 class PeerError(TrainingError):
-    """Another worker died or hung. A launcher may start all of them again, from the last checkpoint."""
+    """Another process died, hung or kept this one waiting for too long: a worker that did not come, one of
+    the last attempt that still has the port or the run. A launcher may start all again, from the last
+    checkpoint.
+    """
 
     exit_code = 75

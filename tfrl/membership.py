@@ -29,8 +29,8 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
       The strategy and this worker's place in it, and the watchdog that gets its steps.
 
     Raises:
-      UserError: a worker did not come, or has other settings; the settings do not fit this machine.
-      PeerError: another worker died or was cut off.
+      UserError: a worker has other settings; the settings do not fit this machine.
+      PeerError: another worker did not come, died or was cut off.
       TrainingError: TensorFlow failed here.
     """
     if cluster is not None:

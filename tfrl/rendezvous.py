@@ -3,7 +3,8 @@
 TensorFlow waits for a missing worker in silence and never notices that two workers have other settings. So
 the workers first meet on the ports that TF_CONFIG gives them, which TensorFlow takes over afterwards:
 
-1. Every worker opens its own port (the fault "port busy" is found here) and holds it.
+1. Every worker opens its own port and holds it. It waits for one that is taken: where all were started again,
+   a process of the last attempt may still save, or be ended.
 2. Worker 0, the chief, accepts connections; the others connect to it, again and again until it is there, and
    say who they are and what their settings are.
 3. Each second the chief tells all of them who is still missing, and they answer. One that goes away or falls
@@ -11,6 +12,10 @@ the workers first meet on the ports that TF_CONFIG gives them, which TensorFlow 
 4. When all are there, the chief compares the settings. They differ: everybody gets the sentence that says
    where. They agree: after one more answer from everybody the chief gives up its port, says "go", and all
    return.
+
+Who has waited for too long ends with a PeerError, because a launcher that starts all again may help: whoever
+was missing may be there then, and whoever had the port gone. Where workers differ, or one is not who it says,
+no restart would: that is a UserError.
 
 Messages are JSON objects, one a line. Whatever else connects (a port scanner, `cluster.tf_config --check`) is
 shown out without harm. There is no authentication, as there is none in TensorFlow's own protocol on the same
@@ -27,8 +32,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfrl.errors import UserError
-from tfrl.tf_config import TFConfig, check_port_free, reserve_port, split_address
+from tfrl.errors import PeerError, UserError
+from tfrl.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
 STATUS_EVERY = 1.0  # seconds between the chief's messages to all
 SILENT_AFTER = 10.0  # seconds without a message after which the other side counts as gone
@@ -52,17 +57,17 @@ def rendezvous(
         report: gets a line every few seconds that names who is still missing.
 
     Raises:
-        UserError: on every worker: a worker did not come, naming it; fingerprints differ, naming the keys and
-            the workers; this worker's port is taken, or another process already is this worker.
+        PeerError: on every worker: a worker did not come, naming it; or this worker's port stayed taken.
+        UserError: on every worker: fingerprints differ, naming the keys and the workers; or another process
+            already is this worker, or its port is not allowed.
     """
     if config.is_evaluator:
         return
-    if config.num_workers == 1:
-        check_port_free(config)
-        return
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
-    with contextlib.closing(reserve_port(config)) as listener:
+    with contextlib.closing(_own_port(config, patience)) as listener:
+        if config.num_workers == 1:
+            return
         if config.worker == 0:
             _lead(config, fingerprint, listener, patience)
         else:
@@ -79,17 +84,31 @@ class _Patience:
         self._next_report = self._start + REPORT_AFTER
 
     def wait_for(self, missing: Sequence[str]) -> None:
-        """Reports those who are missing when it is time to; UserError when the time is up."""
+        """Reports those who are missing when it is time to; PeerError when the time is up."""
+        self.wait(
+            _listed(missing),
+            f"{_listed(missing)} did not come up within {self._timeout:g} s; check that each worker runs the "
+            "same command with its own task index in TF_CONFIG, and that its port can be reached from here",
+        )
+
+    def wait(self, what: str, fault: str) -> None:
+        """Reports what is waited for when it is time to; PeerError with `fault` when the time is up."""
         now = time.monotonic()
         if now - self._start >= self._timeout:
-            raise UserError(
-                f"{_listed(missing)} did not come up within {self._timeout:g} s; check that each "
-                "worker runs the same command with its own task index in TF_CONFIG, and that its port can be "
-                "reached from here"
-            )
+            raise PeerError(fault)
         if now >= self._next_report:
             self._next_report = now + REPORT_EVERY
-            self._report(f"waiting for {_listed(missing)} ({now - self._start:.0f} of {self._timeout:g} s)")
+            self._report(f"waiting for {what} ({now - self._start:.0f} of {self._timeout:g} s)")
+
+
+def _own_port(config: TFConfig, patience: _Patience) -> socket.socket:
+    """This worker's port, listening, as soon as nobody else has it. PeerError when the time is up."""
+    while True:
+        try:
+            return reserve_port(config)
+        except PortTakenError as taken:
+            patience.wait(f"{config.address}, its own port, which another process has", str(taken))
+        time.sleep(RETRY_EVERY)
 
 
 class _Channel:
@@ -164,7 +183,7 @@ def _connect(address: str) -> _Channel:
 
 
 def _obey(chief: _Channel, name: str, patience: _Patience) -> None:
-    """Answers the chief until it says "go". UserError is the chief's; OSError: it must be found again."""
+    """Answers the chief until it says "go". UserError, PeerError: the chief's; OSError: find it again."""
     missing = [f"{name}, the chief (no answer yet)"]
     while True:
         patience.wait_for(missing)
@@ -174,7 +193,7 @@ def _obey(chief: _Channel, name: str, patience: _Patience) -> None:
             continue
         for message in chief.receive():
             if "error" in message:
-                raise UserError(str(message["error"]))
+                raise (PeerError if message.get("again") else UserError)(str(message["error"]))
             if "go" in message:
                 return
             missing = [str(worker) for worker in message.get("missing", ())] or [f"the go-ahead of {name}"]
@@ -188,8 +207,8 @@ def _lead(
     gathering = _Gathering(config, fingerprint, listener)
     try:
         gathering.wait(patience)
-    except UserError as error:
-        gathering.dismiss({"error": str(error)})
+    except (UserError, PeerError) as error:
+        gathering.dismiss({"error": str(error), "again": isinstance(error, PeerError)})
         raise
     # TensorFlow's servers may knock on this port as soon as a worker goes: none of them shall meet us here.
     listener.close()
@@ -211,7 +230,7 @@ class _Gathering:
         self._complete_since: int | None = None  # the first round in which all were there
 
     def wait(self, patience: _Patience) -> None:
-        """Returns when all are there, agree and have answered since. UserError: time up, or they differ."""
+        """Returns when all are there, agree and answered. PeerError: time is up; UserError: they differ."""
         next_status = 0.0
         while not self._all_ready():
             for key, _ in self._selector.select(0.1):

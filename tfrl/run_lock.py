@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tfrl.errors import UserError
+from tfrl.errors import PeerError, UserError
 from tfrl.run_folder import Settings, check_run
 from tfrl.streams import tell
 from tfrl.tf_config import TFConfig
@@ -42,6 +42,7 @@ def take_run(
 
     Raises:
       UserError: on entry, for what `check_run` refuses, and where another process trains this run.
+      PeerError: a chief has waited for it for too long. Where all are started again, it may be gone.
     """
     check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
@@ -62,6 +63,7 @@ def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
 
     Raises:
       UserError: another process holds it.
+      PeerError: it still does, after the patience.
     """
     try:
         file = _wait(run, patience)
@@ -99,14 +101,14 @@ def is_held(run: Path) -> bool | None:
 
 
 def _wait(run: Path, patience: float) -> IO[str]:
-    """The lock's file, locked. Raises UserError when time is up, OSError where it cannot be locked."""
+    """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
     end, told = time.monotonic() + patience, False
     while True:
         try:
             return _take(run)
         except _HeldError as held:
             if time.monotonic() >= end:
-                raise UserError(
+                raise (PeerError if patience else UserError)(
                     f"{run} is in use: {held} trains it; wait for its end, or choose another --run-name."
                 ) from None
             if not told:

@@ -24,6 +24,10 @@ _ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+class PortTakenError(UserError):
+    """A process's own port is taken: by another program, or by a predecessor of this one that still ends."""
+
+
 @dataclass(frozen=True)
 class TFConfig:
     """A checked TF_CONFIG. Make it with `read` or `parse`, which raise UserError for every fault."""
@@ -150,7 +154,7 @@ def listen(port: int) -> socket.socket:
 def reserve_port(config: TFConfig) -> socket.socket:
     """A listening socket on this process's own port, which nobody else can take until it is closed.
 
-    Raises UserError when the port is taken or not allowed, or the process has no address.
+    Raises PortTakenError when somebody has it; UserError when it is not allowed, or there is no address.
     """
     if config.address is None:
         raise UserError(f"TF_CONFIG lists no address for this {config.task_type}")
@@ -159,7 +163,7 @@ def reserve_port(config: TFConfig) -> socket.socket:
         return listen(port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UserError(
+            raise PortTakenError(
                 f"port {port} of {config.address}, this process's own in TF_CONFIG, is already in use on "
                 f"this machine; stop the program that has it (ss -ltnp 'sport = :{port}') "
                 "or choose another port"
