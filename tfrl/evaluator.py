@@ -44,13 +44,11 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
     player: policy.Policy | None = None
+    warn = _once(console.warn)
     evaluated, updates = 0, store.updates()
     while not updates or updates[-1] < config.num_updates:
         if updates and updates[-1] - evaluated >= max(1, config.eval_every):
-            try:
-                source = policy_files.find(config.run_dir, str(updates[-1]))
-            except UserError:  # pruned under our hands, or damaged: there will be another
-                source = None
+            source = _find(config, updates[-1], warn)
             if source is not None:
                 evaluated = updates[-1]
                 if player is None:  # built once: to trace again for each checkpoint would take seconds
@@ -69,6 +67,27 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
         updates = store.updates()
     console.message("The run is complete.")
     return 0
+
+
+def _find(config: Config, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
+    """That checkpoint's policy; None for one that cannot be read, or was pruned: there will be another."""
+    try:
+        return policy_files.find(config.run_dir, str(update), warn)
+    except UserError as error:
+        warn(str(error))
+        return None
+
+
+def _once(warn: Callable[[str], None]) -> Callable[[str], None]:
+    """Warns of each thing once: what is looked at every two seconds may stay wrong for long."""
+    said = set[str]()
+
+    def warn_once(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            warn(sentence)
+
+    return warn_once
 
 
 def _evaluate(player: policy.Policy, source: policy_files.PolicySource, episodes: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,17 @@ class PolicySource:
     env_steps: int
 
 
-def find(path: Path, checkpoint: str) -> PolicySource:
+def _warn(sentence: str) -> None:
+    tell(f"warning: {sentence}")
+
+
+def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
     """The policy of a run's folder, or of an export, which has no other checkpoint than `last`.
 
     Args:
       path: the folder.
       checkpoint: "last", "best" or the number of an update.
+      warn: told of each checkpoint that is damaged; on stderr by default.
 
     Raises:
       UserError: the folder is not one of a run, or the checkpoint is not there or damaged.
@@ -61,9 +66,9 @@ def find(path: Path, checkpoint: str) -> PolicySource:
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)
     if number:
-        found = store.load(_warn, int(checkpoint))
+        found = store.load(warn, int(checkpoint))
     elif store.updates():
-        found = store.load(_warn)
+        found = store.load(warn)
     else:
         return _exported(path, config)
     if found is None:
@@ -103,10 +108,6 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     except OSError:
         staged.unlink(missing_ok=True)  # on a full disk it would take the place of checkpoints
         raise
-
-
-def _warn(sentence: str) -> None:
-    tell(f"warning: {sentence}")
 
 
 def _best(path: Path, config: Config) -> PolicySource:
