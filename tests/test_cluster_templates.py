@@ -51,6 +51,7 @@ def tools(tmp_path):
     """A folder for PATH: `python` makes TF_CONFIG for real, and shows it instead of training."""
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
+    (tmp_path / "cluster").symlink_to(CLUSTER)  # as in the image
     write_tool(
         folder / "python",
         f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\n'
@@ -173,6 +174,26 @@ def test_the_job_does_not_train_without_a_tf_config(tools):
     assert "worker 4" in done.stderr
 
 
+def test_the_trainer_is_not_the_first_process_of_a_job_and_gets_sigterm_at_once(tools):
+    """The kernel keeps signals from a first process without a handler, as while it imports TensorFlow."""
+    write_tool(
+        tools / "python",
+        f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\necho $$; exec sleep 60\n',
+    )
+    container = resources()["Job"]["spec"]["template"]["spec"]["containers"][0]
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "WORKERS": "4"}
+    process = subprocess.Popen(
+        [*container["command"], *container["args"]],
+        env={**os.environ, **environ, "JOB_COMPLETION_INDEX": "0"},
+        cwd=tools.parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    trainer = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    assert (process.wait(timeout=30), trainer == process.pid) == (143, False)
+
+
 def test_the_job_tries_again_what_can_go_on_and_nothing_else():
     spec = resources()["Job"]["spec"]
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
@@ -188,12 +209,12 @@ def test_the_job_tries_again_what_can_go_on_and_nothing_else():
                     return rule["action"]
         return None
 
-    assert {code: action(code) for code in (1, 2, 75, 137, 143)} == {
+    assert {code: action(code) for code in (1, 2, 137, 143, 203)} == {
         1: "FailJob",
         2: "FailJob",
-        75: "Count",
         137: "Count",
         143: "Count",
+        203: "Count",  # 75 of the trainer
     }
 
 
