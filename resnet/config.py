@@ -78,7 +78,8 @@ class Hardware(settings.Hardware):
     micro_batch: int = 0
     """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
     stall_timeout: float = 0.0
-    """Seconds without an answer from a worker before giving up; 0: many times the measured step time."""
+    """Seconds without a step of any worker before giving up;
+    0: a minute or ten measured steps, whichever is more."""
 
 
 @dataclass(frozen=True)

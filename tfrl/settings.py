@@ -45,7 +45,8 @@ class Hardware:
     cluster_timeout: float = 120.0
     """Seconds to wait for all workers to appear before giving up."""
     stall_timeout: float = 0.0
-    """Seconds without an answer from a worker before giving up; 0: many times the measured update time."""
+    """Seconds without a step of any worker before giving up;
+    0: a minute or ten measured updates, whichever is more."""
 
 
 @dataclass(frozen=True)
