@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from cluster.arguments import Parser
@@ -14,6 +14,7 @@ from cluster.places import Place, local_places, remote_places
 from cluster.team import Team
 from tfrl import commands
 from tfrl.errors import UserError
+from tfrl.tf_config import RESTARTED
 
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
 
@@ -86,6 +87,9 @@ class Launcher:
         """Runs the workers to the end; returns the exit code."""
         for restart in range(self._max_restarts + 1):
             places = self._find_places()
+            if restart:
+                again = {RESTARTED: str(restart)}
+                places = [replace(place, environment={**place.environment, **again}) for place in places]
             ending = self._attempt(places)
             if ending.culprit is None:
                 return max(ending.codes)  # 0, or 130 or 143 if any of them was stopped

@@ -48,6 +48,7 @@ def test_the_launcher_starts_quickly_and_without_tensorflow(tmp_path):
 def test_all_start_again_on_fresh_ports_when_one_is_killed(tmp_path):
     program = """
 note(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+note(os.environ.get("TFRL_RESTARTED"))
 all_started()
 if starts == 1:
     if task == 1:
@@ -62,8 +63,8 @@ if starts == 1:
         "(restart 1 of 3)\n"
     )
     for worker in (0, 1):
-        _, first, _, second = launch.notes(worker)
-        assert first != second
+        _, first, never, _, second, once = launch.notes(worker)
+        assert first != second and (never, once) == ("None", "1")
 
 
 def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from tfrl.distribute import Runtime
 from tfrl.quiet import native_log, quiet_start
 from tfrl.rendezvous import rendezvous
 from tfrl.streams import tell
-from tfrl.tf_config import TFConfig
+from tfrl.tf_config import RESTARTED, TFConfig
 from tfrl.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 
@@ -37,7 +38,7 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
         with quiet_start():
             mine = agreement.fingerprint(config)
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
-        rendezvous(cluster, mine, config.cluster_timeout, tell)
+        rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     watchdog.beat(CONNECTING)

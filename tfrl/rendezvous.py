@@ -3,8 +3,8 @@
 TensorFlow waits for a missing worker in silence and never notices that two workers have other settings. So
 the workers first meet on the ports that TF_CONFIG gives them, which TensorFlow takes over afterwards:
 
-1. Every worker opens its own port and holds it. It waits for one that is taken: where all were started again,
-   a process of the last attempt may still save, or be ended.
+1. Every worker opens its own port (the fault "port busy" is found here) and holds it. Where a launcher has
+   started all again, it waits for one that is taken: a process of the last attempt may still save.
 2. Worker 0, the chief, accepts connections; the others connect to it, again and again until it is there, and
    say who they are and what their settings are.
 3. Each second the chief tells all of them who is still missing, and they answer. One that goes away or falls
@@ -46,7 +46,12 @@ CLUSTER_KEY = "TF_CONFIG cluster"
 
 
 def rendezvous(
-    config: TFConfig, fingerprint: Mapping[str, str], timeout: float, report: Callable[[str], None]
+    config: TFConfig,
+    fingerprint: Mapping[str, str],
+    timeout: float,
+    report: Callable[[str], None],
+    *,
+    restarted: bool = False,
 ) -> None:
     """Returns when all workers of the cluster are there with the same fingerprint.
 
@@ -55,17 +60,18 @@ def rendezvous(
         fingerprint: what must be equal on all workers, by name: settings, code version, device count.
         timeout: seconds to wait for all of them.
         report: gets a line every few seconds that names who is still missing.
+        restarted: this process had predecessors, one of which may still have its port.
 
     Raises:
-        PeerError: on every worker: a worker did not come, naming it; or this worker's port stayed taken.
-        UserError: on every worker: fingerprints differ, naming the keys and the workers; or another process
-            already is this worker, or its port is not allowed.
+        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port.
+        UserError: on every worker: fingerprints differ, naming the keys and the workers; another process
+            already is this worker; this worker's port is taken or not allowed.
     """
     if config.is_evaluator:
         return
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
-    with contextlib.closing(_own_port(config, patience)) as listener:
+    with contextlib.closing(_own_port(config, patience if restarted else None)) as listener:
         if config.num_workers == 1:
             return
         if config.worker == 0:
@@ -101,12 +107,14 @@ class _Patience:
             self._report(f"waiting for {what} ({now - self._start:.0f} of {self._timeout:g} s)")
 
 
-def _own_port(config: TFConfig, patience: _Patience) -> socket.socket:
-    """This worker's port, listening, as soon as nobody else has it. PeerError when the time is up."""
+def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
+    """This worker's port, listening, as soon as nobody else has it; at once or never without patience."""
     while True:
         try:
             return reserve_port(config)
         except PortTakenError as taken:
+            if patience is None:
+                raise
             patience.wait(f"{config.address}, its own port, which another process has", str(taken))
         time.sleep(RETRY_EVERY)
 

@@ -24,6 +24,10 @@ _ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+RESTARTED = "TFRL_RESTARTED"
+"""An environment variable that a launcher sets for workers that it starts again after a failure."""
+
+
 class PortTakenError(UserError):
     """A process's own port is taken: by another program, or by a predecessor of this one that still ends."""
 
