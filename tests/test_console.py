@@ -176,7 +176,7 @@ def test_time_left_forgets_the_first_update_which_compiles():
         progress.finish_update(100 * (update + 1), {})
     assert progress.seconds_left == 70
     clock.now += 10_000
-    assert progress.seconds_left == 0
+    assert progress.seconds_left == 0 and progress.eta_text() == "ETA --"
 
 
 def test_time_left_follows_the_latest_updates():

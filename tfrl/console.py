@@ -171,11 +171,11 @@ class Progress:
         return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
-        """The time left, "ETA --" while nothing is known of it, or the time it took."""
+        """The time left, "ETA --" while nothing is known of it or it is over, or the time it took."""
         if self.fraction == 1.0:
             return f"took {_duration(self.elapsed)}"
         left = self.seconds_left
-        return f"ETA {'--' if math.isnan(left) else _duration(left)}"
+        return f"ETA {_duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
 
     def metric_texts(self) -> list[str]:
         """What the last update brought, as far as there is anything."""
