@@ -7,9 +7,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from tfrl import distribute, tf_config
-from tfrl.config import Config
-from tfrl.quiet import quiet_start
+from tfrl.cli.quiet import quiet_start
+from tfrl.config.ppo import Config
+from tfrl.workers import strategy, tf_config
 
 SIZES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 626_256, 1 << 20, 1 << 21)  # float32 numbers
 REPEATS = 15
@@ -19,7 +19,7 @@ def main(output: Path) -> None:
     """Writes {bytes: [seconds, ...]} as JSON, from the chief."""
     cluster = tf_config.read()
     with quiet_start():
-        runtime = distribute.make(Config(), cluster)
+        runtime = strategy.make(Config(), cluster)
     times = {4 * size: [runtime.time_all_reduce(size) for _ in range(REPEATS)] for size in SIZES}
     if runtime.is_chief:
         output.write_text(json.dumps(times))

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tfrl import cli, commands
-from tfrl.errors import TrainingError, UserError
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import TrainingError, UserError
 
 Options = TypeVar("Options")
 
@@ -27,13 +27,13 @@ def run(options: type[Options], main: Callable[[Options], None]) -> None:
     usage = f"python -m {module.__spec__.name}"
 
     def command(arguments: Sequence[str]) -> int:
-        words, given = cli.parse(options, arguments, usage, module.__doc__)
+        words, given = command_line.parse(options, arguments, usage, module.__doc__)
         if words:
             raise UserError(f"{words[0]!r} is not a flag; usage: {usage} --name value ...")
         main(given)
         return 0
 
-    commands.run(command)
+    endings.run(command)
 
 
 def finish(command: Sequence[str], **settings: Any) -> resource.struct_rusage:

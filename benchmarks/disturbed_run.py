@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore
 
 WORKERS = 2
 _RESTARTS = 9  # more than there are trials in a run

@@ -24,9 +24,9 @@ from rich.table import Table
 
 import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 from benchmarks import command
-from resnet import config
-from tfrl.errors import TrainingError
-from tfrl.settings import COUNT, Range, check_ranges
+from resnet.supervised import config
+from tfrl.cli.errors import TrainingError
+from tfrl.cli.settings import COUNT, Range, check_ranges
 
 NAMES = ("ours", "keras_fit", "replicas2")
 
@@ -124,9 +124,9 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
     """A function that trains for one turn; it returns the seconds that it waited for images."""
     import numpy as np
 
-    from resnet.config import Config
-    from resnet.data import Split
-    from tfrl import distribute
+    from resnet.supervised.config import Config
+    from resnet.supervised.data import Split
+    from tfrl.workers import strategy
 
     config = Config(
         model=options.model,
@@ -135,7 +135,7 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
         batch_size=options.batch_size,
         replicas=2 if name == "replicas2" else 1,
     )
-    runtime = distribute.make(config, None)
+    runtime = strategy.make(config, None)
     random, count = np.random.default_rng(0), options.batch_size * options.steps
     shape = (count, options.image_size, options.image_size, 3)
     split = Split(random.integers(0, 256, shape, np.uint8), random.integers(0, 10, count, np.int32))
@@ -143,8 +143,8 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
 
 
 def _ours(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
-    from resnet.data import Share, Timed, training_passes
-    from resnet.learner import Learner
+    from resnet.supervised.data import Share, Timed, training_passes
+    from resnet.supervised.learner import Learner
 
     learner = Learner(config, runtime, image_shape=split.images.shape[1:], classes=10)
     share = Share(options.batch_size, replicas=runtime.local_replicas)
@@ -163,7 +163,7 @@ def _ours(config: object, runtime: object, split: object, options: Options) -> C
 def _keras(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
     import keras
 
-    from resnet.learner import build
+    from resnet.supervised.learner import build
 
     model = build(config, options.precision, image_shape=split.images.shape[1:], classes=10)
     model.compile(

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl import config
-from tfrl.config import Config
-from tfrl.envs.games import games
-from tfrl.errors import TrainingError, UserError
-from tfrl.flags import coerce
-from tfrl.published import published_curve
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.flags import coerce
+from tfrl.config import ppo
+from tfrl.config.ppo import Config
+from tfrl.envs.published import published_curve
+from tfrl.envs.registry import games
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
@@ -70,7 +70,7 @@ def _settings(options: Options, seed: int) -> tuple[Config, list[str]]:
     """Of one run, and the flags that give them."""
     flags = ["--env", options.env, "--seed", str(seed), "--precision", options.precision]
     flags += ["--total-steps", str(options.total_steps), "--logdir", options.logdir]
-    run = config.parse(flags)
+    run = ppo.parse(flags)
     name = f"{run.env}-{run.precision}" + (f"-seed{seed}" if seed != 1 else "")
     return dataclasses.replace(run, run_name=name), [*flags, "--run-name", name, "--checkpoint-every", "1"]
 

@@ -10,14 +10,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfrl import commands, ppo_procgen
-from tfrl.quiet import quiet_start
+from tfrl import ppo_procgen
+from tfrl.cli import endings
+from tfrl.cli.quiet import quiet_start
 
 
 def main(arguments: Sequence[str]) -> int:
     """Trains with the flags after the folder."""
     with quiet_start():
-        from tfrl.session import Session
+        from tfrl.run.session import Session
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     notes = os.open(Path(arguments[0]) / f"worker-{index}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     begin = Session.phase
@@ -31,4 +32,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -32,9 +32,9 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.disturbed_run import WORKERS, DisturbedRun
-from tfrl.errors import TrainingError, UserError
-from tfrl.run_folder import read_json
-from tfrl.settings import COUNT, check_ranges
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.run.folder import read_json
 
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hang": signal.SIGSTOP, "disk": None}
 PHASES = {

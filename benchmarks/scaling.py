@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, namespaces
-from tfrl import config
-from tfrl.errors import TrainingError, UserError
-from tfrl.settings import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
+from tfrl.config import ppo
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s
@@ -105,7 +105,7 @@ def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
     counts = dict.fromkeys(("envs_each", "num_steps", "updates", "rounds"), COUNT)
     check_ranges(options, {**counts, "hop_microseconds": NOT_NEGATIVE, "cable": POSITIVE})
-    config.parse(_flags(2, options))
+    ppo.parse(_flags(2, options))
     if options.out and not os.access(Path(options.out).parent, os.W_OK):
         folder = Path(options.out).parent
         raise UserError(f"--out {options.out} cannot be written: {folder} is no folder to write in.")

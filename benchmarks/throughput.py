@@ -43,13 +43,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl import config
-from tfrl.envs.games import games
-from tfrl.errors import TrainingError, UserError
-from tfrl.settings import COUNT, Range, check_ranges
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.config import ppo
+from tfrl.envs.registry import games
 
 if TYPE_CHECKING:
-    from tfrl.actor_critic import ActorCritic
+    from tfrl.networks.actor_critic import ActorCritic
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
@@ -118,7 +118,7 @@ def precisions(wanted: str) -> list[str]:
                 f"--precisions must be auto, or of float32 and bfloat16, with a comma; got {wanted}."
             )
         return found
-    code = "from tfrl.distribute import resolve_precision as f; print(f('auto'))"
+    code = "from tfrl.workers.strategy import resolve_precision as f; print(f('auto'))"
     if _answer(code) == "bfloat16":
         return ["float32", "bfloat16"]
     told = "bfloat16 is left out, as this hardware only emulates it; --precisions bfloat16 measures it."
@@ -131,7 +131,7 @@ def _check(options: Options) -> None:
     check_ranges(options, {"updates": COUNT, "floor_seconds": Range(0, 3600, above=True)})
     if options.precisions != "auto":
         precisions(options.precisions)
-    if config.parse(_flags(options)).env not in games():
+    if ppo.parse(_flags(options)).env not in games():
         raise UserError(
             f"--env must be one of procgen's games, whose frames the floor is of; got {options.env}."
         )
@@ -249,10 +249,10 @@ def whole_floor(precision: str, seconds: float) -> float:
 
 def parts_floor(precision: str, seconds: float) -> float:
     """The same in parts side by side, as the trainer computes on CPUs."""
-    from tfrl import distribute, parallel
+    from tfrl.workers import parts, strategy
 
-    parallel.one_thread_each()  # before anything else uses TensorFlow
-    at_once, part = parallel.cores(), distribute.PART_ROWS
+    parts.one_thread_each()  # before anything else uses TensorFlow
+    at_once, part = parts.cores(), strategy.PART_ROWS
     tf, network = _network(precision)
     of_part = _gradient(tf, network)
 
@@ -284,9 +284,10 @@ def _network(precision: str) -> tuple[Any, ActorCritic]:
 
     import tensorflow as tf  # isort: skip
 
-    from tfrl import actor_critic, distribute
+    from tfrl.networks import actor_critic
+    from tfrl.workers import strategy
 
-    distribute.set_up_tensorflow()
+    strategy.set_up_tensorflow()
     network = actor_critic.build(
         torso="impala",
         observation_shape=(64, 64, 3),

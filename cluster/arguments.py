@@ -3,7 +3,7 @@
 import argparse
 from typing import NoReturn
 
-from tfrl.errors import UserError
+from tfrl.cli.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,9 +12,9 @@ from cluster.arguments import Parser
 from cluster.output import Output
 from cluster.places import Place, local_places, remote_places
 from cluster.team import Team
-from tfrl import commands
-from tfrl.errors import UserError
-from tfrl.tf_config import RESTARTED
+from tfrl.cli import endings
+from tfrl.cli.errors import UserError
+from tfrl.workers.tf_config import RESTARTED
 
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
 
@@ -41,7 +41,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         self.kill = False
-        for signum in commands.heeded_signals():
+        for signum in endings.heeded_signals():
             signal.signal(signum, self._take)
 
     def _take(self, signum: int, _: FrameType | None) -> None:
@@ -215,4 +215,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -2,7 +2,7 @@
 
 from typing import BinaryIO
 
-from tfrl.streams import surviving
+from tfrl.cli.streams import surviving
 
 
 class Output:

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfrl import machine, tf_config
-from tfrl.errors import UserError
+from tfrl.cli.errors import UserError
+from tfrl.workers import machine, tf_config
 
 # Below the range from which systems give ports to outgoing connections: nothing takes one between our looking
 # and TensorFlow's opening it.

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Sequence
 
 from cluster.arguments import Parser
-from tfrl import commands, tf_config
-from tfrl.errors import UserError
-from tfrl.tf_config import TFConfig
+from tfrl.cli import endings
+from tfrl.cli.errors import UserError
+from tfrl.workers import tf_config
+from tfrl.workers.tf_config import TFConfig
 
 DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster, or checks the one set.
 
@@ -110,4 +111,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

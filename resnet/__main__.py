@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfrl import cli, commands
-from tfrl.errors import UserError
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
 
 _USAGE = "python -m resnet"
 
@@ -19,7 +19,9 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Builds every network of the zoo for its paper's input and prints the table; the exit code."""
-    words, _ = cli.parse(Options, arguments, _USAGE, "List the networks of the zoo, with what they cost.")
+    words, _ = command_line.parse(
+        Options, arguments, _USAGE, "List the networks of the zoo, with what they cost."
+    )
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_USAGE}")
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
@@ -55,4 +57,4 @@ def _print_table() -> None:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from tfrl.errors import UserError
+from tfrl.cli.errors import UserError
 
 OWN = "procgen_frames"
 CONFIGS = ("games", "games-mini", "returns")

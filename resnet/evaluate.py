@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from resnet.config import MOST_IMAGES, Config, from_yaml
-from tfrl import cli, commands
-from tfrl.errors import UserError
-from tfrl.quiet import quiet_start
-from tfrl.run_folder import SETTINGS_FILE, is_of
-from tfrl.settings import RANGES, Range, check_ranges
+from resnet.supervised.config import MOST_IMAGES, Config, from_yaml
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.cli.settings import RANGES, Range, check_ranges
+from tfrl.run.folder import SETTINGS_FILE, is_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfrl.distribute import Runtime
+    from tfrl.workers.strategy import Runtime
 
 _USAGE = "python -m resnet.evaluate RUN"
 
@@ -40,8 +40,10 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; the exit code."""
-    words, options = cli.parse(Options, arguments, _USAGE, "Test what a supervised run has exported.")
-    run = Path(cli.one(words, "run's folder", _USAGE))
+    words, options = command_line.parse(
+        Options, arguments, _USAGE, "Test what a supervised run has exported."
+    )
+    run = Path(command_line.one(words, "run's folder", _USAGE))
     check_ranges(options, {"replicas": RANGES["replicas"], "batch_size": Range(0, MOST_IMAGES)})
     config = _settings(run, options)
     with quiet_start():
@@ -59,7 +61,7 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     """
     import tensorflow as tf
 
-    from resnet import data, learner
+    from resnet.supervised import data, learner
 
     runtime = _runtime(config, options)
     with runtime.strategy.scope():
@@ -80,7 +82,7 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
     import keras
     import tensorflow as tf
 
-    from resnet.export import KERAS_FILE, SAVED_MODEL
+    from resnet.supervised.export import KERAS_FILE, SAVED_MODEL
 
     path = export / (KERAS_FILE if kind == "keras" else SAVED_MODEL)
     try:
@@ -95,12 +97,12 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
 def _runtime(config: Config, options: Options) -> Runtime:
     import tensorflow as tf
 
-    from tfrl import distribute
+    from tfrl.workers import strategy
 
-    distribute.set_up_tensorflow()
+    strategy.set_up_tensorflow()
     if options.strategy == "none":
-        return distribute.Runtime(tf.distribute.get_strategy(), worker=0, num_workers=1, precision="float32")
-    return distribute.make(config, None)
+        return strategy.Runtime(tf.distribute.get_strategy(), worker=0, num_workers=1, precision="float32")
+    return strategy.make(config, None)
 
 
 def _settings(run: Path, options: Options) -> Config:
@@ -126,4 +128,4 @@ def _settings(run: Path, options: Options) -> Config:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

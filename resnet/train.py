@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.config import check_topology, from_yaml, parse
-from tfrl import commands, tf_config
-from tfrl.errors import UserError
-from tfrl.quiet import quiet_start
-from tfrl.run_lock import take_run
+from resnet.supervised.config import check_topology, from_yaml, parse
+from tfrl.cli import endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.run.lock import take_run
+from tfrl.workers import tf_config
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,9 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     check_topology(config, workers * max(1, config.replicas))
     with take_run(config, cluster, from_yaml) as config:
         with quiet_start():
-            from resnet import trainer
+            from resnet.supervised import trainer
         return trainer.train(config, cluster)
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tfrl.checkpoint import CheckpointStore
-from tfrl.config import Config
+from tfrl.config.ppo import Config
+from tfrl.run.checkpoint import CheckpointStore
 
 LOGICAL_CPUS = 4
 

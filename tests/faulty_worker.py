@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from tfrl import commands, watchdog
+from tfrl.cli import endings
+from tfrl.workers import watchdog
 
 
 def main(arguments):
@@ -27,12 +28,12 @@ def main(arguments):
     flags = arguments[4:]
     if "--dataset" in flags:
         from resnet import train as command
-        from resnet.learner import Learner
+        from resnet.supervised.learner import Learner
 
         method = "test" if evaluates else "step"
     else:
         from tfrl import ppo_procgen as command
-        from tfrl.learner import Learner
+        from tfrl.training.learner import Learner
 
         method = "sample" if evaluates else "learn"
     learn, calls = getattr(Learner, method), []
@@ -53,4 +54,4 @@ def main(arguments):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    commands.run(main)
+    endings.run(main)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tfrl.config import Config
-from tfrl.published import normalized_return, published_curve
-from tfrl.settings import to_yaml
+from tfrl.cli.settings import to_yaml
+from tfrl.config.ppo import Config
+from tfrl.envs.published import normalized_return, published_curve
 
 # Of progress.csv after env_steps, in order: what is promised to those who read PPO's runs.
 _PROMISED = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfrl.errors import UserError
+from tfrl.cli.errors import UserError
 
 
 def refusal(call, *arguments) -> str:

@@ -7,8 +7,9 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfrl import __version__, commands
-from tfrl.errors import UserError
+from tfrl import __version__
+from tfrl.cli import endings
+from tfrl.cli.errors import UserError
 
 _COMMANDS = (
     *("tfrl.ppo_procgen", "tfrl.suite", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
@@ -40,4 +41,4 @@ def _first_line(module: str) -> str:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import cli, commands, envs, policy_files
-from tfrl.config import EPISODES
-from tfrl.episodes import Watcher, level_spec, play
-from tfrl.errors import UserError
-from tfrl.quiet import quiet_start
-from tfrl.settings import COUNT, NATURAL, check_ranges
+from tfrl import envs
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.cli.settings import COUNT, NATURAL, check_ranges
+from tfrl.config.ppo import EPISODES
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import Watcher, level_spec, play
 
 _USAGE = "python -m tfrl.collect RUN --episodes N"
 _ENVS = 8  # whose episodes are held in memory until they end
@@ -47,10 +49,10 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Collects episodes; the exit code."""
-    words, options = cli.parse(
+    words, options = command_line.parse(
         Options, arguments, _USAGE, "Write episodes of a run's policy as an RLDS data set."
     )
-    run = Path(cli.one(words, "run", _USAGE))
+    run = Path(command_line.one(words, "run", _USAGE))
     check_ranges(options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL})
     out = Path(options.out) if options.out else run / "trajectories"
     source = policy_files.find(run, options.checkpoint)
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{out} exists already; give another folder with --out.")
     seed = source.config.seed if options.seed is None else options.seed
     with quiet_start():
-        from tfrl import policy
+        from tfrl.evaluation import policy
 
         player = policy.load(source)
         import tensorflow_datasets as tfds
@@ -157,4 +159,4 @@ def _writer(tfds: Any, out: Path, env: str, observation_shape: tuple[int, ...], 
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

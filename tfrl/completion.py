@@ -11,9 +11,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfrl import commands
-from tfrl.errors import UserError
-from tfrl.flags import flag
+from tfrl.cli import endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 
 _TOOLS = ("evaluate", "record", "report", "status", "suite", "collect")
 _SCRIPT = """_tfrl() {{
@@ -64,8 +64,8 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     """The flags of every command, each with its choices, where it has a few."""
     from cluster import launch, tf_config
     from resnet import evaluate as resnet_evaluate
-    from resnet.config import READER as SUPERVISED
-    from tfrl.config import READER as PPO
+    from resnet.supervised.config import READER as SUPERVISED
+    from tfrl.config.ppo import READER as PPO
 
     trainer = _of_kinds(PPO.flag_kinds, PPO.aliases)
     flags = {"tfrl.ppo_procgen": trainer}
@@ -94,4 +94,4 @@ def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str,
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -12,15 +12,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import cli, commands, policy_files, statistics
-from tfrl.config import EPISODES, Config, check_game
-from tfrl.envs.games import family
-from tfrl.episodes import LEVEL_SETS, level_spec, play, split_episodes
-from tfrl.errors import UserError
-from tfrl.published import normalized_return
-from tfrl.quiet import quiet_start
-from tfrl.run_folder import EVALUATION_FILE, check_writable, write_text
-from tfrl.settings import NATURAL, check_ranges
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.cli.settings import NATURAL, check_ranges
+from tfrl.config.ppo import EPISODES, Config, check_game
+from tfrl.envs.published import normalized_return
+from tfrl.envs.registry import family
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import LEVEL_SETS, level_spec, play, split_episodes
+from tfrl.reporting import intervals
+from tfrl.run.folder import EVALUATION_FILE, check_writable, write_text
 
 _USAGE = "python -m tfrl.evaluate RUN"
 
@@ -49,20 +51,20 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluates a run's policy; the exit code."""
-    words, options = cli.parse(
+    words, options = command_line.parse(
         Options,
         arguments,
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = Path(cli.one(words, "run", _USAGE))
+    run = Path(command_line.one(words, "run", _USAGE))
     check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
     out = Path(options.out) if options.out else run / EVALUATION_FILE
     check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
-        from tfrl import policy
+        from tfrl.evaluation import policy
 
         player = policy.load(source, options.precision)
     act = player.greedy if options.greedy else player.sample
@@ -113,9 +115,9 @@ def evaluate_levels(
         "episodes": returns.size,
         "return_mean": mean,
         # Of envs' means: episodes of one env follow each other, and may share levels.
-        "return_standard_error": _known(statistics.standard_error(played.returns.mean(axis=1))),
-        "return_median": float(statistics.median(returns)),
-        "return_iqm": float(statistics.iqm(returns)),
+        "return_standard_error": _known(intervals.standard_error(played.returns.mean(axis=1))),
+        "return_median": float(intervals.median(returns)),
+        "return_iqm": float(intervals.iqm(returns)),
         "normalized_return": normalized_return(config.env, config.distribution_mode, mean),
         "solve_rate": float(played.solved.mean()),
         "length_mean": float(played.lengths.mean()),
@@ -181,4 +183,4 @@ def _known(value: float) -> float | None:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

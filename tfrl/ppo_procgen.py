@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfrl import commands, tf_config, torso_weights
-from tfrl.config import check_topology, from_yaml, parse
-from tfrl.quiet import quiet_start
-from tfrl.rollout import check_memory
-from tfrl.run_lock import take_run
+from tfrl.cli import endings
+from tfrl.cli.quiet import quiet_start
+from tfrl.config.ppo import check_topology, from_yaml, parse
+from tfrl.experience.rollout import check_memory
+from tfrl.networks import torso_weights
+from tfrl.run.lock import take_run
+from tfrl.workers import tf_config
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     cluster = tf_config.for_strategy(config.strategy)
     if cluster is not None and cluster.is_evaluator:
         with quiet_start():
-            from tfrl import evaluator
+            from tfrl.training import evaluator
         return evaluator.follow(config)
     workers = 1 if cluster is None else cluster.num_workers
     check_topology(config, workers, replicas_per_worker=max(1, config.replicas))
@@ -30,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
         torso_weights.check(config)
     with take_run(config, cluster, from_yaml) as config:
         with quiet_start():
-            from tfrl import train
-        return train.train(config, cluster)
+            from tfrl.training import on_policy
+        return on_policy.train(config, cluster)
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -11,12 +11,13 @@ from typing import Literal
 
 import numpy as np
 
-from tfrl import cli, commands, policy_files
-from tfrl.config import Config, check_game
-from tfrl.episodes import level_spec, play
-from tfrl.errors import UserError
-from tfrl.quiet import quiet_start
-from tfrl.settings import COUNT, NATURAL, Range, check_ranges
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
+from tfrl.config.ppo import Config, check_game
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import level_spec, play
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random GAME"
 _FPS = 15  # procgen's own speed for people
@@ -51,7 +52,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Records a video; the exit code."""
-    words, options = cli.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
+    words, options = command_line.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
     check_ranges(options, {"episodes": _TILES, "max_steps": COUNT, "seed": NATURAL})
     if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         save(act, config, path, options, probabilities)
         print(path)
         return 0
-    return _record_run(Path(cli.one(words, "run", _USAGE)), options)
+    return _record_run(Path(command_line.one(words, "run", _USAGE)), options)
 
 
 def save(
@@ -87,7 +88,7 @@ def save(
 
     Raises UserError if the file cannot be written.
     """
-    from tfrl import video
+    from tfrl.reporting import video
 
     spec = level_spec(config, options.levels, options.episodes)
     staged = path.with_name(f".{path.name}.tmp{path.suffix}")
@@ -124,7 +125,8 @@ def _record_run(run: Path, options: Options) -> int:
     seed = source.config.seed if options.seed is None else options.seed
     config = dataclasses.replace(source.config, seed=seed)
     with quiet_start():
-        from tfrl import metrics, policy
+        from tfrl.evaluation import policy
+        from tfrl.run import metrics
 
         player = policy.load(source)
     name = f"{config.env}-{options.levels}-{source.env_steps}.{options.format}"
@@ -143,7 +145,7 @@ def _untrained(options: Options) -> tuple[Config, Callable, Callable | None]:
     config = Config(env=options.random or "", num_levels=0, seed=1 if options.seed is None else options.seed)
     check_game(config)
     with quiet_start():
-        from tfrl import policy
+        from tfrl.evaluation import policy
 
         player = policy.untrained(config)
     act = player.greedy if options.greedy else player.sample
@@ -151,4 +153,4 @@ def _untrained(options: Options) -> tuple[Config, Callable, Callable | None]:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl import cli, commands, runs
-from tfrl.errors import UserError
-from tfrl.run_folder import write_text
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.reporting import runs
+from tfrl.run.folder import write_text
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
 
@@ -24,7 +25,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the report; the exit code."""
-    words, options = cli.parse(
+    words, options = command_line.parse(
         Options, arguments, _USAGE, "Write report.html and plots/*.png about runs, or all runs in folders."
     )
     if not words:
@@ -46,7 +47,7 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     Raises:
       UserError: the folder cannot be written in.
     """
-    from tfrl import comparison, report_page
+    from tfrl.reporting import comparison, page
 
     groups = comparison.group(loaded)
     try:
@@ -63,14 +64,14 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
                 figure.clear()
                 pictures[name] = path.read_bytes()
         page = out / "report.html"
-        write_text(page, report_page.render(loaded, groups, pictures))
+        write_text(page, page.render(loaded, groups, pictures))
     except OSError as error:
         raise UserError(f"cannot write the report in {out}: {error.strerror}.") from None
     return page
 
 
 def _pictures() -> dict[str, Callable]:
-    from tfrl import plots
+    from tfrl.reporting import plots
 
     return {
         "learning_curves": plots.learning_curves,
@@ -82,4 +83,4 @@ def _pictures() -> dict[str, Callable]:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl import cli, commands, run_lock, runs
-from tfrl.checkpoint import CheckpointStore
-from tfrl.errors import UserError
-from tfrl.metrics import PROGRESS_FILE
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.reporting import runs
+from tfrl.run import lock
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
 _SPEED_WINDOW = 8  # updates
@@ -28,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    words, _ = cli.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
-    folder = Path(cli.one(words or ["logs"], "folder of runs", _USAGE))
+    words, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
+    folder = Path(command_line.one(words or ["logs"], "folder of runs", _USAGE))
     found = runs.find([folder])
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
@@ -74,11 +76,11 @@ def row(run: runs.Run, now: float) -> list[str]:
 def _state(run: runs.Run, now: float, total: int) -> str:
     if run.results is not None and run.env_steps >= total:
         return "done"
-    held = run_lock.is_held(run.path)
+    held = lock.is_held(run.path)
     if held is None:  # by a process of another machine, if it still lives
         speeds = run.points("time/env_steps_per_second")[1]
         update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
-        written = (run.path / PROGRESS_FILE, run.path / run_lock.LOCK_FILE)
+        written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE)
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS
     return "running" if held else "interrupted"
@@ -90,4 +92,4 @@ def _duration(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

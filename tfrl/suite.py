@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tfrl import cli, commands, config, machine, report, runs
-from tfrl.config import Config
-from tfrl.envs.games import games
-from tfrl.errors import TrainingError, UserError
-from tfrl.flags import coerce
-from tfrl.run_folder import RESULTS_FILE, check_run_folder
-from tfrl.settings import Range, check_ranges
-from tfrl.streams import tell
+from tfrl import report
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.flags import coerce
+from tfrl.cli.settings import Range, check_ranges
+from tfrl.cli.streams import tell
+from tfrl.config import ppo
+from tfrl.config.ppo import Config
+from tfrl.envs.registry import games
+from tfrl.reporting import runs
+from tfrl.run.folder import RESULTS_FILE, check_run_folder
+from tfrl.workers import machine
 
 _ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
 _TRAINER = ("-m", "tfrl.ppo_procgen")
@@ -98,12 +102,12 @@ class _Runs:
                 while self._to_pass_on:
                     self._tell(self._to_pass_on.pop(0))
                 self._reap()
-        return self._code or commands.STOP_CODES.get(self._signal, 0), self._failed
+        return self._code or endings.STOP_CODES.get(self._signal, 0), self._failed
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Heeds signals inside, and leaves no run behind, out of everybody's reach, where it fails itself."""
-        before = {which: signal.signal(which, self._take) for which in commands.heeded_signals()}
+        before = {which: signal.signal(which, self._take) for which in endings.heeded_signals()}
         try:
             yield
         finally:
@@ -193,7 +197,7 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         own.append(token)
         if token == name and tokens and name not in ("--help", "-h"):
             own.append(tokens.pop())
-    _, options = cli.parse(Options, own, _USAGE, _SUMMARY)
+    _, options = command_line.parse(Options, own, _USAGE, _SUMMARY)
     check_ranges(options, {"workers": Range(1, _RUNS_PER_CORE * machine.cores())})
     return options, rest
 
@@ -213,7 +217,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     for env in names:
         for seed in seeds:
             arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
-            tasks.append(_Task(config.parse(arguments), arguments))
+            tasks.append(_Task(ppo.parse(arguments), arguments))
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_run_folder(task.config)
         _is_done(task.config)
@@ -234,4 +238,4 @@ def _is_done(settings: Config) -> bool:
 
 
 if __name__ == "__main__":
-    commands.run(main)
+    endings.run(main)

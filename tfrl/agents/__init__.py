@@ -1,6 +1,6 @@
 """Algorithms, one file each, and what collector, learner and trainer ask of any of them.
 
-To add one: a class that follows `Agent`, and a line in `_make_agent` of `tfrl/learner.py`.
+To add one: a class that follows `Agent`, and a line in `_make_agent` of `tfrl/training/learner.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from tfrl.actor_critic import ActorCritic
-    from tfrl.rollout import Rollout
+    from tfrl.experience.rollout import Rollout
+    from tfrl.networks.actor_critic import ActorCritic
 
 
 class Agent(Protocol):

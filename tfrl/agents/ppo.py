@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import actor_critic, random, torso_weights
-from tfrl.config import Config
-from tfrl.distribute import Runtime, pairwise_sum
-from tfrl.errors import TrainingError
+from tfrl.cli.errors import TrainingError
+from tfrl.config.ppo import Config
+from tfrl.experience.rollout import Rollout
+from tfrl.networks import actor_critic, torso_weights
 from tfrl.ops import losses, returns
-from tfrl.optimizers import SummedAdam
-from tfrl.rollout import Rollout
+from tfrl.run import rng
+from tfrl.workers.optimizers import SummedAdam
+from tfrl.workers.strategy import Runtime, pairwise_sum
 
 # What a minibatch reports, in the order of the vectors below: means over the global minibatch.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -151,7 +152,7 @@ class PPOAgent:
     def _minibatches(self, number: int) -> np.ndarray:
         """Time steps of an update's minibatches, int32 [R, E, M, B, T / M], for B envs in each replica."""
         config, runtime = self._config, self._runtime
-        steps = random.minibatch_steps(
+        steps = rng.minibatch_steps(
             config.seed,
             number,
             runtime.local_envs(config.num_envs),

@@ -1,7 +1,7 @@
 """Vectorised environments. `make` gives any slice of the global vector, the same envs on every topology.
 
 To add a family of games that show images and take one of A actions: a module with a class that follows
-`VecEnv`, and a `Family` in `tfrl/envs/games.py`.
+`VecEnv`, and a `Family` in `tfrl/envs/registry.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfrl.envs.games import distribution_modes, family
+from tfrl.envs.registry import distribution_modes, family
 
 
 class VecEnv(Protocol):

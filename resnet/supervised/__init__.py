@@ -1,0 +1,1 @@
+"""The supervised trainer of `python -m resnet.train`."""

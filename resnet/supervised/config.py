@@ -1,0 +1,234 @@
+"""The settings of a supervised run: a frozen dataclass, its presets, and which values are possible.
+
+Nothing here imports TensorFlow, so that `--help` and a bad setting are answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import resnet
+from resnet.catalog import check_dataset, full_name
+from tfrl.cli import settings
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
+from tfrl.cli.settings import (
+    COUNT,
+    NATURAL,
+    POSITIVE,
+    WIDTH,
+    Range,
+    Reader,
+    check_folder_names,
+    check_ranges,
+    in_words,
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned."""
+
+    model: str = "resnet-mini"
+    """A network of the zoo; `python -m resnet` lists the names."""
+    dataset: str = "procgen_frames"
+    """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
+    tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
+    preset: Literal["default", "he-cifar10"] = "default"
+    """A whole set of defaults, listed above; flags and files win over it."""
+    normalization: Literal["batch", "group", "none"] = "batch"
+    """Of the residual networks; PPO takes torsos with group or none. Others have none."""
+    width: int = 1
+    """Multiplies the channels of impala and impala-pooled."""
+    image_size: int = 0
+    """Resize images to this many pixels, square; 0: as they are."""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
+    seed: int = 1
+    """Decides everything random."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How it is learned."""
+
+    epochs: int = 3
+    """Passes over the training images."""
+    max_steps: int = 0
+    """Ends earlier, after this many gradient steps; 0: --epochs decide."""
+    batch_size: int = 32
+    """Images of a gradient step, all replicas and workers together; must divide by the number of replicas."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd: with momentum 0.9."""
+    lr: float = 0.05
+    """The learning rate, at its highest."""
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    """step: a tenth of it from half of the steps on, a hundredth from three quarters; cosine: down to 0."""
+    warmup: int = 100
+    """Steps over which the rate first grows from 0."""
+
+
+@dataclass(frozen=True)
+class Hardware(settings.Hardware):
+    """Where it runs. With normalization group or none the result is the same up to rounding."""
+
+    micro_batch: int = 0
+    """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
+    stall_timeout: float = 0.0
+    """Seconds without a step of any worker before giving up;
+    0: a minute or ten measured steps, whichever is more."""
+
+
+@dataclass(frozen=True)
+class Run(settings.Run):
+    """The run's folder."""
+
+    run_name: str | None = None
+    """None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; one more is saved after each epoch."""
+    log_every: int = 20
+    """Steps that a row of progress.csv, and a point of the curves, stand for."""
+    pictures: bool = False
+    """Also draw the first layer's weights in TensorBoard and the network in plots/model.png."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Hardware, Learning, Task):
+    """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.logdir) / (self.run_name or default_run_name(self))
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The network's own options, those that it has."""
+        entry = resnet.entry(self.model)
+        options = {"normalization": self.normalization} if entry.normalization else {}
+        return options | ({"width": self.width} if entry.has_width else {})
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """What the run may go on with otherwise than it began."""
+        return settings.MAY_CHANGE | {"pictures"}
+
+    @property
+    def in_parts(self) -> bool:
+        """Not all of it: batch normalization needs whole batches, and tests take them."""
+        return False
+
+    @property
+    def num_minibatches(self) -> int:
+        """One gradient step a batch; PPO has several."""
+        return 1
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
+    "he-cifar10": {
+        "model": "resnet20",
+        "dataset": "cifar10",
+        "augment": "crop-flip",
+        "epochs": 164,
+        "max_steps": 64_000,
+        "batch_size": 128,
+        "lr": 0.1,
+        "schedule": "step",
+        "warmup": 0,
+        "checkpoint_every": 1000,
+    },
+}
+"""What each preset changes in Config's defaults."""
+
+MOST_IMAGES = 1_000_000
+"""Of a gradient step or a test, at once."""
+
+_RANGES: dict[str, Range] = {
+    **settings.RANGES,
+    "width": WIDTH,
+    "image_size": Range(0, 4096),
+    "epochs": COUNT,
+    "max_steps": NATURAL,
+    "batch_size": Range(1, MOST_IMAGES),
+    "lr": POSITIVE,
+    "warmup": NATURAL,
+    "log_every": COUNT,
+}
+
+
+def default_run_name(config: Config) -> str:
+    """The name of a run that was given none: the same for the same command, so that it resumes."""
+    return f"{config.model}-{full_name(config.dataset).replace('/', '-')}-seed{config.seed}"
+
+
+def _complete(config: Config) -> Config:
+    """With the data set's full name, and the run's folder."""
+    config = dataclasses.replace(config, dataset=full_name(config.dataset))
+    name = default_run_name(config) if config.run_name is None else config.run_name
+    return dataclasses.replace(config, run_name=name, logdir=settings.expand_home(config.logdir))
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    check_ranges(config, _RANGES)
+    models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
+    if config.model not in models:
+        reason = "takes no images" if config.model in resnet.names() else "is not a network of the zoo"
+        hint = nearest(config.model, models)
+        raise UserError(f"--model {config.model} {reason}{hint}; known: {', '.join(models)}.")
+    if not resnet.entry(config.model).normalization and config.normalization != "batch":
+        raise UserError(
+            f"--model {config.model} has no normalization to choose, so it cannot be {config.normalization}; "
+            "leave --normalization out."
+        )
+    if not resnet.entry(config.model).has_width and config.width != 1:
+        raise UserError(
+            f"--model {config.model} has no width to choose, so it cannot be {config.width}; "
+            "leave --width out."
+        )
+    check_dataset(config.dataset)
+    check_folder_names(config)
+    if config.strategy == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
+    if config.micro_batch and resnet.entry(config.model).normalization and config.normalization == "batch":
+        raise UserError(
+            f"--micro-batch {config.micro_batch} would change batch normalization, which needs a replica's "
+            "whole batch at once; use --normalization group or none."
+        )
+    check_topology(config, max(1, config.replicas))
+
+
+def check_topology(config: Config, replicas: int) -> None:
+    """Raise UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""
+    if config.batch_size % replicas:
+        below = config.batch_size // replicas * replicas
+        near = f"{below} or {below + replicas}" if below else f"{replicas}"
+        raise UserError(
+            f"--batch-size must divide by the number of replicas, {replicas}; got {config.batch_size}, "
+            f"{near} would do."
+        )
+    share = config.batch_size // replicas
+    if config.micro_batch and share % config.micro_batch:
+        raise UserError(
+            f"--micro-batch must divide a replica's batch of {share} images; got {config.micro_batch}."
+        )
+
+
+READER = Reader(
+    Config,
+    sections=(Task, Learning, Hardware, Run),
+    presets=PRESETS,
+    complete=_complete,
+    check=validate,
+    prog="python -m resnet.train",
+    summary="Train a network of the zoo on labelled images.\n\n"
+    f"Preset he-cifar10: {in_words(PRESETS['he-cifar10'])}.",
+)
+parse, from_yaml = READER.parse, READER.from_yaml

@@ -1,0 +1,345 @@
+"""Labelled images by name, in memory, and the batches that a seed makes of them.
+
+The order of an epoch and every image's augmentation follow from (seed, epoch) and the image's place in the
+set alone, never from how many replicas share a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from resnet.catalog import OWN
+from resnet.supervised.download import quick_to_fail
+from tfrl.cli.errors import UserError
+from tfrl.run.rng import Use, generator
+from tfrl.workers import machine
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+    from tfrl.workers.strategy import Runtime
+
+MARGIN = 4
+"""Pixels of padding that a crop is cut from."""
+
+_PREFETCH = 4  # batches
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images uint8 [N, H, W, C] and their labels int32 [N].
+
+    `load` gives the images as a tensor, on the CPU: tf.data would copy an array.
+    """
+
+    images: np.ndarray | tf.Tensor
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test set, and the names of the classes."""
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C)."""
+        return tuple(self.train.images.shape[1:])
+
+
+# Loading
+
+
+def prepare(name: str) -> None:
+    """Downloads a set, or makes it, unless it lies in tfds's folder (TFDS_DATA_DIR).
+
+    Raises UserError if it has no labels, no such configuration, or cannot be downloaded.
+    """
+    with _quiet():
+        builder = _builder(name)
+    if builder.info.supervised_keys is None or len(builder.info.supervised_keys) != 2:
+        raise UserError(f"the data set {name} has no images with labels; choose a classification set.")
+    try:
+        with _quiet(), quick_to_fail():
+            builder.download_and_prepare()
+    except Exception as error:  # requests, urllib, TensorFlow, tfds: each has its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise UserError(
+            f"the data set {name} is not in {builder.data_dir} and could not be put there ({reason}); "
+            f"download it where there is a network and copy the folder, or use --dataset {OWN}."
+        ) from error
+
+
+def load(name: str, image_size: int = 0) -> Dataset:
+    """Reads a prepared set into memory. `image_size` resizes images to a square; 0 leaves them.
+
+    The test set is the split `test`, else `validation`, else the last tenth of `train`.
+
+    Raises UserError for images of different sizes, or more of them than fit in memory.
+    """
+    with _quiet():
+        builder = _builder(name)
+        if "test" in builder.info.splits:
+            parts = ("train", "test")
+        elif "validation" in builder.info.splits:
+            parts = ("train", "validation")
+        else:
+            parts = ("train[:90%]", "train[90%:]")
+        image_key, label_key = builder.info.supervised_keys
+        classes = getattr(builder.info.features[label_key], "names", None)
+        if classes is None:
+            raise UserError(f"the labels of {name} are not classes; choose a classification set.")
+        train, test = (_read(builder, part, name, image_size) for part in parts)
+    return Dataset(train, test, tuple(classes))
+
+
+def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str], None]) -> Dataset:
+    """`load` on all workers. The chief prepares the set first, in a folder that all may share."""
+    failure = None
+    if runtime.is_chief:
+        say(f"Preparing {name}; the first time takes a minute or more")
+        try:
+            prepare(name)
+        except UserError as error:
+            failure = error
+    if not runtime.all_agree(failure is None):
+        raise failure or UserError(f"the chief could not prepare {name} and says why in its own output")
+    prepare(name)  # where there is no such folder, each worker makes its own
+    return load(name, image_size)
+
+
+def _builder(name: str) -> tfds.core.DatasetBuilder:
+    import tensorflow_datasets as tfds
+
+    tfds.disable_progress_bar()
+    base, _, config = name.partition("/")
+    if base == OWN:
+        from resnet.supervised.procgen_frames import ProcgenFrames
+
+        return ProcgenFrames(config=config)
+    try:
+        return tfds.builder(name, try_gcs=False)
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise UserError(f"the data set {name} cannot be opened: {reason}") from None
+
+
+def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: int) -> Split:
+    import tensorflow_datasets as tfds
+
+    # One file after another: the examples' order is part of a run.
+    order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    data = builder.as_dataset(split=part, as_supervised=True, shuffle_files=False, read_config=order)
+    if image_size:
+        size = (image_size, image_size)
+        data = data.map(
+            lambda image, label: (
+                tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8),
+                label,
+            ),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+    height_width = data.element_spec[0].shape[:2]
+    if None in height_width:
+        raise UserError(f"the images of {name} differ in size; give --image-size 64, say, to resize them.")
+    _check_memory(data, part, name)
+    batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
+    if not batches:
+        raise UserError(f"the split {part} of the data set {name} is empty.")
+    with tf.device("CPU:0"):
+        images, labels = (tf.concat(columns, 0) for columns in zip(*batches, strict=True))
+    if images.dtype != np.uint8:
+        kind = images.dtype.name
+        raise UserError(f"the images of {name} are {kind}; only those of 8 bits a channel are read.")
+    return Split(images, labels.numpy().astype(np.int32))
+
+
+def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
+    count = max(0, int(data.cardinality()))  # negative where it is not known
+    needed = count * int(np.prod(data.element_spec[0].shape))
+    there = machine.memory()
+    if needed > 0.4 * there:  # while it is read it is there twice
+        raise UserError(
+            f"the images of {name} ({part}) take {machine.in_words(needed)}, and there are "
+            f"{machine.in_words(there)} of memory here; a smaller --image-size makes them fit."
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """tfds prints what it does; our own console says it better."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+# Batches
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One look at every image of a split of N.
+
+    order: the images, int64 [N]; shifts int64 [N, 2] and flips bool [N]: their augmentation, by image.
+    """
+
+    order: np.ndarray
+    shifts: np.ndarray | None = None
+    flips: np.ndarray | None = None
+
+
+def in_file_order(split: Split) -> list[Pass]:
+    """Every image once, as they lie in their files: what tests use."""
+    return [Pass(np.arange(len(split)))]
+
+
+def training_passes(augment: str, seed: int, count: int, first: int = 0) -> Iterator[Pass]:
+    """Epochs `first` and on, without end, of a training set of `count` images."""
+    for epoch in itertools.count(first):
+        yield Pass(epoch_order(seed, epoch, count), *draw_augmentation(augment, seed, epoch, count))
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch sees `count` images: a permutation, int64 [count]."""
+    return generator(seed, Use.IMAGE_ORDER, epoch).permutation(count)
+
+
+def draw_augmentation(
+    kind: str, seed: int, epoch: int, count: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None for what `kind` lacks."""
+    random = generator(seed, Use.AUGMENTATION, epoch)
+    shifts = random.integers(0, 2 * MARGIN + 1, (count, 2))
+    flips = random.random(count) < 0.5
+    return shifts if kind != "none" else None, flips if kind == "crop-flip" else None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One worker's part of a batch, for each of its R replicas.
+
+    Images uint8 [R, b, H, W, C], labels int32 [R, b], weights float32 [R, b]: 1, or 0 for those that only
+    fill the last batch up. `count` images of the whole batch, of all workers, have weight 1.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    count: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every batch is this worker's: `replicas` of the `workers * replicas` in all."""
+
+    batch_size: int
+    worker: int = 0
+    workers: int = 1
+    replicas: int = 1
+
+    def batches(self, split: Split, passes: Iterable[Pass], start: int = 0) -> Iterator[Batch]:
+        """This worker's part of the batches of `passes`, from batch `start` of the first of them on.
+
+        Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
+        up from its beginning, so that the statistics of batch normalization see whole batches.
+
+        Which images, and how they are augmented, is decided here, in order; tf.data's threads then put the
+        next batches together while the caller works.
+        """
+        passes = iter(passes)
+        first = next(passes)
+        decided = self._decide(itertools.chain([first], passes), start)
+        with tf.device("CPU:0"):
+            data = self._pipeline(
+                split, decided, crops=first.shifts is not None, flips=first.flips is not None
+            )
+        return (Batch(**batch) for batch in data.as_numpy_iterator())
+
+    def _pipeline(
+        self, split: Split, decided: Iterator[dict[str, np.ndarray]], *, crops: bool, flips: bool
+    ) -> tf.data.Dataset:
+        """Batches, as dictionaries, of what `_decide` gives."""
+        mine = self.batch_size // self.workers
+        signature = {"places": tf.TensorSpec([mine], tf.int64), "weights": tf.TensorSpec([mine])}
+        signature |= {"count": tf.TensorSpec([], tf.int64)}
+        signature |= {"shifts": tf.TensorSpec([mine, 2], tf.int64)} if crops else {}
+        signature |= {"flips": tf.TensorSpec([mine], tf.bool)} if flips else {}
+        images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
+
+        def put_together(chosen: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            places = chosen["places"]
+            pixels = augmented(tf.gather(images, places), chosen.get("shifts"), chosen.get("flips"))
+            parts = {"images": pixels, "labels": tf.gather(labels, places), "weights": chosen["weights"]}
+            parts = {k: tf.reshape(v, (self.replicas, -1, *v.shape[1:])) for k, v in parts.items()}
+            return parts | {"count": chosen["count"]}
+
+        data = tf.data.Dataset.from_generator(lambda: decided, output_signature=signature)
+        return data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
+
+    def _decide(self, passes: Iterable[Pass], start: int) -> Iterator[dict[str, np.ndarray]]:
+        """What this worker's part of each batch is made of."""
+        mine = self.batch_size // self.workers
+        for one in passes:
+            count = len(one.order)
+            for begin in range(start * self.batch_size, count, self.batch_size):
+                indices = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
+                places = one.order[indices % count]
+                chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
+                chosen["count"] = np.int64(min(self.batch_size, count - begin))
+                if one.shifts is not None:
+                    chosen["shifts"] = one.shifts[places]
+                if one.flips is not None:
+                    chosen["flips"] = one.flips[places]
+                yield chosen
+            start = 0
+
+
+def augmented(images: tf.Tensor, shifts: tf.Tensor | None, flips: tf.Tensor | None) -> tf.Tensor:
+    """Windows of images [B, H, W, C] padded by zeros, at `shifts` int64 [B, 2], mirrored where `flips` [B].
+
+    A shift of MARGIN moves nothing. He et al. 2015, section 4.2, do the same with CIFAR-10.
+    """
+    if shifts is None:
+        return images
+    height, width, channels = images.shape[1:]
+    margins = ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
+    pixels = tf.reshape(tf.pad(images, margins), (len(images), -1, channels))
+    columns = tf.range(width, dtype=tf.int64)
+    if flips is not None:
+        columns = tf.where(flips[:, None], columns[::-1], columns)
+    rows = shifts[:, :1] + tf.range(height, dtype=tf.int64)  # [B, H]
+    columns = shifts[:, 1:] + columns  # [B, W]
+    chosen = rows[:, :, None] * (width + 2 * MARGIN) + columns[:, None, :]  # [B, H, W], of the padded pixels
+    return tf.gather(pixels, chosen, batch_dims=1)
+
+
+class Timed:
+    """An iterator that knows how long it was waited for: `wait_seconds`."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.wait_seconds = 0.0
+        self._items = iter(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.wait_seconds += time.perf_counter() - began

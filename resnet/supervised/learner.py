@@ -1,0 +1,211 @@
+"""A classifier under a strategy: gradient steps that are the same on any number of replicas, and tests.
+
+Losses are sums divided by the images of the global batch, gradients are summed once over replicas, and the
+penalty on the weights, which all replicas share, is added after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import resnet
+from resnet.supervised.config import Config
+from resnet.supervised.data import Batch
+from tfrl.cli.errors import TrainingError
+from tfrl.run.stop import NUM_VOTES
+from tfrl.workers.optimizers import SummedAdam, SummedSGD
+from tfrl.workers.strategy import Runtime, pairwise_sum
+
+
+class Learner:
+    """A network, its optimizer, and the functions that train and test it.
+
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+      image_shape: (H, W, C).
+      classes: how many.
+    """
+
+    def __init__(
+        self, config: Config, runtime: Runtime, *, image_shape: tuple[int, ...], classes: int
+    ) -> None:
+        self._runtime = runtime
+        with runtime.strategy.scope():
+            self.model = build(config, runtime.precision, image_shape=image_shape, classes=classes)
+            if config.optimizer == "sgd":
+                self._optimizer = SummedSGD(config.lr, momentum=0.9)
+            else:
+                self._optimizer = SummedAdam(config.lr, epsilon=1e-7)
+            # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
+            self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
+            self._variables = self.model.trainable_variables
+            self._statistics = self.model.non_trainable_variables  # moving ones, of batch normalization
+            self._optimizer.build(self._variables)
+        # Statistics of parts of a batch would be others than its own.
+        share = config.batch_size // runtime.replicas
+        self._part = share if self._statistics else runtime.micro_batch(config)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(int(np.prod(v.shape)) for v in self._variables)
+
+    # Training
+
+    def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
+        """One gradient step; its sums over all replicas, float32 [2 + NUM_VOTES + 1].
+
+        They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
+        this worker) and the norm of the gradient. Reading them waits for the step, so do that later.
+        """
+        self._optimizer.learning_rate.assign(learning_rate)
+        mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
+        mine[0] = 0.0 if votes is None else votes
+        counts = np.full(len(mine), batch.count, np.float32)
+        parts = (batch.images, batch.labels, batch.weights, counts, mine)
+        return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts)))
+
+    @tf.function
+    def _step(self, *batch: Any) -> Any:
+        return self._runtime.strategy.run(self._step_on_replica, args=batch)
+
+    def _step_on_replica(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, votes: tf.Tensor
+    ) -> tf.Tensor:
+        grads, sums, statistics = self._gradients(images, labels, weights, count)
+        context = tf.distribute.get_replica_context()
+        shares = [s / context.num_replicas_in_sync for s in statistics]
+        *summed, sums = context.all_reduce(
+            tf.distribute.ReduceOp.SUM, [*grads, *shares, tf.concat([sums, votes], axis=0)]
+        )
+        grads, statistics = summed[: len(grads)], summed[len(grads) :]
+        with tf.GradientTape() as tape:
+            penalty = tf.add_n(self.model.losses) if self.model.losses else tf.constant(0.0)
+        penalties = tape.gradient(penalty, [v.value for v in self._variables])
+        grads = [g if p is None else g + p for g, p in zip(grads, penalties, strict=True)]
+        self._optimizer.apply(grads)
+        for variable, value in zip(self._statistics, statistics, strict=True):
+            variable.assign(value)
+        return tf.concat([sums, [tf.linalg.global_norm(grads)]], axis=0)
+
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+        """This replica's share of the gradients and of (loss, hits), and its new moving statistics.
+
+        Parts of a batch are summed as in `tfrl.agents.ppo`: in an order that no topology changes.
+        """
+        parts = [tf.reshape(x, (-1, self._part, *x.shape[1:])) for x in (images, labels, weights)]
+        if parts[0].shape[0] == 1:
+            return self._part_gradients(*(p[0] for p in parts), count)
+        shapes = [tf.TensorSpec(v.shape) for v in self._variables]
+        grads, sums = tf.map_fn(
+            lambda part: self._part_gradients(*part, count)[:2],
+            tuple(parts),
+            fn_output_signature=(shapes, tf.TensorSpec([2])),
+            parallel_iterations=1,  # one part's activations in memory at a time
+        )
+        return [pairwise_sum(g) for g in grads], pairwise_sum(sums), []
+
+    def _part_gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+        # The scope keeps what batch normalization would assign to one replica's variables alone.
+        with tf.GradientTape() as tape, keras.StatelessScope() as scope:
+            logits = self._logits(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(weights * losses) / count
+        grads = tape.gradient(loss, [v.value for v in self._variables])
+        hits = tf.reduce_sum(weights * _hits(labels, logits)) / count
+        return grads, tf.stack([loss, hits]), [scope.get_current_value(v) for v in self._statistics]
+
+    # Testing
+
+    def test(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Mean loss and number of hits on all of this and the other workers' batches."""
+        return test(self._runtime, self._test, batches)
+
+    @tf.function
+    def _test(self, *batch: Any) -> Any:
+        return self._runtime.strategy.run(test_sums, args=(self.model, *batch))
+
+    # State
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Weights and optimizer as arrays, the same on every worker."""
+        slots = {f"optimizer/{i:03d}": v.numpy() for i, v in enumerate(self._optimizer.variables)}
+        return {f"weights/{k}": v for k, v in get_weights(self.model).items()} | slots
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
+        prefix = "weights/"
+        set_weights(self.model, {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for i, variable in enumerate(self._optimizer.variables):
+            variable.assign(state[f"optimizer/{i:03d}"])
+
+
+def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
+    """The classifier that the settings describe: uint8 [B, H, W, C] -> probabilities [B, classes]."""
+    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
+    return resnet.classifier(
+        config.model, image_shape, classes, dtype=dtype, seed=config.seed, **config.model_options
+    )
+
+
+def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Every weight by name: torso/LAYER/WEIGHT, as in tfrl's networks, and head/logits/WEIGHT."""
+    names = ("/".join(v.path.split("/")[-2:]) for v in model.variables)
+    parts = (f"{'head' if name.startswith('logits/') else 'torso'}/{name}" for name in names)
+    return dict(zip(parts, model.variables, strict=True))
+
+
+def get_weights(model: keras.Model) -> dict[str, np.ndarray]:
+    """All weights as float32 arrays."""
+    return {name: np.asarray(v.numpy(), np.float32) for name, v in named_variables(model).items()}
+
+
+def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
+    """Assigns arrays from `get_weights`. Raises ValueError if names or shapes differ."""
+    mine = named_variables(model)
+    if {k: tuple(v.shape) for k, v in mine.items()} != {k: v.shape for k, v in weights.items()}:
+        raise ValueError("the weights are of another network")
+    for name, variable in mine.items():
+        variable.assign(weights[name])
+
+
+def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """1 where the class of the highest score is the label, float32 [B]."""
+    return tf.cast(tf.argmax(scores, axis=1, output_type=tf.int32) == labels, tf.float32)
+
+
+def test_sums(model: Any, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Sums over one replica's images of weight 1: loss float64, hits int64."""
+    probabilities = model(images)
+    of_label = tf.gather(probabilities, labels, batch_dims=1)
+    losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
+    hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
+    return tf.reduce_sum(losses), tf.reduce_sum(hits)
+
+
+def test(runtime: Runtime, function: Any, batches: Iterable[Batch]) -> tuple[float, int]:
+    """Mean loss and number of hits of `function`, which runs `test_sums`, over all workers' batches.
+
+    Raises TrainingError where the loss is not a finite number.
+    """
+    loss, hits, count = 0.0, 0, 0
+    for batch in batches:
+        parts = (batch.images, batch.labels, batch.weights)
+        losses, right = function(*(runtime.per_replica(p) for p in parts))
+        loss += sum(float(x) for x in runtime.local_results(losses))
+        hits += sum(int(x) for x in runtime.local_results(right))
+        count += batch.count
+    sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
+    if not np.isfinite(sums[0]):
+        raise TrainingError("the loss on the test images is not a finite number")
+    return float(sums[0]) / count, int(sums[1])

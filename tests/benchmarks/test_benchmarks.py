@@ -1,0 +1,172 @@
+"""Benchmarks: what they could not do is refused before they measure, and Ctrl-C lets their trainers save."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import PATIENCE, ROOT, Answer, assert_refused
+from refusals import refusal
+
+from benchmarks import command, learning, recovery, throughput
+from tfrl.cli.errors import TrainingError
+from tfrl.envs.published import published_curve
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "part"),
+    [
+        ("learning", ["--env", "catch"], "no curve of catch was published"),
+        ("learning", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
+        ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
+        ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
+        ("throughput", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("throughput", ["--env", "catch"], "--env must be one of procgen's games"),
+        ("throughput", ["--updates", "0"], "--updates must be at least 1"),
+        ("throughput", ["--num-steps", "100"], "--num-steps must be divisible by --num-minibatches 8"),
+        ("throughput", ["--precisions", "float16"], "--precisions must be auto, or of float32 and bfloat16"),
+        ("throughput", ["--cleanrl", "no-such-program x.py"], "there is no program no-such-program"),
+        ("scaling", ["--updates", "0"], "--updates must be at least 1"),
+        ("scaling", ["--torso", "nosuch"], "is not a network of the zoo"),
+        ("images", ["--model", "nosuch"], "is not a network of the zoo"),
+        ("baselines", ["--model", "nosuch"], "is not a network of the zoo"),
+        ("recovery", ["--faults", "flood"], "--faults flood is not among kill"),
+        ("recovery", ["kill"], "'kill' is not a flag; usage: python -m benchmarks.recovery"),
+    ],
+)
+def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
+    assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
+
+
+def test_flags_are_read_as_everywhere(monkeypatch, tmp_path):
+    """1e6 is a whole number, and any spelling of a game is the game; the run is cut off before it starts."""
+    started = []
+    monkeypatch.setattr(command, "finish", started.append)
+    with pytest.raises(FileNotFoundError):  # there is no progress.csv of it
+        learning.main(learning.Options(env="procgen-fruitbot-v0", logdir=str(tmp_path), total_steps=int(1e6)))
+    ((*_, name, _, _),) = started
+    assert name == "fruitbot-auto"
+    answer = Answer("--total-steps", "1e6", "--env", "nosuch", module="benchmarks.learning")
+    assert_refused(answer, "'nosuch'")
+
+
+def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,rollout/episode_return\n16384,\n")
+    with pytest.raises(TrainingError, match="no episode has ended in .*; train for more --total-steps"):
+        learning._read(path)
+    path.write_text("env_steps,rollout/episode_return\n16384,\n32768,1.5\n")
+    np.testing.assert_array_equal(learning._read(path), [[32768], [1.5]])
+
+
+def test_a_curve_is_judged_by_points_and_by_means_over_ten_updates():
+    at, published = published_curve("fruitbot", "train")
+    early = at <= 507_904
+    low, high = published[:, early].min(0), published[:, early].max(0)
+    for returns, verdict in ((low - 1, "below"), ((low + high) / 2, "within"), (high + 1, "above")):
+        table = learning._compare("fruitbot", [(at[early], returns)])
+        points, means = (list(table.columns[column].cells) for column in (3, 6))
+        assert points == means == [verdict] * 5  # three windows, half a million, the end
+    assert learning._window_mean(200_000, np.array([36_160, 36_161, 2e5, 2e5 + 1]), np.arange(4.0)) == 1.5
+
+
+def test_of_several_runs_the_mean_is_judged_and_the_range_is_shown():
+    ours = [8.0, 2.0]  # one above the published runs' 3 ... 6, one below, their mean within
+    assert learning._verdict([6.0, 3.0, 4.0], ours) == ("3.00 ... 6.00", "5.00 (2.00 ... 8.00)", "within")
+    at, published = published_curve("fruitbot", "train")
+    shorter, longer = ((at[at <= last], published[0, at <= last]) for last in (163_840, 507_904))
+    assert list(learning._compare("fruitbot", [shorter, longer]).columns[0].cells) == ["163,840"]
+
+
+def test_no_means_are_judged_where_the_published_curves_are_sparse():
+    at, published = published_curve("fruitbot", "train")
+    table = learning._compare("fruitbot", [(at[at < 3e6], published[0, at < 3e6])])
+    rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
+    assert {verdict for step, verdict in rows if int(step.replace(",", "")) > 1_015_808} == {"-"}
+    assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
+
+
+@pytest.mark.parametrize("lines", [3, 2])
+def test_a_peers_speed_is_the_median_between_its_lines(tmp_path, lines):
+    program = f"import time\nfor _ in range({lines}): time.sleep(0.5); print('SPS: 1')"
+    (tmp_path / "peer.py").write_text(program)
+    options = throughput.Options(cleanrl=f"{sys.executable} {tmp_path / 'peer.py'}", updates=2)
+    if lines == 2:
+        with pytest.raises(TrainingError, match="code 0 after 2 updates"):
+            throughput._cleanrl_run(options)
+        return
+    # On a busy machine it sleeps longer, or a line is read late and the next one seems early.
+    assert 0.5 < throughput._cleanrl_run(options) / (64 * 256 / 0.5) < 1.5
+
+
+def test_emulated_bfloat16_is_left_out_and_said_so(capfd):
+    """As `--precision auto` decides; asked for, it is measured."""
+    found = throughput.precisions("auto")
+    told = capfd.readouterr().err
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    if flags & {"amx_bf16", "avx512_bf16"}:
+        assert "float32" in found
+    elif found == ["float32"]:
+        assert told == (
+            "bfloat16 is left out, as this hardware only emulates it; --precisions bfloat16 measures it.\n"
+        )
+    else:
+        assert found == ["float32", "bfloat16"] and not told  # a GPU
+    assert throughput.precisions("bfloat16, float32") == ["bfloat16", "float32"]
+
+
+def test_trials_are_added_to_those_in_the_results_file(tmp_path):
+    path, options = tmp_path / "recovery.json", recovery.Options()
+    done = {"settings": options.flags, "weights": "0", "seconds": {}, "trials": [{"fault": "kill"}]}
+    path.write_text(json.dumps(done))
+    assert recovery._read(path, options) == done
+    for other in ("[]", "{", json.dumps(done | {"settings": []})):
+        path.write_text(other)
+        assert "recovery.json holds no results of these settings;" in refusal(recovery._read, path, options)
+
+
+# Children
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(which, _):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(128 + which)
+signal.signal(signal.SIGINT, save)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[2]).touch()
+time.sleep(600)
+"""
+PARENT = "import sys; from tfrl import commands; from benchmarks import command\n"
+PARENT += "commands.run(lambda arguments: command.finish([sys.executable, '-c', *arguments]) and 0)"
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_child_saves_before_the_benchmark_ends(tmp_path, how, code):
+    saved, ready = tmp_path / "saved", tmp_path / "ready"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, SAVES, str(saved), str(ready)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + PATIENCE
+    while not ready.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(how)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stderr, saved.read_text()) == (code, "", "saved")
+
+
+def test_a_child_that_fails_is_named_and_one_that_ends_tells_its_memory():
+    with pytest.raises(TrainingError, match=r"^-c import sys; sys\.exit\(3\) \.\.\. ended with code 3\.$"):
+        command.finish([sys.executable, "-c", "import sys; sys.exit(3)"])
+    assert command.finish([sys.executable, "-c", "x = b'x' * 200_000_000"]).ru_maxrss > 200_000

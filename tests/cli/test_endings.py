@@ -1,0 +1,63 @@
+"""How commands end where nobody reads what they say, and where they were given nothing to say it to."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT, unread_pipe
+
+RUN = """
+from tfrl.cli import endings
+from tfrl.run import console
+from tfrl.cli import quiet
+from tfrl.run import lock
+from tfrl.cli.errors import PeerError, TrainingError, UserError
+def main(arguments):
+    {body}
+    return 0
+endings.run(main)
+"""
+
+
+def run(body, **streams):
+    command = [sys.executable, "-c", RUN.replace("{body}", body)]
+    return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **streams)
+
+
+@pytest.mark.parametrize("kind", ["broken", "full"])
+def test_a_lost_peer_ends_a_worker_whether_or_not_its_stderr_takes_the_sentence(kind):
+    with unread_pipe(kind) as stderr:
+        assert run("raise PeerError('worker 1 is gone')", stderr=stderr).returncode == 75
+
+
+@pytest.mark.parametrize(("error", "code"), [("UserError('--lr')", 2), ("MemoryError()", 1)])
+def test_the_exit_code_outlives_the_reader_of_stderr(error, code):
+    with unread_pipe("broken") as stderr:
+        assert run(f"raise {error}", stderr=stderr).returncode == code
+
+
+def test_a_table_whose_reader_has_seen_enough_is_no_error():
+    with unread_pipe("broken") as stdout:
+        done = run("print('x' * 100_000)", stdout=stdout, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_work_goes_on_without_a_stream_to_show_it_on(stream, tmp_path):
+    body = "console.Console().message('trains')\n    with quiet.quiet_start(): pass"
+    body += "\n    print('shown')\n    import subprocess; subprocess.run(['echo', 'child'], check=True)"
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        done = run(body, stdout=out, stderr=err, preexec_fn=lambda: os.close(stream))
+    assert done.returncode == 0, (tmp_path / "err").read_text()
+    shown = ["", "trains\nshown\nchild\n"][stream == 2]
+    assert ((tmp_path / "out").read_text(), (tmp_path / "err").read_text()) == (shown, "")
+
+
+def test_a_command_without_streams_ends_with_its_own_code():
+    def without():
+        for number in (0, 1, 2):
+            os.close(number)
+
+    command = [sys.executable, "-m", "tfrl.ppo_procgen", "--lr", "-1"]
+    assert subprocess.run(command, cwd=ROOT, timeout=60, preexec_fn=without).returncode == 2

@@ -1,0 +1,85 @@
+"""Where do the lines go that C++ code writes to stderr? Real processes: a descriptor belongs to one."""
+
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from tfrl.cli.endings import run
+from tfrl.cli.errors import PeerError, TrainingError
+from tfrl.cli.quiet import native_log, quiet_start
+
+def main(arguments):
+    with native_log(Path(arguments[0])):
+        os.write(2, b"I0000 00:00:1 1 a.cc:1] said in passing\\n")
+        os.write(2, b"E0000 00:00:1 1 b.cc:1] from C++\\n")
+        print("from Python", file=sys.stderr)
+        {ending}
+    return 0
+
+run(main)
+"""
+
+
+def end(log, ending):
+    """Exit code and screen of a process in which C++ code complains, and then this happens."""
+    program = PROGRAM.replace("{ending}", ending)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(log)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "run" / "tensorflow" / "worker-0.log"
+
+
+def test_when_another_worker_is_to_blame_the_screen_has_one_sentence(log):
+    code, screen = end(log, "raise PeerError('worker 1 is gone')")
+    assert (code, screen) == (75, "from Python\nerror: worker 1 is gone\n")
+    assert "from C++" in log.read_text()
+
+
+def test_lines_that_come_while_a_process_gives_up_stay_in_the_file(log):
+    ending = "import atexit; atexit.register(os.write, 2, b'late'); raise PeerError('worker 1 is gone')"
+    assert "late" not in end(log, ending)[1]
+
+
+def test_a_failure_of_this_worker_shows_what_was_said(log):
+    code, screen = end(log, "raise TrainingError('TensorFlow failed')")
+    assert code == 1
+    assert screen == "from Python\nE0000 00:00:1 1 b.cc:1] from C++\nerror: TensorFlow failed\n"
+
+
+def test_only_this_process_lines_are_shown(log):
+    log.parent.mkdir(parents=True)
+    log.write_text("E0000 of an earlier process\n")
+    assert "earlier" not in end(log, "raise TrainingError('TensorFlow failed')")[1]
+
+
+def test_a_crash_leaves_its_last_words_in_the_file(log):
+    code, screen = end(log, "os.write(2, b'F0000 check failed'); os.abort()")
+    assert code == -6
+    assert screen == "from Python\n"
+    assert "check failed" in log.read_text()
+
+
+def test_a_file_is_left_only_if_there_were_errors(log):
+    assert end(log, "pass") == (0, "from Python\n")
+    assert "from C++" in log.read_text()
+    log.unlink()
+    for ending, code in (("pass", 0), ("raise TrainingError('a NaN')", 1)):
+        assert end(log, f"os.ftruncate(2, 0); {ending}")[0] == code
+        assert not log.parent.exists()
+
+
+def test_without_a_place_for_the_file_it_goes_on(tmp_path):
+    (tmp_path / "file").touch()
+    code, screen = end(tmp_path / "file" / "log", "raise TrainingError('TensorFlow failed')")
+    assert code == 1
+    assert "from C++" in screen

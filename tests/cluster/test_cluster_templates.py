@@ -1,0 +1,302 @@
+"""Every template under cluster/: the TF_CONFIG that comes out of it, and what schedulers read in it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import team
+from tfrl.workers import tf_config
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "cluster"
+MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "evaluators"),
+    [
+        ("one-machine-two-processes", 2, 0),
+        ("two-machines", 2, 0),
+        ("four-machines", 4, 0),
+        ("chief-workers-evaluator", 3, 1),
+    ],
+)
+def test_each_template_is_valid_for_each_of_its_processes(name, workers, evaluators):
+    content = json.loads((CLUSTER / "templates" / f"{name}.json").read_text())
+    seen = []
+    for role, addresses in content["cluster"].items():
+        for index in range(len(addresses)):
+            content["task"] = {"type": role, "index": index}
+            config = tf_config.parse(json.dumps(content))
+            assert config.num_workers == workers
+            seen.append("evaluator" if config.is_evaluator else config.worker)
+    assert sorted(seen, key=str) == [*range(workers), *["evaluator"] * evaluators]
+
+
+def test_no_template_is_untested():
+    named = {"one-machine-two-processes", "two-machines", "four-machines", "chief-workers-evaluator"}
+    assert {path.stem for path in (CLUSTER / "templates").iterdir()} == named
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A folder for PATH: `python` makes TF_CONFIG for real, and shows it instead of training."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "cluster").symlink_to(CLUSTER)  # as in the image
+    write_tool(
+        folder / "python",
+        f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\n'
+        'echo "TRAIN $TF_CONFIG"; echo "ARGUMENTS $*"; exit ${EXIT_CODE:-0}\n',
+    )
+    return folder
+
+
+def write_tool(path, script):
+    path.write_text(f"#!/bin/bash\n{script}")
+    path.chmod(0o755)
+
+
+def run(command, tools, **environ):
+    environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, cwd=tools.parents[1], timeout=30
+    )
+
+
+def configs_of(text):
+    return [tf_config.parse(line.removeprefix("TRAIN ")) for line in text.splitlines() if "TRAIN" in line]
+
+
+SLURM = (
+    'case $1 in show) [ "$3" = "gpu[3-5]" ] && printf "gpu%s\\n" 3 4 5 ;; '
+    'requeue) echo "requeued $2" ;; esac\n'
+)
+SRUN = (
+    "while [[ $1 == --* ]]; do shift; done\n"
+    'for SLURM_NODEID in 0 1 2; do export SLURM_NODEID; "$@" || code=$?; done; exit ${code:-0}\n'
+)
+
+
+def run_sbatch(tools, **environ):
+    write_tool(tools / "scontrol", SLURM)
+    write_tool(tools / "srun", SRUN)
+    environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", **environ}
+    command = ["bash", str(CLUSTER / "slurm" / "train.sbatch"), "--env", "big fish"]
+    return run(command, tools, **environ)
+
+
+def test_the_slurm_script_makes_tf_config_from_the_node_list(tools):
+    done = run_sbatch(tools)
+    assert done.returncode == 0, done.stderr
+    configs = configs_of(done.stdout)
+    assert [config.worker for config in configs] == [0, 1, 2]
+    assert {config.workers for config in configs} == {("gpu3:23456", "gpu4:23456", "gpu5:23456")}
+    assert "ARGUMENTS -m tfrl.ppo_procgen --cluster-timeout 600 --env big fish" in done.stdout
+    assert "requeued" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"),
+    [("143", "9", True), ("75", "0", True), ("137", "2", True), ("75", "3", False), ("2", "0", False)],
+)
+def test_the_slurm_script_requeues_what_can_go_on(tools, code, restarts, requeued):
+    done = run_sbatch(tools, EXIT_CODE=code, SLURM_RESTART_COUNT=restarts)
+    assert done.returncode == int(code)
+    assert ("requeued 123456" in done.stdout) == requeued
+
+
+def test_the_slurm_script_stops_without_a_node_list(tools):
+    done = run_sbatch(tools, SLURM_JOB_NODELIST="unknown")
+    assert done.returncode == 2
+    assert "TRAIN" not in done.stdout
+
+
+def test_the_slurm_script_asks_for_what_its_comments_say():
+    text = (CLUSTER / "slurm" / "train.sbatch").read_text()
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
+    assert options["ntasks-per-node"] == "1"
+    assert options["signal"] == f"TERM@{team.ORPHAN_GRACE:.0f}"
+    assert options.keys() >= {"requeue", "nodes", "open-mode"}
+
+
+def resources():
+    found = {}
+    for path in MANIFESTS:
+        for resource in yaml.safe_load_all(path.read_text()):
+            assert resource.keys() >= {"apiVersion", "kind", "metadata", "spec"}
+            found[resource["kind"]] = resource
+    return found
+
+
+def pods():
+    """Every pod template of the manifests, by the name of its role."""
+    found = resources()
+    replicas = found["TFJob"]["spec"]["tfReplicaSpecs"]
+    return {"job": found["Job"]["spec"]["template"], **{r: spec["template"] for r, spec in replicas.items()}}
+
+
+def test_the_job_makes_a_tf_config_for_each_pod(tools):
+    found = resources()
+    spec, service = found["Job"]["spec"], found["Service"]
+    container = spec["template"]["spec"]["containers"][0]
+    environ = {variable["name"]: variable["value"] for variable in container["env"]}
+    configs = []
+    for index in range(spec["completions"]):
+        command = [*container["command"], *container["args"]]
+        done = run(command, tools, **environ, JOB_COMPLETION_INDEX=str(index))
+        assert done.returncode == 0, done.stderr
+        configs += configs_of(done.stdout)
+    assert [config.worker for config in configs] == list(range(spec["parallelism"]))
+    # The names that an indexed Job's pods have: job-index.subdomain, resolved by the service of that name.
+    name, subdomain = found["Job"]["metadata"]["name"], spec["template"]["spec"]["subdomain"]
+    port = container["ports"][0]["containerPort"]
+    names = tuple(f"{name}-{index}.{subdomain}:{port}" for index in range(4))
+    assert {config.workers for config in configs} == {names}
+    assert service["metadata"]["name"] == subdomain
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert [entry["port"] for entry in service["spec"]["ports"]] == [port]
+
+
+def test_the_job_does_not_train_without_a_tf_config(tools):
+    container = resources()["Job"]["spec"]["template"]["spec"]["containers"][0]
+    command = [*container["command"], *container["args"]]
+    done = run(command, tools, WORKERS="4", JOB_COMPLETION_INDEX="4")
+    assert (done.returncode, "TRAIN" in done.stdout) == (2, False)
+    assert "worker 4" in done.stderr
+
+
+def test_the_trainer_is_not_the_first_process_of_a_job_and_gets_sigterm_at_once(tools):
+    """The kernel keeps signals from a first process without a handler, as while it imports TensorFlow."""
+    write_tool(
+        tools / "python",
+        f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\necho $$; exec sleep 60\n',
+    )
+    container = resources()["Job"]["spec"]["template"]["spec"]["containers"][0]
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "WORKERS": "4"}
+    process = subprocess.Popen(
+        [*container["command"], *container["args"]],
+        env={**os.environ, **environ, "JOB_COMPLETION_INDEX": "0"},
+        cwd=tools.parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    trainer = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    assert (process.wait(timeout=30), trainer == process.pid) == (143, False)
+
+
+def test_the_job_tries_again_what_can_go_on_and_nothing_else():
+    spec = resources()["Job"]["spec"]
+    assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # the only one that podFailurePolicy allows
+    name = spec["template"]["spec"]["containers"][0]["name"]
+
+    def action(code):
+        for rule in spec["podFailurePolicy"]["rules"]:
+            codes = rule.get("onExitCodes")
+            if codes:
+                assert codes["containerName"] == name
+                if (code in codes["values"]) == (codes["operator"] == "In"):
+                    return rule["action"]
+        return None
+
+    assert {code: action(code) for code in (1, 2, 137, 143, 203)} == {
+        1: "FailJob",
+        2: "FailJob",
+        137: "Count",
+        143: "Count",
+        203: "Count",  # 75 of the trainer
+    }
+
+
+def test_the_tfjob_is_what_the_operator_expects():
+    job = resources()["TFJob"]
+    replicas = job["spec"]["tfReplicaSpecs"]
+    assert {role: spec["replicas"] for role, spec in replicas.items()} == {
+        "Chief": 1,
+        "Worker": 3,
+        "Evaluator": 1,
+    }
+    for spec in replicas.values():
+        container = spec["template"]["spec"]["containers"][0]
+        assert (container["name"], container["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
+        assert spec["restartPolicy"] == "ExitCode"
+
+
+def test_the_tf_config_that_the_operator_makes_of_the_tfjob():
+    replicas = resources()["TFJob"]["spec"]["tfReplicaSpecs"]
+    cluster = {
+        role.lower(): [f"tfrl-{role.lower()}-{index}.default.svc:2222" for index in range(spec["replicas"])]
+        for role, spec in replicas.items()
+        if role != "Evaluator"  # the operator leaves it out of the cluster
+    }
+    seen = []
+    for role, spec in replicas.items():
+        for index in range(spec["replicas"]):
+            task = {"type": role.lower(), "index": index}
+            config = tf_config.parse(json.dumps({"cluster": cluster, "task": task, "environment": "cloud"}))
+            assert config.num_workers == 4
+            seen.append(None if config.is_evaluator else config.worker)
+    assert seen == [0, 1, 2, 3, None]
+
+
+RETRY = ["bash", str(CLUSTER / "kubernetes" / "retry-stalled.sh")]
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 2), (75, 203), (137, 137), (143, 143)])
+def test_a_tfjob_tries_a_stalled_worker_again(code, told):
+    assert subprocess.run([*RETRY, "bash", "-c", f"exit {code}"]).returncode == told
+
+
+def test_sigterm_goes_through_to_the_trainer_which_may_take_its_time():
+    trainer = "trap 'sleep 0.3; echo saved; exit 143' TERM; echo ready; while :; do sleep 0.05; done"
+    process = subprocess.Popen([*RETRY, "bash", "-c", trainer], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=10)[0], process.returncode) == ("saved\n", 143)
+
+
+def test_only_the_workers_reach_each_other():
+    policy = resources()["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    assert rule.keys() == {"from"}  # on any port
+    (source,) = rule["from"]
+    assert source == {"podSelector": policy["podSelector"]}
+    for role, pod in pods().items():
+        assert pod["metadata"]["labels"].items() >= policy["podSelector"]["matchLabels"].items(), role
+
+
+@pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])
+def test_pods_share_the_log_folder_and_have_as_long_to_save_as_the_launchers_workers(role):
+    spec = pods()[role]["spec"]
+    claim = resources()["PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    container = spec["containers"][0]
+    mount = container["volumeMounts"][0]
+    assert mount["name"] == spec["volumes"][0]["name"]
+    assert f"--logdir {mount['mountPath']}" in " ".join(container["args"])
+    assert "--run-name" in " ".join(container["args"])
+    assert spec["terminationGracePeriodSeconds"] == team.ORPHAN_GRACE
+
+
+def test_the_dockerfile_copies_what_exists_and_what_runs_there():
+    text = (CLUSTER / "Dockerfile").read_text()
+    copied = [
+        source for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for source in line.split()[:-1]
+    ]
+    for source in copied:
+        assert list(ROOT.glob(source)), source
+    assert {"tfrl", "resnet", "cluster", "requirements*.txt"} <= set(copied)
+    assert text.rindex("USER ") > text.rindex("RUN ")

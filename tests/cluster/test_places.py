@@ -1,0 +1,56 @@
+"""Where workers run: the shares of one machine, and the names of others."""
+
+import os
+
+import pytest
+
+from cluster import places
+from tfrl.cli.errors import UserError
+from tfrl.workers import tf_config
+
+
+def test_a_users_own_thread_counts_are_kept():
+    chosen = places.local_places(2, None, {"OMP_NUM_THREADS": "7"})
+    assert [place.environment["OMP_NUM_THREADS"] for place in chosen] == ["7", "7"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "shares"),
+    [(2, 2, [1, 1]), (8, 3, [3, 3, 2]), (1, 2, [1, 1]), (7, 1, [7]), (5, 4, [2, 1, 1, 1])],
+)
+def test_thread_shares(cores, workers, shares):
+    assert places.thread_shares(cores, workers) == shares
+
+
+def test_gpus_are_shared_out(tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\nfor i in 0 1 2 3; do echo \"GPU $i: H (UUID: GPU-$i)\"; done\necho '  MIG 1g'\n"
+    )
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert places.visible_gpus(environ) == ["0", "1", "2", "3"]
+    assert places.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "3,1"}) == ["3", "1"]
+    assert places.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert places.visible_gpus({"PATH": "/nowhere"}) == []
+    mine = [place.environment["CUDA_VISIBLE_DEVICES"] for place in places.local_places(4, None, environ)]
+    assert mine == ["0", "1", "2", "3"]
+    assert places.gpu_shares(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
+    assert places.gpu_shares([], 2) == []
+    with pytest.raises(UserError, match="--workers 3 is more than the GPUs"):
+        places.gpu_shares(["0", "1"], 3)
+
+
+@pytest.mark.parametrize(
+    ("host", "target", "address"),
+    [
+        ("a", "a", "a:2222"),
+        ("me@a", "me@a", "a:2222"),
+        ("a:7", "a", "a:7"),
+        ("me@[::1]:7", "me@::1", "[::1]:7"),
+        ("[::1]", "::1", "[::1]:2222"),
+    ],
+)
+def test_hosts(host, target, address):
+    (place,) = places.remote_places([host], 2222)
+    assert (place.host, tf_config.read(place.environment).workers) == (target, (address,))

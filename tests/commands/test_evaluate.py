@@ -1,0 +1,396 @@
+"""Evaluation, videos and trajectories: against scripted envs, and with policies read back from files."""
+
+import dataclasses
+import json
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from made_runs import make_run
+from refusals import refusal
+from scripted import scripted, still
+
+from tfrl import collect, envs, evaluate, record
+from tfrl.cli.errors import UserError
+from tfrl.config.ppo import Config, parse
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import level_spec, play
+from tfrl.reporting import runs, video
+from tfrl.run.checkpoint import CheckpointStore
+
+
+def test_statistics_of_an_evaluation(monkeypatch):
+    """128 episodes, two in each env."""
+    lengths, returns = [2, 3, 4, 5] * 16, [0.0, 0.0, 1.0, 1.0, 2.0, 8.0, 10.0, 34.0] * 8
+    scripted(monkeypatch, lengths, returns)
+    row = evaluate.evaluate_levels(still, Config(env="coinrun"), "test", 128)
+    assert (row["return_mean"], row["return_median"], row["return_iqm"]) == (7.0, 1.5, 3.0)
+    # Two episodes of one env are alike here, so they count as one.
+    assert row["return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 8)
+    assert row["normalized_return"] == pytest.approx((7 - 5) / (10 - 5))
+    assert (row["solve_rate"], row["length_mean"], row["episodes"]) == (0.75, 3.5, 128)
+
+
+# A policy from files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An untrained run of catch, with two torsos, whose best policy is another one than its last."""
+    from tfrl.networks import actor_critic
+
+    folder = tmp_path_factory.mktemp("logs")
+    settings = {"torso": "cookbook", "precision": "float32", "share_torso": False}
+    path = make_run(folder, "fruitbot", total_steps=40_000, **settings)
+    text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
+    (path / "config.yaml").write_text(text)
+    (path / "results.json").unlink()
+    network = actor_critic.build(observation_shape=(10, 5, 1), num_actions=3, seed=1, **settings)
+    weights = network.get_weights()
+    (path / "export").mkdir()
+    np.savez(path / "export" / "weights.npz", **weights)
+    (path / "export" / "config.yaml").write_text(text)
+    policy_files.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
+    return path
+
+
+@pytest.mark.parametrize("out", ["no/such/folder.json", "."])
+def test_a_file_that_cannot_be_written_is_told_before_playing(run, tmp_path, out, monkeypatch):
+    monkeypatch.setattr(evaluate, "play", None)
+    assert "cannot write" in refusal(evaluate.main, [str(run), "--out", str(tmp_path / out)])
+
+
+def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
+    arguments = ["--episodes", "20", "--seed", "7"]
+    assert evaluate.main([str(run), *arguments]) == 0
+    table = capsys.readouterr().out
+    first = (run / "eval.json").read_bytes()
+    evaluate.main([str(run), *arguments])
+    assert (run / "eval.json").read_bytes() == first
+    evaluate.main([str(run / "export"), *arguments])
+    alone = json.loads((run / "export" / "eval.json").read_text())
+    assert alone["evaluations"] == json.loads(first)["evaluations"]
+    assert [e["levels"] for e in alone["evaluations"]] == ["train", "test"]
+    assert "catch" in table and max(map(len, table.splitlines())) <= 80
+
+
+def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, capsys):
+    import tensorflow as tf
+
+    from tfrl.networks import actor_critic
+    from tfrl.networks.export import export
+
+    wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
+    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "precision": "float32"}
+    network = actor_critic.build(
+        torso="impala", torso_options={"width": 2}, share_torso=True, seed=7, **shape
+    )
+    weights = network.get_weights()
+    assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
+    export(tmp_path, wide, weights, **shape)
+    assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()
+    observations = np.random.default_rng(0).integers(0, 256, (2, 10, 5, 1), np.uint8)
+    saved = tf.saved_model.load(str(tmp_path / "policy"))
+    logits = saved.policy(tf.constant(observations))["logits"]
+    np.testing.assert_allclose(logits, network(observations)[0], rtol=1e-4, atol=1e-6)
+    assert evaluate.main([str(tmp_path), "--episodes", "2"]) == 0
+    assert record.main([str(tmp_path), "--episodes", "1", "--format", "gif"]) == 0
+    settings = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(settings.replace("torso_width: 2\n", ""))  # as older runs have it
+    with pytest.raises(UserError, match="another network"):
+        evaluate.main([str(tmp_path), "--episodes", "2"])
+
+
+def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float32(run, monkeypatch):
+    import tensorflow as tf
+
+    grown = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"] * (kind == "GPU"))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *how: grown.append(how))
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    assert evaluate.main([str(run), "--episodes", "1", "--precision", "float32"]) == 0
+    assert grown and {*grown} == {("a GPU", True)}
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+@pytest.mark.parametrize("how", ["sample", "greedy"])
+def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
+    from tfrl.evaluation import policy
+
+    source = policy_files.find(run, "last")
+    flags = ["--greedy"] if how == "greedy" else []
+    assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
+    (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
+    act = getattr(policy.load(source), how)
+    played = play(act, level_spec(source.config, "train", 20), range(20), episodes_each=1)
+    assert row["return_mean"] == played.returns.mean()
+
+
+def test_greedy_actions_are_the_most_likely_ones(run, capsys):
+    from tfrl.evaluation import policy
+
+    player = policy.load(policy_files.find(run, "last"))
+    observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
+    uniforms = np.full(50, 0.99, np.float32)
+    actions = player.greedy(observations, uniforms)
+    np.testing.assert_array_equal(actions, player.probabilities(observations).argmax(axis=1))
+    assert (actions != player.sample(observations, uniforms)).any()
+
+
+def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    made = make_run(tmp_path, total_steps=40_000)
+    for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
+        policy_files.keep_best(made, weights, score=score, env_steps=env_steps)
+        assert policy_files.find(made, "best").env_steps == kept
+    (made / policy_files.BEST_FILE).write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="damaged"):
+        policy_files.find(made, "best")
+    assert policy_files.find(run, "best").weights.keys() == policy_files.find(run, "last").weights.keys()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(tmp_path):
+    made = make_run(tmp_path, total_steps=40_000)
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    policy_files.keep_best(made, weights, score=1.0, env_steps=10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
+    try:
+        with pytest.raises(OSError):
+            policy_files.keep_best(made, weights, score=2.0, env_steps=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert policy_files.find(made, "best").env_steps == 10
+    assert [path.name for path in (made / policy_files.BEST_FILE).parent.iterdir()] == ["best.npz"]
+
+
+def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
+    from tfrl.training import evaluator
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
+    path = shutil.copytree(run, tmp_path / "run")
+    config = dataclasses.replace(runs.settings(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
+    store = CheckpointStore(path / "checkpoints", keep=2)
+    learner = {f"weights/{name}": value for name, value in np.load(path / "export" / "weights.npz").items()}
+    store.save(1, learner=learner, worker_part={}, env_steps=config.batch_size)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def wait(_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        store.save(config.num_updates, learner={}, worker_part={}, env_steps=config.total_steps)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
+    try:
+        assert evaluator.follow(config, sleep=wait) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().out
+    assert "warning: 16,384 env steps are not in TensorBoard: File too large." in said
+    assert "16,384 env steps: return train" in said and "The run is complete." in said
+
+
+def test_a_policy_of_other_observations_is_refused(run):
+    with pytest.raises(UserError, match="observations"):
+        evaluate.main([str(run), "--envs", "coinrun"])
+    with pytest.raises(UserError, match="did you mean coinrun"):
+        evaluate.main([str(run), "--envs", "coinrum"])
+
+
+def test_weights_of_another_network_are_refused(run, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    settings = (run / "config.yaml").read_text().replace("torso: cookbook", "torso: nature")
+    (other / "config.yaml").write_text(settings.replace("env: catch", "env: coinrun"))
+    (other / "weights.npz").write_bytes((run / "export" / "weights.npz").read_bytes())
+    with pytest.raises(UserError, match="another network"):
+        evaluate.main([str(other), "--episodes", "1"])
+    (other / "weights.npz").write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="damaged"):
+        evaluate.main([str(other), "--episodes", "1"])
+
+
+def test_an_export_beside_foreign_results_counts_the_steps_of_its_settings(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run / "export", other)
+    (other / "results.json").write_text('{"env_steps": "many"}')
+    assert policy_files.find(other, "last").env_steps == policy_files.find(run, "last").env_steps
+
+
+# Videos
+
+
+def read_mp4(path):
+    """Its frames, decoded to pictures by ffmpeg."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([video.ffmpeg(), "-loglevel", "error", "-i", path, f"{folder}/%04d.png"], check=True)
+        return np.stack([imageio.imread(file) for file in sorted(Path(folder).iterdir())])
+
+
+def pictures(count):
+    """Frames that differ plainly: a white square that moves."""
+    frames = np.zeros((count, 96, 128, 3), np.uint8)
+    for t in range(count):
+        frames[t, 16 : 16 + 32, 8 * t : 8 * t + 32] = 255
+    return frames
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_what_is_written_is_read_back(suffix, tmp_path):
+    path = tmp_path / f"video{suffix}"
+    frames = pictures(9)
+    with video.Writer(path, fps=15) as writer:
+        for frame in frames:
+            writer.append(frame)
+    back = read_mp4(path) if suffix == ".mp4" else imageio.imread(path, plugin="pillow", index=None)
+    assert back.shape == frames.shape
+    assert np.abs(back.astype(int) - frames).mean() < 6
+
+
+def test_mp4_is_written_beside_a_setuptools_without_pkg_resources(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pkg_resources", None)
+    monkeypatch.delitem(sys.modules, "imageio_ffmpeg", raising=False)
+    with video.Writer(tmp_path / "video.mp4", fps=15) as writer:
+        writer.append(pictures(1)[0])
+    assert len(read_mp4(tmp_path / "video.mp4")) == 1
+
+
+def test_what_the_encoder_says_is_the_error(tmp_path):
+    writer = video.Writer(tmp_path / "missing" / "video.mp4", fps=15)
+    writer.append(pictures(1)[0])
+    with pytest.raises(OSError, match="No such file"):
+        writer.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "gif"])
+def test_a_run_is_recorded(kind, run):
+    assert record.main([str(run), "--format", kind, "--episodes", "3"]) == 0
+    (path,) = (run / "videos").glob(f"*.{kind}")
+    frames = read_mp4(path) if kind == "mp4" else imageio.imread(path, plugin="pillow", index=None)
+    scale = 1 if kind == "mp4" else 2
+    assert len(frames) == 10  # 9 steps, and the end
+    assert frames.shape[1:] == (2 * 576 // scale, 1024 // scale, 3)
+    tile = frames[0, : 512 // scale, : 512 // scale]
+    assert (tile.max(axis=2) > 200).mean() == pytest.approx(2 / 50 * 0.5, abs=0.01)  # ball and paddle
+    assert frames[-1].mean() < frames[-2].mean()  # episodes that are over are darker
+    assert not list((run / "videos").glob(".*"))
+
+
+def test_a_recording_that_is_cut_off_leaves_nothing(tmp_path):
+    def interrupted(observations, uniforms):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record.save(interrupted, Config(env="catch"), tmp_path / "video.mp4", record.Options())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_video_is_in_tensorboard(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record.main([str(run), "--episodes", "1"])
+    events = EventAccumulator(str(run)).Reload()
+    assert "video/test" in events.Tags()["tensors"]
+
+
+def test_procgen_is_rendered_in_full_size():
+    spec = envs.EnvSpec(name="coinrun", num_envs=2, seed=0, render=True)
+    env = envs.make(spec)
+    frames = env.render()
+    plain = envs.make(envs.EnvSpec(name="coinrun", num_envs=2, seed=0))
+    np.testing.assert_array_equal(env.observe()[1], plain.observe()[1])
+    assert [f.shape for f in frames] == [(512, 512, 3)] * 2
+    assert np.asarray(frames[0]).std() > 5
+    assert env.solved().dtype == bool
+    env.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one run"),
+        (["--random", "pong"], "no game 'pong'"),
+        (["--random", "coinrun", "--episodes", "0"], "--episodes must be at least 1 and at most 100; got 0."),
+        (["--random", "coinrun", "--episodes", "1e9"], "--episodes must be at least 1 and at most 100"),
+        (["run", "--checkpoint", "\u00b2"], "--checkpoint must be last, best or the number"),
+        (["run", "--checkpoint", "9" * 5000], "--checkpoint must be last, best or the number"),
+        (["--format", "avi"], "--format must be one of"),
+        (
+            ["--random", "coinrun", "--out", "clip"],
+            "--out must be a file that ends in .mp4 or .gif; got 'clip'.",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        record.main(arguments)
+
+
+# Trajectories
+
+
+class Examples:
+    def __init__(self):
+        self.found = []
+
+    def add_examples(self, examples):
+        self.found += examples["train"]
+
+
+def test_trajectories_are_what_the_envs_did():
+    spec = envs.EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
+    examples = Examples()
+    buffer = collect.EpisodeBuffer(3, 2, examples)
+    played = play(lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer)
+    assert len(examples.found) == 6
+    env, pending = envs.make(spec), [[], [], []]
+    for example in examples.found:
+        pending[example["env_index"]].append(example["steps"])
+    for episode in range(2):
+        for t in range(9):
+            observations = env.observe()[1]
+            steps = [pending[i][episode][t] for i in range(3)]
+            np.testing.assert_array_equal([s["observation"] for s in steps], observations)
+            env.act(np.array([s["action"] for s in steps]))
+            rewards, _, first = env.observe()
+            np.testing.assert_array_equal([s["reward"] for s in steps], rewards)
+            np.testing.assert_array_equal([s["discount"] for s in steps], ~first)
+            assert [s["is_first"] for s in steps] == [t == 0] * 3
+            assert not any(s["is_last"] for s in steps)
+        lasts = [pending[i][episode][9] for i in range(3)]
+        assert all(s["is_last"] and s["is_terminal"] and s["reward"] == 0 for s in lasts)
+        returns = [sum(s["reward"] for s in pending[i][episode]) for i in range(3)]
+        np.testing.assert_allclose(returns, played.returns[:, episode])
+
+
+def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
+    """Of a command that was cut off at first, which leaves nothing that could be taken for one."""
+    import tensorflow_datasets as tfds
+
+    def interrupted(self, rewards, first):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "data"
+    arguments = [str(run), "--episodes", "8", "--shard-episodes", "3", "--out", str(out)]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(collect.EpisodeBuffer, "after", interrupted)
+        collect.main(arguments)
+    assert not list(tmp_path.iterdir())
+    assert collect.main(arguments) == 0
+    builder = tfds.builder_from_directory(out)
+    assert builder.info.splits["train"].num_shards == 3
+    episodes = [list(e["steps"].as_numpy_iterator()) for e in builder.as_dataset(split="train")]
+    assert [len(steps) for steps in episodes] == [10] * 8
+    assert episodes[0][0]["observation"].shape == (10, 5, 1)
+    assert {float(sum(s["reward"] for s in steps)) for steps in episodes} <= {1.0, -1.0}
+    with pytest.raises(UserError, match="exists already"):
+        collect.main(arguments)

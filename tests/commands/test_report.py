@@ -1,0 +1,384 @@
+"""The report: what is in it, that a browser shows it without a network, and folders that are not whole."""
+
+import html.parser
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from made_runs import make_run
+from PIL import Image
+
+import resnet.evaluate
+import resnet.supervised.config
+from tfrl import report, status, suite
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
+from tfrl.envs.published import published_curve
+from tfrl.envs.registry import games
+from tfrl.reporting import comparison, plots, runs
+from tfrl.reporting.page import render
+from tfrl.run import folder
+from tfrl.run.lock import LOCK_FILE
+
+PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.images, self.references = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag == "img":
+            self.images.append(attrs.get("id"))
+        self.references += [attrs[k] for k in ("src", "href") if k in attrs]
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs")
+    for seed in (1, 2):
+        make_run(folder, seed=seed)
+        make_run(folder, seed=seed, lr=0.001)
+    make_run(folder, env="coinrun", finished=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(logdir):
+    assert report.main([str(logdir)]) == 0
+    return (logdir / "report.html").read_text()
+
+
+def test_it_is_one_file_with_all_plots(logdir, page):
+    parsed = Page(page)
+    assert [i for i in parsed.images if i] == list(PLOTS)
+    assert all(reference.startswith("data:") for reference in parsed.references)
+    for name in PLOTS:
+        with Image.open(logdir / "plots" / f"{name}.png") as picture:
+            grey = np.asarray(picture.convert("L"))
+        assert grey.shape[0] > 200 and grey.shape[1] > 600
+        assert grey.std() > 5  # something is drawn
+
+
+def test_it_tells_where_runs_differ_and_what_they_came_to(logdir, page):
+    assert "--lr" in page and "0.001" in page
+    run = runs.load(logdir / "coinrun-seed1")
+    assert f"{run.final_return('test'):.2f}" in page
+    assert "published return at 25 M" in page
+
+
+def test_one_run_gets_its_own_folder(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    assert report.main([str(run)]) == 0
+    assert (run / "report.html").is_file()
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_are_grouped_by_settings_not_by_seed(logdir):
+    groups = comparison.group([runs.load(path) for path in runs.find([logdir])])
+    assert [(g.env, g.label, len(g.runs)) for g in groups] == [
+        ("coinrun", "lr 0.0005", 1),
+        ("fruitbot", "lr 0.0005", 2),
+        ("fruitbot", "lr 0.001", 2),
+    ]
+
+
+def test_a_wider_network_is_a_group_of_its_own(tmp_path):
+    paths = [make_run(tmp_path, seed=seed, torso_width=width) for seed in (1, 2) for width in (1, 4)]
+    groups = comparison.group([runs.load(path) for path in paths])
+    assert [(g.label, len(g.runs)) for g in groups] == [("torso-width 1", 2), ("torso-width 4", 2)]
+
+
+def test_published_scores_are_taken_at_as_many_steps(tmp_path):
+    run = runs.load(make_run(tmp_path, total_steps=1_000_000))
+    (group,) = comparison.group([run])
+    at, returns = published_curve("fruitbot", "train")
+    expected = (np.interp(run.env_steps, at, returns[1]) + 1.5) / (32.4 + 1.5)
+    assert comparison.published_scores(group)["train"][1] == pytest.approx(expected)
+    (hard,) = comparison.group([runs.load(make_run(tmp_path, distribution_mode="hard"))])
+    assert comparison.published_scores(hard) == {}
+
+
+def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
+    figures = {}
+    for steps in (100_000, 1_000_000):  # the published test curves begin at 163,840
+        run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
+        figures[steps] = plots.learning_curves(comparison.group([run]))
+    labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
+    assert "train-procgen (published), training levels" in labels[100_000]
+    assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
+
+
+def test_sixteen_games_of_three_seeds(tmp_path):
+    for env in games():
+        for seed in (1, 2, 3):
+            make_run(tmp_path, env, seed, total_steps=1_000_000)
+    began = time.process_time()
+    assert report.main([str(tmp_path)]) == 0
+    assert time.process_time() - began < 20
+
+
+@needs_browser
+def test_a_browser_shows_every_picture(logdir, page, tmp_path):
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
+    # The page itself has no script; this copy measures what the browser made of its images.
+    probe = (
+        "<script>onload = () => { document.title = 'widths '"
+        " + [...document.images].map(i => i.naturalWidth) }</script>"
+    )
+    copy = tmp_path / "page.html"
+    copy.write_text(page.replace("</body>", f"{probe}</body>"))
+    shown = subprocess.run([*command, copy.as_uri()], capture_output=True, text=True, timeout=120)
+    widths = re.search(r"<title>widths ([\d,]+)</title>", shown.stdout)
+    assert widths, shown.stderr[-2000:]
+    assert all(int(width) > 500 for width in widths[1].split(","))
+    assert "CONSOLE" not in shown.stderr
+
+
+# Folders that are not whole
+
+COMMANDS = ("report", "evaluate", "record", "collect")
+
+
+def empty(run):
+    shutil.rmtree(run)
+    run.mkdir()
+
+
+def missing(run):
+    shutil.rmtree(run)
+
+
+def a_file(run):
+    shutil.rmtree(run)
+    run.write_text("not a folder")
+
+
+def without_settings(run):
+    (run / "config.yaml").unlink()
+
+
+def torn_settings(run):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text[: len(text) // 2] + "\n: [")
+
+
+def binary_settings(run):
+    (run / "config.yaml").write_bytes(bytes(range(256)))
+
+
+def foreign_settings(run):
+    (run / "config.yaml").write_text("learning_rate: 0.1\nmodel: resnet\n")
+
+
+def impossible_settings(run):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("env: fruitbot", "env: pong"))
+
+
+def without_progress(run):
+    (run / "progress.csv").unlink()
+
+
+def empty_progress(run):
+    (run / "progress.csv").write_text("")
+
+
+def foreign_progress(run):
+    (run / "progress.csv").write_text("step;loss\n1;2\n")
+
+
+def damaged_progress(run):
+    text = (run / "progress.csv").read_text()
+    (run / "progress.csv").write_text(text.replace("16384,", "sixteen,", 1))
+
+
+BROKEN = [empty, missing, a_file, without_settings, torn_settings, binary_settings, foreign_settings]
+BROKEN += [impossible_settings]
+NO_PROGRESS = [without_progress, empty_progress, foreign_progress, damaged_progress]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("damage", BROKEN)
+def test_a_folder_that_is_no_run_is_one_sentence(command, damage, tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    damage(run)
+    with pytest.raises(UserError) as error:
+        importlib.import_module(f"tfrl.{command}").main([str(run)])
+    assert "\n" not in str(error.value)
+    assert run.name in str(error.value)
+
+
+def test_an_export_is_not_taken_for_a_run(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "export").mkdir()
+    (run / "config.yaml").rename(run / "export" / "config.yaml")
+    with pytest.raises(UserError, match="there is no run in"):
+        report.main([str(run)])
+
+
+@pytest.mark.parametrize("damage", NO_PROGRESS)
+def test_a_run_without_progress_has_no_report(damage, tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    damage(run)
+    with pytest.raises(UserError, match=re.escape(str(run))):
+        report.main([str(run)])
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record", "collect"])
+@pytest.mark.parametrize("checkpoint", ["last", "best", "7", "newest"])
+def test_a_run_without_weights_is_one_sentence(command, checkpoint, tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    with pytest.raises(UserError):
+        importlib.import_module(f"tfrl.{command}").main([str(run), "--checkpoint", checkpoint])
+
+
+def test_a_half_written_row_and_damaged_results_are_left_out(tmp_path):
+    run = make_run(tmp_path, total_steps=100_000)
+    whole = runs.load(run).env_steps
+    with (run / "progress.csv").open("a") as file:
+        file.write("999999999,1.5,")
+    (run / "results.json").write_text('{"eval": {"train"')
+    assert runs.load(run).env_steps == whole
+    assert np.isfinite(runs.load(run).final_return("test"))
+
+
+def test_results_of_a_shorter_run_are_not_of_the_run_that_went_on(tmp_path):
+    """As when it is killed between the last row of progress.csv and its own results."""
+    shorter = make_run(tmp_path, total_steps=100_000)
+    of_shorter = (shorter / "results.json").read_text()
+    loaded = runs.load(make_run(tmp_path, total_steps=200_000))
+    assert loaded.results is not None and status.row(loaded, time.time())[1] == "done"
+    (shorter / "results.json").write_text(of_shorter)
+    loaded = runs.load(shorter)
+    assert loaded.results is None and status.row(loaded, time.time())[1] == "interrupted"
+    assert loaded.final_return("test") == loaded.points("eval_test/return")[1][-1]
+    assert not suite._is_done(loaded.config)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"eval": null}',
+        '{"eval": {"test": 3}}',
+        '{"seconds": "x"}',
+        '{"evaluations": 3}',
+        '{"evaluations": [1, null, {"levels": {}}]}',
+    ],
+)
+def test_results_of_another_shape_do_no_harm(content, tmp_path):
+    run = make_run(tmp_path, total_steps=100_000)
+    (run / "results.json").write_text(content)
+    (run / "eval.json").write_text(content)
+    loaded = [runs.load(run)]
+    assert "Settings" in render(loaded, comparison.group(loaded), {})
+
+
+def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_path):
+    script = "import sys; from tfrl import commands, record; sys.argv[1:] = ['{}']; commands.run(record.main)"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", script.format(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not re.search(r"\btensorflow$", done.stderr, re.MULTILINE)
+    assert [line for line in done.stderr.splitlines() if line.startswith("error:")]
+
+
+def test_only_whole_videos_are_shown(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "videos").mkdir()
+    for name in ("fruitbot-test-1.mp4", ".fruitbot-test-2.mp4.tmp.mp4"):  # the second is being written
+        (run / "videos" / name).write_bytes(b"moving pictures")
+    loaded = [runs.load(run)]
+    page = render(loaded, comparison.group(loaded), {})
+    assert "fruitbot-test-1.mp4" in page and "fruitbot-test-2" not in page
+
+
+# Status
+
+
+def dead_process():
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_status_of_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    finished = runs.load(make_run(tmp_path))
+    half = make_run(tmp_path, seed=2, finished=False)
+    text = (half / "progress.csv").read_text().splitlines(keepends=True)
+    (half / "progress.csv").write_text("".join(text[:20]))
+    half_run, now = runs.load(half), time.time()
+    assert status.row(finished, now)[1] == "done"
+    assert status.row(half_run, now)[1] == "interrupted"
+    lock = half / LOCK_FILE
+    for here, later in ((os.getpid(), "running"), (dead_process(), "interrupted")):
+        lock.write_text(f"process {here} on {os.uname().nodename}")
+        assert status.row(half_run, now + 3600)[1] == later
+    lock.write_text("process 1 on another-machine")
+    assert status.row(half_run, now)[1] == "running"
+    assert status.row(half_run, now)[6].endswith("min")
+    assert status.row(half_run, now + 3600)[1] == "interrupted"
+    damaged = make_run(tmp_path, seed=3)
+    make_run(tmp_path, env="maze", run_name="[b]:cat:")
+    (damaged / "config.yaml").write_text(json.dumps({"nothing": 1}))
+    assert status.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{finished.name} done" in shown and f"{half_run.name} running" in shown  # in one line each
+    assert "unknown setting" in " ".join(shown.split())
+    assert "[b]:cat:" in shown
+    with pytest.raises(UserError, match="unknown setting 'nothing'"):
+        status.main([str(damaged)])
+    with pytest.raises(UserError, match="does not exist"):
+        status.main([str(tmp_path / "nowhere")])
+
+
+def supervised_run(folder):
+    config = resnet.supervised.config.Config(logdir=str(folder))
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    return config.run_dir
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_supervised_run_is_named_as_one(tmp_path, command):
+    with pytest.raises(UserError, match="is a run of resnet.train; python -m resnet.evaluate reads those"):
+        importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
+
+
+def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
+    ours = make_run(tmp_path, total_steps=40_000)
+    supervised_run(tmp_path)
+    assert runs.find([tmp_path]) == [ours]
+    shutil.rmtree(ours)
+    with pytest.raises(UserError, match="there are only runs of resnet.train in"):
+        runs.find([tmp_path])
+
+
+def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
+    made, theirs = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
+    for module, run in (("tfrl.config.ppo", theirs), ("resnet.supervised.config", made)):
+        config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
+        with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
+            folder.check_run(config, importlib.import_module(module).from_yaml)
+    with pytest.raises(UserError, match="is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those"):
+        resnet.evaluate.main([str(made)])

@@ -1,0 +1,355 @@
+"""Settings: precedence, spellings, round trips, and one sentence for every mistake."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refusal
+
+import resnet.supervised.config
+from tfrl import __main__ as overview
+from tfrl import completion, suite
+from tfrl.cli import endings
+from tfrl.cli.settings import to_yaml
+from tfrl.config.ppo import PRESETS, Config, check_topology, from_yaml, parse
+from tfrl.envs.registry import env_names
+from tfrl.experience.rollout import check_memory
+
+
+def settings_file(folder, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+# Good settings
+
+
+def test_the_defaults_are_the_published_ones():
+    config = parse([])
+    assert config == dataclasses.replace(Config(), run_name="coinrun-seed1")
+    assert (config.env, config.preset, config.total_steps) == ("coinrun", "openai-easy", 25_000_000)
+    assert (config.num_envs, config.num_steps, config.epochs, config.num_minibatches) == (64, 256, 3, 8)
+    assert (config.lr, config.gamma, config.gae_lambda, config.entropy_coef) == (5e-4, 0.999, 0.95, 0.01)
+
+
+def test_derived_settings():
+    config = parse(["--num-envs", "4", "--num-steps", "8", "--total-steps", "65", "--logdir", "there"])
+    assert config.batch_size == 32
+    assert config.num_updates == 3
+    assert str(config.run_dir) == "there/coinrun-seed1"
+    assert str(Config(env="maze", seed=3).run_dir) == "logs/maze-seed3"
+
+
+def test_a_home_folder_that_the_shell_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
+    assert parse(["--config", settings_file(tmp_path, "logdir: ~/runs")]).logdir == f"{tmp_path}/runs"
+    assert resnet.supervised.config.parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
+
+
+@pytest.mark.parametrize("spelled", ["coinrun", "procgen-coinrun-v0", "procgen:procgen-coinrun-v0"])
+def test_spellings_of_a_game(spelled):
+    assert parse(["--env", spelled]) == parse([])
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        (["--update-freq", "128"], "num_steps", 128),
+        (["--actor-lr", "1e-3"], "lr", 1e-3),
+        (["--num_envs=32"], "num_envs", 32),
+        (["--total-steps", "1e6"], "total_steps", 1_000_000),
+        (["--total-steps", "2_000_000"], "total_steps", 2_000_000),
+        (["--seed", "1", "--seed", "2"], "seed", 2),
+        (["--no-clip-value"], "clip_value", False),
+        (["--anneal-lr"], "anneal_lr", True),
+        (["--anneal-lr=true"], "anneal_lr", True),
+        (["--target-kl", "0.02"], "target_kl", 0.02),
+        (["--target-kl", "none"], "target_kl", None),
+        (["--num-levels", "0"], "num_levels", 0),
+        (["--run-name", "mine"], "run_name", "mine"),
+        (["--torso-width", "4"], "torso_width", 4),
+        (["--torso", "nature", "--torso-width", "1"], "torso_width", 1),
+        (["--env", "catch"], "env", "catch"),
+        (["--env", "chaser", "--distribution-mode", "extreme"], "distribution_mode", "extreme"),
+    ],
+)
+def test_flags(argv, name, value):
+    got = getattr(parse(argv), name)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_and_sets_what_it_says(preset):
+    config = parse(["--preset", preset])
+    for name, value in PRESETS[preset].items():
+        assert getattr(config, name) == value
+
+
+def test_the_critic_learns_at_the_rate_that_is_given():
+    """Also with the preset that has a critic of its own."""
+    assert parse(["--preset", "cookbook", "--lr", "1e-3"]).critic_lr is None
+    assert parse(["--preset", "cookbook", "--share-torso"]).share_torso
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
+    path = settings_file(tmp_path, "preset: openai-hard\nnum_envs: 128\nlr: 1e-4\n")
+    config = parse(["--config", path, "--actor-lr", "2e-4"])
+    assert config.num_levels == 500  # the preset's, which the file names
+    assert config.num_envs == 128  # the file's
+    assert config.lr == 2e-4  # the flag's
+    assert parse(["--config", path, "--preset", "openai-easy"]).num_levels == 200
+
+
+def test_a_preset_takes_the_place_of_the_files_own(tmp_path):
+    """A run's config.yaml holds every setting, and is taken as what it changes of its preset."""
+    argv = ["--lr", "1e-4", "--num-levels", "100"]
+    for there, here in (("openai-easy", "openai-hard"), ("openai-hard", "openai-easy")):
+        path = settings_file(tmp_path, to_yaml(parse(["--preset", there, *argv])))
+        assert parse(["--config", path, "--preset", here]) == parse(["--preset", here, *argv])
+        assert parse(["--config", path, "--preset", there]) == parse(["--preset", there, *argv])
+    path = settings_file(tmp_path, "num_envs: 64\n")  # of no preset: it is meant
+    assert parse(["--config", path, "--preset", "openai-hard"]).num_envs == 64
+
+
+def test_a_file_may_use_other_spellings(tmp_path):
+    text = "update-freq: 128\nlr: 5e-4\ntotal_steps: 1e6\ncritic_lr: null\nseed: 3.0\n"
+    config = parse(["--config", settings_file(tmp_path, text)])
+    assert (config.num_steps, config.lr, config.total_steps) == (128, 5e-4, 1_000_000)
+    assert config.critic_lr is None and config.seed == 3
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--preset", "cookbook"], ["--lr", "1e-05", "--target-kl", "0.1", "--run-name", "007"]]
+)
+def test_yaml_round_trip(tmp_path, argv):
+    config = parse(argv)
+    path = settings_file(tmp_path, to_yaml(config))
+    assert from_yaml(path) == config
+    assert parse(["--config", path]) == config
+
+
+def test_a_saved_default_name_follows_the_flags(tmp_path):
+    path = settings_file(tmp_path, to_yaml(parse(["--env", "maze"])))
+    assert parse(["--config", path, "--seed", "2"]).run_name == "maze-seed2"
+    named = settings_file(tmp_path, to_yaml(parse(["--run-name", "mine"])))
+    assert parse(["--config", named, "--seed", "2"]).run_name == "mine"
+
+
+def test_print_config(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--print-config", "--seed", "4"])
+    assert ended.value.code == 0
+    assert from_yaml(settings_file(tmp_path, capsys.readouterr().out)) == parse(["--seed", "4"])
+
+
+def test_help_lists_every_flag_and_what_the_presets_set(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)]
+    for expected in [
+        *flags,
+        "--config",
+        "--print-config",
+        "--update-freq",
+        "--actor-lr",
+        *PRESETS,
+        *env_names(),
+    ]:
+        assert expected in text
+    assert "distribution-mode hard, num-levels 500" in text
+
+
+def test_the_overview_names_every_command_and_the_version(capsys):
+    assert overview.main([]) == 0
+    told = capsys.readouterr().out
+    root = Path(overview.__file__).parents[1]
+    for package in ("tfrl", "resnet", "cluster"):
+        for path in (root / package).glob("*.py"):
+            if '__name__ == "__main__"' in path.read_text() and path.name not in ("__main__.py", "agent.py"):
+                assert f"  python -m {package}.{path.stem}" in told
+    assert overview.main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[1] in told.splitlines()[0]
+    assert {*completion._flags(), "tfrl.completion"} == set(overview._COMMANDS)
+    assert "'evaluate' is no command" in refusal(overview.main, ["evaluate"])
+
+
+def test_settings_import_neither_tensorflow_nor_envs():
+    code = "import sys, tfrl.config.ppo, tfrl.run.folder; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "keras", "procgen", "gym"} & {*done.stdout.split()}
+
+
+# Bad settings
+
+BAD_FLAGS = [
+    ("--env coinrn", "did you mean coinrun?"),
+    ("--env CoinRun", "did you mean coinrun?"),
+    ("--env procgen-nosuch-v0", "there is no game 'nosuch'"),
+    (
+        "--env bigfish --distribution-mode memory",
+        "bigfish has no distribution mode 'memory'; it has easy, hard.",
+    ),
+    ("--env coinrun --distribution-mode extreme", "it has easy, hard, exploration."),
+    ("--distribution-mode medium", "--distribution-mode must be one of easy, hard, extreme"),
+    ("--preset openai-esy", "did you mean openai-easy?"),
+    ("--torso impalla", "did you mean impala?"),
+    ("--torso mlp", "takes no images"),
+    ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
+    ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
+    ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
+    ("--learning-rate 3", "there is no flag --learning-rate"),
+    ("--no-lr", "there is no flag --no-lr"),
+    ("--lr", "--lr needs a value."),
+    ("--lr --gamma 1", "--lr needs a value."),
+    ("--lr fast", "--lr must be a number; got 'fast'."),
+    ("--num-envs 1.5", "--num-envs must be a whole number; got '1.5'."),
+    ("--num-envs inf", "--num-envs must be a whole number; got 'inf'."),
+    ("--anneal-lr=perhaps", "--anneal-lr must be true or false; got 'perhaps'."),
+    ("--no-anneal-lr=true", "--no-anneal-lr takes no value; got 'true'."),
+    ("--anneal-lr False", "'False' is not a flag"),
+    ("coinrun", "'coinrun' is not a flag"),
+    ("--lr -1", "--lr must be above 0 and at most 1e+38; got -1.0."),
+    ("--lr 0", "--lr must be above 0 and at most 1e+38; got 0.0."),
+    ("--lr 1e99", "--lr must be above 0 and at most 1e+38; got 1e+99."),
+    ("--entropy-coef 1e99", "--entropy-coef must be at least 0 and at most 1e+38; got 1e+99."),
+    ("--lr nan", "--lr must be above 0 and at most 1e+38; got nan."),
+    ("--max-grad-norm inf", "--max-grad-norm must be above 0 and at most 1e+38; got inf."),
+    ("--gamma 1.01", "--gamma must be at least 0 and at most 1; got 1.01."),
+    ("--clip-ratio 0", "--clip-ratio must be above 0 and at most 1; got 0.0."),
+    ("--target-kl -0.1", "--target-kl must be above 0 and at most 1e+38; got -0.1."),
+    ("--num-envs 0", "--num-envs must be at least 1 and at most 1000000; got 0."),
+    ("--num-envs 1e12", "--num-envs must be at least 1 and at most 1000000; got 1000000000000."),
+    (f"--total-steps 1{'0' * 400}", "at most 1e+15; got 1000000000000000000000000000000000000000... (401 ch"),
+    (f"--total-steps 1{'0' * 5000}", "--total-steps must be a whole number; got '1000"),
+    (f"--lr 1{'0' * 400}", "--lr must be above 0 and at most 1e+38; got inf."),
+    (f"--lr {'x' * 400}", "--lr must be a number; got 'xxx"),
+    (f"--precision {'x' * 400}", "--precision must be one of auto, float32, bfloat16; got 'xxx"),
+    ("--env-threads 3e9", "--env-threads must be at least 0 and at most 1024; got 3000000000."),
+    ("--replicas 1e15", "--replicas must be at least 0 and at most 256"),
+    ("--eval-episodes 1e15", "--eval-episodes must be at least 1 and at most 1000000"),
+    ("--epochs 1e9", "--epochs must be at least 1 and at most 1000"),
+    ("--cluster-timeout 1e300", "--cluster-timeout must be above 0 and at most 10000000; got 1e+300."),
+    ("--start-level 2147483647", "must be at most 2147483647; got 2147483647 + 200."),
+    ("--num-levels 2147483647 --start-level 1", "must be at most 2147483647; got 1 + 2147483647."),
+    ("--num-steps 1e8 --total-steps 1e12", "6400000000 is too many env steps for one update"),
+    ("--num-levels -1", "--num-levels must be at least 0"),
+    ("--num-levels 0 --start-level 500", "--start-level 500 would do nothing: --num-levels 0 is all levels;"),
+    ("--distribution-mode exploration --start-level 5", "would do nothing: exploration is a single level;"),
+    ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
+    ("--seed 2147483648", "at most 2147483647; got 2147483648."),
+    ("--num-steps 100", "--num-steps must be divisible by --num-minibatches 8; got 100; 96 or 104 would do."),
+    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64; 63 or 66 would do."),
+    ("--num-envs 1 --replicas 2", "got 1; 2 would do."),
+    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000; 512 or 1024 would do."),
+    ("--micro-batch 4096", "got 4096; 2048 would do."),
+    ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
+    ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
+    ("--critic-lr 1e-4", "--critic-lr 0.0001 needs --no-share-torso"),
+    ("--strategy one-device --replicas 2", "--strategy one-device has one replica; got --replicas 2."),
+    ("--precision float16", "--precision must be one of auto, float32, bfloat16; got 'float16'"),
+    ("--run-name a/b", "--run-name must be a folder's name"),
+    ("--run-name ..", "--run-name must be a folder's name"),
+    ("--run-name=", "--run-name must be a folder's name"),
+    ("--run-name " + "\u8a66" * 70, "at most 200 bytes of printable characters"),
+    ("--run-name \x1b[2J", "no slashes; got '\\x1b[2J'."),
+    ("--run-name \udcff", "no slashes; got '\\udcff'."),  # an argument that is no UTF-8
+    ("--logdir=", "--logdir must be a folder's path; got ''."),
+    ("--config nowhere.yaml", "cannot read the settings file nowhere.yaml: No such file or directory."),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), BAD_FLAGS, ids=[command[:60] for command, _ in BAD_FLAGS])
+def test_bad_flags(command, sentence):
+    assert sentence in refusal(parse, command.split())
+
+
+BAD_FILES = [
+    ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
+    ("5: 3", "has an unknown setting 5"),
+    ("config: other.yaml", "has an unknown setting 'config'"),
+    ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),
+    ("num-steps: 8\nupdate_freq: 16", "settings.yaml gives num_steps twice"),
+    ("lr: fast", "settings.yaml must be a number; got 'fast'."),
+    ("lr: [1, 2]", "must be a number; got [1, 2]."),
+    ("lr: true", "must be a number; got True."),
+    ("num_envs: 1.5", "must be a whole number; got 1.5."),
+    ("num_envs: null", "must be a whole number; got None."),
+    ("num_envs: .inf", "must be a whole number; got inf."),
+    ("clip_value: 1", "must be true or false; got 1."),
+    ("env: 5", "must be text; got 5."),
+    ("resume: no", "must be one of auto, never, must; got False."),
+    ("preset: [easy]", "must be one of openai-easy"),
+    ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),
+    ("env: [", "is not valid YAML (line 1)."),
+    ("- a\n- b", "must hold one `name: value` a line."),
+    ("", "must hold one `name: value` a line."),
+    (f"num_envs: {'9' * 400}", "--num-envs must be at least 1 and at most 1000000; got 999"),
+    (f"num_envs: 0x{'f' * 5000}", "got a number of thousands of digits."),
+    (f"num_envs: {'9' * 5000}", "is not valid YAML."),
+    ("lr: " + "[" * 3000, "is not valid YAML."),
+    (f"lr: 1{'0' * 400}", "lr in "),
+    (f"total_steps: {[1] * 200}", "must be a whole number; got [1, 1, "),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES, ids=[text[:60] for text, _ in BAD_FILES])
+def test_bad_files(tmp_path, text, sentence):
+    assert sentence in refusal(parse, ["--config", settings_file(tmp_path, text)])
+
+
+def test_a_file_that_is_not_text(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    assert "it is not text" in refusal(parse, ["--config", str(path)])
+    assert "Is a directory" in refusal(parse, ["--config", str(tmp_path)])
+
+
+def test_topology():
+    config = parse([])
+    check_topology(config, workers=4, replicas_per_worker=2)
+    sentence = refusal(check_topology, config, 3, 2)
+    assert "6 (3 workers x 2); got 64; 60 or 66 would do." in sentence
+    small = parse(["--micro-batch", "2048"])
+    assert "minibatch of 1024 samples; got 2048; 1024 would do." in refusal(check_topology, small, 2, 1)
+
+
+LARGEST = (
+    "--seed 2147483647 --start-level 2147483447 --eval-episodes 1e6 --env-threads 1024 --total-steps 1e15"
+)
+
+
+@pytest.mark.parametrize("command", [LARGEST, "--num-levels 2147483647"])
+def test_the_largest_numbers_are_taken(command):
+    parse(command.split())
+
+
+def test_a_suite_refuses_what_its_runs_would():
+    sentence = refusal(suite.main, ["--envs", "catch", "--total-steps", "1" + "0" * 400])
+    assert "--total-steps must be at least 1" in sentence
+
+
+# Memory
+
+
+def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
+    config = parse(["--num-envs", "1e6", "--num-steps", "2000", "--total-steps", "1e12"])
+    sentence = refusal(check_memory, config, 1)
+    assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 fill 24.6 TB with observations, and")
+    assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, config, 2)
+    check_memory(config, 10_000)
+    check_memory(parse([]), 1)
+
+
+def test_running_out_of_memory_is_told_in_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        endings.run(lambda arguments: np.empty(2**60, np.uint8).size)
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: out of memory; Unable to allocate 1.00 EiB") and told.count("\n") == 1

@@ -1,0 +1,54 @@
+"""What is known of the games before any is made: checked against procgen's own lists, and the envs."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tfrl import envs
+from tfrl.envs import registry
+
+
+def procgen_constant(name: str):
+    """A constant of procgen/env.py, read without importing it."""
+    package = Path(importlib.util.find_spec("procgen").origin).parent
+    for node in ast.parse((package / "env.py").read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == name:
+            return ast.literal_eval(node.value)
+    raise LookupError(name)
+
+
+def test_the_games_are_procgens():
+    assert list(registry.games()) == procgen_constant("ENV_NAMES")
+    assert registry.env_names() == (*registry.games(), "catch")
+
+
+def test_exploration_is_where_procgen_has_it():
+    having = {game for game in registry.games() if "exploration" in registry.distribution_modes(game)}
+    assert having == set(procgen_constant("EXPLORATION_LEVEL_SEEDS"))
+
+
+@pytest.mark.parametrize("env", registry.env_names())
+def test_modes_are_procgens_and_begin_with_easy_and_hard(env):
+    modes = registry.distribution_modes(env)
+    assert modes[:2] == ("easy", "hard")
+    assert set(modes) <= set(procgen_constant("DISTRIBUTION_MODE_DICT"))
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=registry.FAMILIES)
+def test_a_family_is_what_its_envs_are(family):
+    env = envs.make(envs.EnvSpec(family.names[0], num_envs=2, seed=1))
+    assert (env.observation_shape, env.num_actions) == (family.observation_shape, family.num_actions)
+    assert env.observe()[1].shape == (2, *family.observation_shape)
+    env.close()
+
+
+@pytest.mark.parametrize(("name", "mode"), [("pong", "easy"), ("", "easy"), ("bigfish", "memory")])
+def test_what_procgen_does_not_know_is_an_error_and_not_the_end_of_the_process(name, mode):
+    with pytest.raises(ValueError, match=f"{name!r}|{mode!r}"):
+        envs.make(envs.EnvSpec(name, num_envs=1, seed=0, distribution_mode=mode))
+
+
+def test_a_game_is_of_one_family():
+    assert len({*registry.env_names()}) == len(registry.env_names())

@@ -1,0 +1,100 @@
+"""The loop that every evaluation plays: which envs, numbers and levels, and what counts."""
+
+import numpy as np
+import pytest
+from scripted import scripted, still
+
+from tfrl import envs
+from tfrl.config.ppo import Config, parse
+from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
+from tfrl.run import rng
+
+
+def test_short_episodes_do_not_count_more_often(monkeypatch):
+    spec = scripted(monkeypatch, [1, 10, 100], [3.0, 0.0, -3.0])
+    played = play(still, spec, range(3), episodes_each=4)
+    np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
+    np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
+    np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
+
+
+def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
+    asked = []
+
+    def act(observations, uniforms):
+        asked.append(len(observations))
+        return still(observations, uniforms)
+
+    play(act, scripted(monkeypatch, [1, 2, 3], [1, 1, 1]), range(3), episodes_each=2)
+    assert asked == [3, 3, 2, 2, 2, 2], "never a batch of one, which TensorFlow rounds in another way"
+
+
+def test_each_env_is_asked_with_what_it_shows_and_numbers_of_its_own(monkeypatch):
+    """For more steps than numbers are drawn at once, while others have played all."""
+    lengths = [300, 1, 2, 3]
+    asked = [[] for _ in lengths]
+
+    def act(observations, uniforms):
+        for env, uniform in zip(observations.ravel(), uniforms, strict=True):
+            asked[env].append(uniform)
+        return still(observations, uniforms)
+
+    play(act, scripted(monkeypatch, lengths, [1] * 4), range(4), episodes_each=2)
+    asked[0][6:] = asked[0][6::2]  # the last one alone is asked for twice
+    for env, length in enumerate(lengths):
+        expected = rng.generator(0, rng.Use.EVALUATION, env).random(600, np.float32)
+        np.testing.assert_array_equal(asked[env], expected[: 2 * length])
+
+
+def test_the_first_episode_of_the_first_env_is_shown_and_all_are_counted(monkeypatch):
+    frames, counts = [], []
+    spec = scripted(monkeypatch, [3, 2, 7], [1, 1, 1])
+    play(still, spec, range(3), episodes_each=2, on_frame=frames.append, on_episode=counts.append)
+    assert [frame.item() for frame in frames] == [0, 0, 0]
+    assert counts == [1, 2, 3, 4, 5, 6]  # after 2, 3, 4, 6, 7 and 14 steps
+
+
+@pytest.mark.parametrize(
+    ("episodes", "split"), [(1, (1, 1)), (20, (20, 1)), (64, (64, 1)), (65, (64, 2)), (129, (64, 3))]
+)
+def test_at_least_as_many_episodes_as_asked_for(episodes, split):
+    assert split_episodes(episodes) == split
+
+
+def test_unseen_levels_are_all_of_the_same_mode():
+    config = Config(env="coinrun", distribution_mode="hard", num_levels=500, start_level=7, seed=3)
+    train, test = (level_spec(config, level_set, 4) for level_set in LEVEL_SETS)
+    assert (train.num_levels, train.start_level) == (500, 7)
+    assert (test.num_levels, test.start_level) == (0, 0)
+    for spec in (train, test):
+        assert (spec.name, spec.distribution_mode, spec.num_envs) == ("coinrun", "hard", 4)
+
+
+def test_the_gap_is_one_of_scores_or_else_of_returns():
+    returns = {"eval_train/return": 8.0, "eval_test/return": 5.5}
+    assert generalization_gap(Config(env="catch"), returns) == 2.5
+    scores = {"eval_train/normalized_return": 0.75, "eval_test/normalized_return": 0.5}
+    assert generalization_gap(Config(env="coinrun"), returns | scores) == 0.25
+    assert np.isnan(generalization_gap(Config(env="coinrun", num_levels=0), returns | scores))
+
+
+def test_any_worker_plays_the_same_episodes():
+    spec = envs.EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
+
+    def act(observations, uniforms):
+        return (uniforms * 3).astype(np.int32)
+
+    whole = play(act, spec, range(6), episodes_each=5)
+    part = play(act, spec, [1, 4], episodes_each=5)
+    np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
+
+
+@pytest.mark.parametrize("below_the_largest", [0, 1, 2])
+@pytest.mark.parametrize("env", ["coinrun", "catch"])
+def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
+    """Where a run of them ends, hours later."""
+    config = parse(["--env", env, "--seed", str(2**31 - 1 - below_the_largest)])
+    specs = [level_spec(config, level_set, 2) for level_set in LEVEL_SETS]
+    assert len({config.seed, *(spec.seed for spec in specs)}) == 3
+    for spec in specs:
+        assert play(still, spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)

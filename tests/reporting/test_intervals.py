@@ -1,0 +1,140 @@
+"""Statistics over runs, against slow references and hand-worked cases."""
+
+import numpy as np
+import pytest
+
+from tfrl.reporting import intervals
+
+
+def slow_iqm(scores):
+    ordered = sorted(scores)
+    cut = int(0.25 * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 48])
+def test_iqm_is_the_trimmed_mean_of_the_paper(count):
+    scores = np.random.default_rng(count).normal(size=count)
+    assert intervals.iqm(scores) == pytest.approx(slow_iqm(scores))
+
+
+def test_iqm_ignores_outliers():
+    assert intervals.iqm(np.array([-1e9, 1.0, 2.0, 1e9])) == 1.5
+
+
+def test_iqm_works_on_the_last_dimension():
+    scores = np.random.default_rng(0).normal(size=(5, 12))
+    np.testing.assert_allclose(intervals.iqm(scores), [slow_iqm(row) for row in scores])
+
+
+def test_standard_error():
+    assert intervals.standard_error(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / np.sqrt(3))
+    assert np.isnan(intervals.standard_error(np.array([1.0])))
+
+
+def slow_bootstrap(scores, statistic, resamples, seed):
+    """One resample after another, run by run."""
+    draw = np.random.default_rng(seed)
+    values = []
+    for _ in range(resamples):
+        sample = []
+        for game in scores:
+            sample += [game[draw.integers(len(game))] for _ in game]
+        values.append(statistic(np.array(sample)))
+    return np.quantile(values, (0.025, 0.975))
+
+
+@pytest.mark.parametrize("statistic", [intervals.mean, intervals.median, intervals.iqm])
+def test_bootstrap_intervals_agree_with_a_slow_reference(statistic):
+    draw = np.random.default_rng(3)
+    scores = [draw.normal(0.1 * g, 0.3, size=3 + g % 2) for g in range(6)]
+    fast = intervals.stratified_bootstrap(scores, statistic, resamples=20_000)
+    slow = slow_bootstrap(scores, statistic, 4_000, seed=9)
+    np.testing.assert_allclose(fast, slow, atol=0.03)
+
+
+@pytest.mark.parametrize(("confidence", "deviations"), [(0.95, 1.96), (0.5, 0.674)])
+def test_bootstrap_of_a_mean_matches_theory(confidence, deviations):
+    draw = np.random.default_rng(0)
+    scores = [draw.normal(size=50) for _ in range(4)]
+    low, high = intervals.stratified_bootstrap(
+        scores, intervals.mean, confidence=confidence, resamples=20_000
+    )
+    # Strata of equal size: the variance of the mean is the mean of the strata's, over all samples.
+    spread = np.sqrt(np.mean([np.var(s) for s in scores]) / 200)
+    centre = np.mean(scores)
+    expected = centre - deviations * spread, centre + deviations * spread
+    np.testing.assert_allclose((low, high), expected, atol=0.01)
+
+
+def test_bootstrap_draws_within_games_only():
+    """Games far apart, runs in each alike: drawing over all runs would give a wide interval."""
+    low, high = intervals.stratified_bootstrap([np.zeros(3), np.ones(3)], intervals.mean)
+    assert (low, high) == (0.5, 0.5)
+
+
+def test_bootstrap_is_the_same_twice_and_nothing_for_one_run():
+    scores = [np.array([1.0, 2.0, 4.0])]
+    assert intervals.stratified_bootstrap(scores, intervals.mean) == intervals.stratified_bootstrap(
+        scores, intervals.mean
+    )
+    assert np.isnan(intervals.stratified_bootstrap([np.array([1.0])], intervals.mean)).all()
+
+
+def test_performance_profile_counts_runs_above_a_threshold():
+    scores = [np.array([0.0, 0.5]), np.array([1.0])]
+    profile = intervals.performance_profile(scores, np.array([-1.0, 0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(profile, [1, 2 / 3, 1 / 3, 0])
+
+
+def test_profile_band_agrees_with_a_slow_reference():
+    draw = np.random.default_rng(4)
+    scores = [draw.normal(0.1 * g, 0.3, size=3) for g in range(5)]
+    thresholds = np.linspace(-0.5, 1.0, 7)
+    band = intervals.profile_band(scores, thresholds, resamples=20_000)
+    for i, threshold in enumerate(thresholds):
+        slow = slow_bootstrap(scores, lambda sample, at=threshold: np.mean(sample > at), 3_000, seed=i)
+        # Shares of 15 runs: an end may fall on either side of a step.
+        np.testing.assert_allclose([end[i] for end in band], slow, atol=1 / 15 + 1e-9)
+
+
+def test_profile_band_holds_the_profile():
+    draw = np.random.default_rng(1)
+    scores = [draw.normal(g, 1, size=5) for g in range(4)]
+    thresholds = np.linspace(-2, 5, 30)
+    low, high = intervals.profile_band(scores, thresholds)
+    profile = intervals.performance_profile(scores, thresholds)
+    assert (low <= profile + 1e-9).all()
+    assert (profile <= high + 1e-9).all()
+    assert (high - low).max() > 0.1
+
+
+def test_curves_over_seeds_count_each_run_as_far_as_it_goes():
+    long = np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])
+    short = np.array([0.0, 10.0]), np.array([2.0, 3.0])
+    steps, mean, low, high = intervals.over_seeds([long, short], points=21)
+    assert steps[0] == 0 and steps[-1] == 20
+    assert mean[0] == 1 and mean[5] == pytest.approx(1.5) and mean[-1] == 2
+    assert (low <= mean).all() and (mean <= high).all()
+
+
+def test_curves_that_begin_at_other_steps_are_shown_from_the_first_of_them():
+    early = np.array([0.0, 10.0]), np.array([0.0, 1.0])
+    late = np.array([5.0, 20.0]), np.array([4.0, 4.0])
+    steps, mean, low, high = intervals.over_seeds([early, late], points=21)
+    np.testing.assert_array_equal(steps, np.arange(21))
+    np.testing.assert_allclose(mean[[0, 4, 5, 10, 11, 20]], [0.0, 0.4, 2.25, 2.5, 4.0, 4.0])
+    np.testing.assert_allclose(low[[4, 5, 10, 11]], [0.4, 0.5, 1.0, 4.0])
+    np.testing.assert_allclose(high[[4, 5, 10, 11]], [0.4, 4.0, 4.0, 4.0])
+
+
+def test_equal_steps_are_kept_as_they_are():
+    steps = np.array([1.0, 5.0, 6.0])
+    found, mean, *_ = intervals.over_seeds([(steps, np.ones(3)), (steps, np.zeros(3))])
+    np.testing.assert_array_equal(found, steps)
+    np.testing.assert_array_equal(mean, np.full(3, 0.5))
+
+
+def test_no_curve_gives_nothing():
+    assert all(part.size == 0 for part in intervals.over_seeds([(np.zeros(0), np.zeros(0))]))

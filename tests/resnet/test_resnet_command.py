@@ -1,0 +1,87 @@
+"""The command line of supervised training: settings, their file, and one sentence for a bad one."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import tensorflow_datasets as tfds
+from processes import ROOT, Answer, assert_refused
+from refusals import refusal
+
+from resnet.supervised.config import PRESETS, from_yaml, parse
+from resnet.train import main
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
+
+
+def test_the_settings_survive_their_file(tmp_path):
+    config = parse(["--preset", "he-cifar10", "--model", "resnet56", "--run-name", "x"])
+    assert config.max_steps == PRESETS["he-cifar10"]["max_steps"]
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert from_yaml(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    "flags,sentence",
+    [
+        (["--model", "resnet2"], "did you mean resnet"),
+        (["--model", "mlp"], "takes no images"),
+        (["--dataset", "cifar11"], "did you mean cifar10"),
+        (["--dataset", "procgen_frames/game"], "procgen_frames/games"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--batch-size", "33", "--replicas", "2"], "32 or 34"),
+        (["--micro-batch", "4"], "batch normalization"),
+        (["--model", "impala", "--normalization", "group"], "no normalization"),
+        (["--width", "2"], "--model resnet-mini has no width to choose, so it cannot be 2"),
+        (["--epochs", "1" + "0" * 400], "--epochs must be at least 1"),
+        (["--freeze"], "no flag --freeze"),
+    ],
+)
+def test_bad_settings_get_a_sentence(flags, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse(flags)
+
+
+def test_a_bad_setting_ends_before_tensorflow():
+    code = "import sys; from resnet.train import main\n"
+    code += "try: main(['--lr', '0'])\nexcept Exception as e: print(e)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('tensorflow' in sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "--lr must be above 0 and at most 1e+38; got 0.0.\nFalse\n"
+
+
+def test_tf_configs_evaluator_is_turned_away(tmp_path, monkeypatch):
+    cluster = {"worker": ["localhost:1"], "evaluator": ["localhost:2"]}
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    sentence = refusal(main, ["--logdir", str(tmp_path)])
+    assert "evaluator is for tfrl.ppo_procgen" in sentence and not list(tmp_path.iterdir())
+
+
+def test_the_table_of_the_zoo_takes_no_flags():
+    assert_refused(Answer("--typo", module="resnet"), "there is no flag --typo")
+
+
+def test_the_published_recipe_trains(tmp_path):
+    """All of `--preset he-cifar10` but length and depth, on made-up images of CIFAR-10's shape."""
+    flags = ["--preset", "he-cifar10", "--logdir", str(tmp_path), "--run-name", "he"]
+    assert (parse(flags).model, parse(flags).batch_size, parse(flags).augment) == (
+        "resnet20",
+        128,
+        "crop-flip",
+    )
+    flags += ["--model", "resnet-mini", "--max-steps", "4", "--log-every", "1", "--precision", "float32"]
+    with tfds.testing.mock_data(num_examples=200):
+        assert main(flags) == 0
+    found = json.loads((tmp_path / "he" / "results.json").read_text())
+    assert (found["dataset"], found["steps"], found["images"]) == ("cifar10", 4, 400)
+    assert found["test"]["images"] == 200
+    with (tmp_path / "he" / "progress.csv").open() as file:
+        rates = {row["images"]: float(row["train/learning_rate"]) for row in csv.DictReader(file)}
+    assert [rates[n] for n in ("128", "200", "328", "400")] == pytest.approx([0.1, 0.1, 0.01, 0.001])

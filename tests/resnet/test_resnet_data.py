@@ -1,0 +1,248 @@
+"""Data sets by name, and which images a replica sees when."""
+
+import contextlib
+import http.server
+import itertools
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from resnet.supervised import data, download
+from resnet.supervised.data import Pass, Share, Split, Timed
+from resnet.supervised.download import check_reachable
+from resnet.supervised.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
+from tfrl.cli.errors import UserError
+
+MAKERS = {
+    "games": {"games": ("coinrun", "maze"), "train": 40, "test": 20},
+    "returns": {"games": ("chaser",), "label": "return", "train": 90, "test": 30},
+}
+
+
+def make(folder, kind, **settings):
+    """A small procgen_frames as arrays: {split: {feature: array}}."""
+    config = FramesConfig(name="tiny", **{**MAKERS[kind], **settings})
+    builder = ProcgenFrames(config=config, data_dir=folder)
+    builder.download_and_prepare()
+    sets = {s: list(tfds.as_numpy(builder.as_dataset(split=s))) for s in ("train", "test")}
+    return {s: {k: np.stack([e[k] for e in examples]) for k in examples[0]} for s, examples in sets.items()}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, kind):
+    return make(tmp_path_factory.mktemp("tfds"), kind)
+
+
+def test_the_sets_have_the_promised_images(made, kind):
+    for split in ("train", "test"):
+        count = MAKERS[kind][split]
+        assert made[split]["image"].shape == (count, 64, 64, 3)
+        assert made[split]["image"].dtype == np.uint8
+        assert len({image.tobytes() for image in made[split]["image"]}) > 0.9 * count
+
+
+def test_labels_are_balanced_in_training(made, kind):
+    classes, counts = np.unique(made["train"]["label"], return_counts=True)
+    assert classes.tolist() == list(range(2 if kind == "games" else 3))
+    assert counts.max() - counts.min() <= (0 if kind == "games" else 5)
+
+
+def test_training_and_test_levels_are_disjoint(made):
+    assert made["train"]["level"].min() >= 0
+    assert made["train"]["level"].max() < LEVELS
+    assert made["test"]["level"].min() >= LEVELS
+    assert made["test"]["level"].max() < 2 * LEVELS
+    assert len(set(made["train"]["level"])) > 10
+
+
+def test_the_seed_decides_everything(made, kind, tmp_path):
+    again = make(tmp_path / "again", kind)
+    for split in ("train", "test"):
+        for feature in ("image", "label", "level"):
+            assert np.array_equal(made[split][feature], again[split][feature])
+    other = make(tmp_path / "other", kind, seed=2)
+    assert not np.array_equal(made["train"]["image"], other["train"]["image"])
+
+
+def test_returns_are_discounted_to_the_end_of_the_episode():
+    from resnet.supervised.procgen_frames import _returns_to_come
+
+    rewards = np.array([[9.0], [1.0], [2.0], [4.0]])
+    first = np.array([[True], [False], [True], [False]])
+    assert _returns_to_come(rewards, first)[:, 0] == pytest.approx([1 + 0.95 * 2, 2, 4, 0])
+
+
+def numbered(count, size=8):
+    """A split whose image i is filled with i."""
+    images = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, size, size, 3), np.uint8)
+    return Split(images, np.arange(count, dtype=np.int32))
+
+
+@pytest.mark.parametrize("workers,replicas", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("count", [3, 16, 21])
+def test_every_topology_sees_each_image_once_and_in_the_same_batches(workers, replicas, count):
+    split, order = numbered(count), data.epoch_order(1, 0, count)
+    shares = [Share(8, w, workers, replicas).batches(split, [Pass(order)]) for w in range(workers)]
+    seen = []
+    for parts in zip(*shares, strict=True):
+        labels = np.concatenate([p.labels.ravel() for p in parts])
+        weights = np.concatenate([p.weights.ravel() for p in parts])
+        assert all(p.images.shape == (replicas, 8 // workers // replicas, 8, 8, 3) for p in parts)
+        assert all((p.images[..., 0, 0, 0] == p.labels).all() for p in parts)
+        assert {p.count for p in parts} == {int(weights.sum())}
+        seen.append(labels[weights > 0])
+    assert np.array_equal(np.concatenate(seen), order)
+
+
+def test_a_resumed_epoch_goes_on_with_the_same_batches():
+    split, order = numbered(21), data.epoch_order(1, 3, 21)
+    whole = list(Share(8).batches(split, [Pass(order)]))
+    rest = list(Share(8).batches(split, [Pass(order)], 1))
+    assert len(rest) == len(whole) - 1
+    assert all(np.array_equal(a.labels, b.labels) for a, b in zip(whole[1:], rest, strict=True))
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    orders = [data.epoch_order(seed, epoch, 50) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert not np.array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+    assert np.array_equal(orders[0], data.epoch_order(1, 0, 50))
+
+
+def test_a_crop_is_a_window_of_the_padded_image():
+    images = np.random.default_rng(0).integers(1, 255, (3, 8, 8, 3), dtype=np.uint8)
+    same, corner, shifted = data.augmented(images, np.array([[4, 4], [0, 0], [6, 3]]), None).numpy()
+    assert np.array_equal(same, images[0])
+    assert np.array_equal(corner[4:, 4:], images[1, :4, :4])
+    assert not corner[:4].any()
+    assert np.array_equal(shifted[:6, 1:], images[2, 2:, :7])
+
+
+def test_augmentation_belongs_to_the_image_not_to_its_place():
+    split = Split(np.random.default_rng(0).integers(0, 255, (8, 8, 8, 3), dtype=np.uint8), np.arange(8))
+    drawn = data.draw_augmentation("crop-flip", 1, 0, 8)
+    there = next(Share(8).batches(split, [Pass(np.arange(8), *drawn)])).images[0]
+    back = next(Share(8).batches(split, [Pass(np.arange(8)[::-1], *drawn)])).images[0]
+    assert np.array_equal(there, back[::-1])
+    assert not np.array_equal(there, split.images)
+
+
+def test_kinds_of_augmentation():
+    assert data.draw_augmentation("none", 1, 0, 4) == (None, None)
+    shifts, flips = data.draw_augmentation("crop", 1, 0, 1000)
+    assert flips is None
+    assert (shifts.min(), shifts.max()) == (0, 2 * data.MARGIN)
+    assert 400 < data.draw_augmentation("crop-flip", 1, 0, 1000)[1].sum() < 600
+
+
+def test_a_flip_mirrors_what_was_cropped():
+    images = np.random.default_rng(0).integers(1, 255, (2, 8, 6, 3), dtype=np.uint8)
+    shifts = np.array([[4, 4], [6, 3]])
+    plain = data.augmented(images, shifts, None).numpy()
+    flipped = data.augmented(images, shifts, np.array([False, True])).numpy()
+    assert np.array_equal(flipped[0], plain[0])
+    assert np.array_equal(flipped[1], plain[1, :, ::-1])
+
+
+def test_training_goes_through_the_epochs_in_turn():
+    """One pipeline for all epochs, entered in the middle of the second, as after a resume."""
+    split = numbered(21)
+    passes = data.training_passes("none", 1, 21, first=1)
+    seen = [b.labels[b.weights > 0] for b in itertools.islice(Share(8).batches(split, passes, 1), 5)]
+    orders = [data.epoch_order(1, epoch, 21) for epoch in (1, 2)]
+    assert np.array_equal(np.concatenate(seen), np.concatenate([orders[0][8:], orders[1]]))
+
+
+def test_what_fails_while_batches_are_made_is_raised():
+    def passes():
+        yield Pass(np.arange(8))
+        raise OSError("lost")
+
+    with pytest.raises(Exception, match="lost"):
+        list(Share(8).batches(numbered(8), passes()))
+
+
+def test_waiting_is_counted():
+    def slow():
+        time.sleep(0.02)
+        yield 0
+
+    timed = Timed(slow())
+    assert list(timed) == [0]
+    assert timed.wait_seconds >= 0.02
+
+
+@pytest.mark.parametrize("name,shape,classes", [("cifar10", (32, 32, 3), 10), ("dmlab", (64, 64, 3), 6)])
+def test_other_sets_load_by_name(name, shape, classes):
+    with tfds.testing.mock_data(num_examples=5):
+        found = data.load(name, 0 if name == "cifar10" else 64)
+    assert found.image_shape == shape
+    assert len(found.classes) == classes
+    assert (len(found.train), len(found.test)) == (5, 5)
+    assert found.train.labels.max() < classes
+
+
+def test_images_of_different_sizes_need_a_size():
+    with tfds.testing.mock_data(num_examples=3), pytest.raises(UserError, match="--image-size"):
+        data.load("oxford_iiit_pet")
+
+
+def test_a_set_without_labels_is_refused():
+    with pytest.raises(UserError, match="classification"):
+        data.prepare("celeb_a")
+
+
+@pytest.fixture
+def silent_proxy(monkeypatch):
+    """A network that swallows everything: its proxy takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield
+
+
+def test_a_silent_network_is_told_in_seconds(silent_proxy, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path), raising=True)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="cifar10 is not in .*toronto.edu cannot.*procgen_frames") as error:
+        data.prepare("cifar10")
+    assert time.monotonic() - began < 10
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("status,reachable", [(200, True), (405, True), (503, False)])
+def test_a_host_is_there_if_it_answers(status, reachable, monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with contextlib.nullcontext() if reachable else pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
+            check_reachable(f"http://127.0.0.1:{server.server_port}/set.tar.gz")
+
+
+def test_a_silent_name_server_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(download, "_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: threading.Event().wait())
+    with pytest.raises(ConnectionError, match="example.org cannot be reached: no answer"):
+        check_reachable("https://example.org/set.tar.gz")

@@ -1,0 +1,367 @@
+"""Supervised training: the same on any topology, exact resume, exports, and torsos for PPO."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refusal
+
+import tfrl.config.ppo as ppo
+from resnet.evaluate import Options, _settings, evaluate
+from resnet.supervised import learner, pictures, trainer
+from resnet.supervised.config import Config, from_yaml, parse
+from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
+from resnet.supervised.learner import Learner, get_weights
+from resnet.supervised.schedule import learning_rate
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import to_yaml
+from tfrl.networks import torso_weights
+from tfrl.networks.actor_critic import build
+from tfrl.run.console import Console
+from tfrl.run.folder import check_run
+from tfrl.run.results import weights_sha256
+from tfrl.run.session import Session
+from tfrl.run.stop import StopRequest
+from tfrl.workers import strategy
+from tfrl.workers.watchdog import Watchdog
+
+SMALL = Config(model="cookbook", precision="float32", batch_size=16, lr=0.02, warmup=0)
+RESIDUAL = {"model": "resnet-mini", "normalization": "group"}  # takes long to trace
+SIZE, CLASSES = 12, 3
+
+
+def made_up(count, seed=0):
+    """Images whose class is their brightest channel."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, CLASSES, count).astype(np.int32)
+    images = random.integers(0, 100, (count, SIZE, SIZE, 3), dtype=np.uint8)
+    images[np.arange(count), :, :, labels] += 60
+    return Split(images, labels)
+
+
+DATA = Dataset(made_up(72), made_up(21, seed=1), ("red", "green", "blue"))
+
+
+def make_learner(replicas=1, **changes):
+    config = dataclasses.replace(SMALL, replicas=replicas, **changes)
+    runtime = strategy.make(config, None)
+    return Learner(config, runtime, image_shape=DATA.image_shape, classes=CLASSES)
+
+
+def steps(made, count, replicas=1, size=16):
+    """Trains; the sums of each step."""
+    share, done = Share(size, replicas=replicas), []
+    for epoch in range(count):
+        for batch in share.batches(DATA.train, [Pass(epoch_order(1, epoch, len(DATA.train)))]):
+            done.append(made.step(batch, 0.05).numpy())
+            if len(done) == count:
+                return done
+    raise AssertionError
+
+
+class StopAt(StopRequest):
+    """Is told to stop by a given look, or never, and listens to no signals."""
+
+    def __init__(self, folder, at=None, exit_code=130):
+        super().__init__(folder / "stop")
+        self._at, self._looks, self._code = at, 0, exit_code
+
+    def requested(self):
+        self._looks += 1
+        told = self._at is not None and self._looks >= self._at
+        self.exit_code = self._code if told else 0
+        return told
+
+
+def run(folder, name, *, stop_at=None, exit_code=130, **changes):
+    """Trains on DATA to the end or to a stop; the exit code and results.json."""
+    changes = {"checkpoint_every": 3, "epochs": 2, "log_every": 2} | changes
+    config = dataclasses.replace(SMALL, logdir=str(folder), run_name=name, **changes)
+    runtime = strategy.make(config, None)
+    watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
+    parts = (config, runtime, Console(enabled=False), StopAt(folder, stop_at, exit_code), watchdog)
+    code = trainer.Trainer(config, Session(*parts, step_name="step"), DATA).run()
+    path = config.run_dir / "results.json"
+    return code, json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """A finished run's folder and results."""
+    code, results = run(folder, "whole")
+    assert code == 0
+    return folder / "whole", results
+
+
+# Gradient steps
+
+
+def test_one_and_two_replicas_take_the_same_steps():
+    made = {replicas: make_learner(replicas, **RESIDUAL) for replicas in (1, 2)}
+    for replicas, one in made.items():
+        steps(one, 8, replicas)  # the fifth batch of an epoch is half empty
+    ours, theirs = (get_weights(m.model) for m in made.values())
+    assert weights_sha256(ours) == weights_sha256(theirs)
+
+
+def test_a_step_is_that_of_keras_on_the_whole_batch():
+    """Without our parts, sums and masks: the mean loss of the batch's real images plus the penalty."""
+    import keras
+    import tensorflow as tf
+
+    made = make_learner(**RESIDUAL)
+    config = dataclasses.replace(SMALL, **RESIDUAL)
+    reference = learner.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    batches = Share(16).batches(DATA.train, [Pass(np.arange(24))])
+    for batch in batches:
+        real = slice(batch.count)
+        images, labels = batch.images[0][real], batch.labels[0][real]
+        with tf.GradientTape() as tape:
+            loss = keras.losses.sparse_categorical_crossentropy(labels, reference(images, training=True))
+            total = tf.reduce_mean(loss) + tf.add_n(reference.losses)
+        gradients = tape.gradient(total, [v.value for v in reference.trainable_variables])
+        optimizer.apply(gradients, reference.trainable_variables)
+        sums = made.step(batch, 0.05).numpy()
+        assert sums[0] == pytest.approx(float(tf.reduce_mean(loss)), rel=1e-5)
+    for name, value in get_weights(reference).items():
+        assert get_weights(made.model)[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
+    made = make_learner(2, model="resnet-mini")
+    steps(made, 2, replicas=2)
+    moving = [v for name, v in learner.named_variables(made.model).items() if "moving" in name]
+    assert len(moving) == 2 * 7
+    for variable in moving:
+        one, other = (part.numpy() for part in variable.value.values)
+        assert np.array_equal(one, other)
+    assert any(np.abs(v.numpy()).max() > 1e-3 for v in moving)
+    state = made.get_state()
+    losses = [sums[0] for sums in steps(made, 3, replicas=2)]
+    made.set_state(state)
+    assert [sums[0] for sums in steps(made, 3, replicas=2)] == losses
+
+
+def test_votes_and_loss_come_back_summed():
+    made = make_learner(2)
+    batch = next(Share(16, replicas=2).batches(DATA.train, [Pass(np.arange(72))]))
+    sums = made.step(batch, 0.0, np.array([0, 1, 0], np.float32)).numpy()
+    assert sums[2:5].tolist() == [0, 1, 0]
+    assert sums[0] == pytest.approx(np.log(CLASSES), rel=0.5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_every_test_image_counts_once(replicas, size):
+    made = make_learner(replicas)
+    order = np.arange(len(DATA.test))
+    loss, hits = made.test(Share(size, replicas=replicas).batches(DATA.test, [Pass(order)]))
+    probabilities = made.model(DATA.test.images).numpy()
+    right = probabilities[order, DATA.test.labels]
+    assert hits == (probabilities.argmax(1) == DATA.test.labels).sum()
+    assert loss == pytest.approx(-np.log(right).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind,step,rate",
+    [("constant", 99, 1.0), ("step", 49, 1.0), ("step", 50, 0.1), ("step", 75, 0.01), ("cosine", 50, 0.5)],
+)
+def test_schedules(kind, step, rate):
+    assert learning_rate(kind, 1.0, step, 100, 0) == pytest.approx(rate)
+    assert learning_rate(kind, 1.0, 0, 100, 10) == pytest.approx(0.1)
+
+
+# Runs
+
+
+def test_a_run_learns_and_leaves_its_folder(finished):
+    path, results = finished
+    assert results["test"]["accuracy"] > 0.6
+    assert results["test"]["images"] == len(DATA.test)
+    assert (results["steps"], results["images"], results["epochs"]) == (10, 144, 2.0)
+    rows = (path / "progress.csv").read_text().splitlines()
+    assert rows[0].startswith("images,epoch,train/loss")
+    assert [int(row.split(",")[0]) for row in rows[1:]] == [32, 64, 72, 88, 120, 144]
+    assert from_yaml(path / "config.yaml").model == "cookbook"
+    assert list(path.glob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize("stop_at,exit_code", [(2, 0), (5, 143), (6, 143), (7, 130)])
+def test_a_stopped_run_goes_on_exactly(folder, finished, stop_at, exit_code):
+    name = f"stopped-{stop_at}"
+    assert run(folder, name, stop_at=stop_at, exit_code=exit_code) == (exit_code, None)
+    code, results = run(folder, name)
+    assert code == 0
+    assert results["weights_sha256"] == finished[1]["weights_sha256"]
+    assert results["test"] == finished[1]["test"]
+    assert len(results["resumed_at"]) == 1
+    rows = [line.split(",")[0] for line in (folder / name / "progress.csv").read_text().splitlines()]
+    assert rows == [line.split(",")[0] for line in (finished[0] / "progress.csv").read_text().splitlines()]
+
+
+def test_a_complete_run_does_nothing(finished):
+    path, results = finished
+    before = (path / "progress.csv").read_bytes()
+    assert run(path.parent, path.name) == (0, results)
+    assert (path / "progress.csv").read_bytes() == before
+
+
+def test_a_run_without_its_checkpoints_is_left_alone(finished, tmp_path):
+    path, _ = finished
+    shutil.copytree(path, tmp_path / path.name, ignore=shutil.ignore_patterns("checkpoints", "results.json"))
+    config = dataclasses.replace(from_yaml(path / "config.yaml"), logdir=str(tmp_path))
+    with pytest.raises(UserError, match="without its checkpoints.* with export, 144 steps in its progress"):
+        check_run(config, from_yaml)
+
+
+def test_a_nan_ends_the_run_with_a_sentence(folder):
+    with pytest.raises(TrainingError, match="not a finite number.*--lr"):
+        run(folder, "nan", lr=1e30)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("graphviz", [True, False])
+def test_the_network_is_drawn_or_a_sentence_says_why_not(graphviz, tmp_path, monkeypatch):
+    if not graphviz:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    model = learner.build(SMALL, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    warnings = []
+    pictures.draw_model(model, tmp_path / "plots" / "model.png", warnings.append)
+    if (tmp_path / "plots" / "model.png").exists():
+        assert graphviz
+        assert not warnings
+    else:
+        (warning,) = warnings
+        assert "graphviz" in warning
+        assert "\n" not in warning
+
+
+def test_kernels_stand_side_by_side():
+    kernel = np.zeros((3, 3, 3, 2), np.float32)
+    kernel[..., 0, 0], kernel[..., 1, 1] = 0.5, -0.5
+    pixels = pictures.kernels({"dense": np.ones((3, 4)), "stem": kernel, "next": np.ones((3, 3, 16, 4))})
+    zoom = pixels.shape[0] // 4
+    assert pixels.shape == (4 * zoom, 8 * zoom, 3)
+    assert pixels[0, 0].tolist() == [255, 127, 127]  # the first filter looks for red
+    assert pixels[0, 4 * zoom].tolist() == [127, 0, 127]  # the second for what is not green
+    assert not pixels[-1].any()
+    assert pictures.kernels({"dense": np.ones((3, 4))}) is None
+
+
+# Exports
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(format="saved-model"),
+        Options(strategy="mirrored", replicas=2),
+        Options(format="saved-model", strategy="mirrored", replicas=2, batch_size=7),
+    ],
+)
+def test_the_export_scores_the_same_with_and_without_a_strategy(finished, monkeypatch, options):
+    path, results = finished
+    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
+    loss, hits, count = evaluate(path, _settings(path, options), options)
+    assert (hits, count) == (results["test"]["hits"], results["test"]["images"])
+    assert loss == pytest.approx(results["test"]["loss"], rel=1e-6)
+
+
+def test_evaluate_needs_a_finished_run(tmp_path, finished):
+    with pytest.raises(UserError, match="not a run's folder"):
+        _settings(tmp_path, Options())
+    with pytest.raises(UserError, match="needs --strategy mirrored"):
+        _settings(finished[0], Options(replicas=2))
+
+
+@pytest.mark.parametrize(
+    "kind, file", [("keras", "model.keras"), ("saved-model", "saved_model/saved_model.pb")]
+)
+def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind, file):
+    path = shutil.copytree(finished[0], tmp_path / "run")
+    options = Options(format=kind)
+    whole = (path / "export" / file).read_bytes()
+    for damage in (lambda f: f.write_bytes(whole[:100]), lambda f: f.write_bytes(b"no model"), Path.unlink):
+        damage(path / "export" / file)
+        assert "cannot be read: it is damaged" in refusal(evaluate, path, _settings(path, options), options)
+
+
+# Into the agents
+
+
+def agent(torso="cookbook", share=True, torso_options=None):
+    return build(
+        torso=torso,
+        torso_options=torso_options or {},
+        observation_shape=(SIZE, SIZE, 3),
+        num_actions=4,
+        share_torso=share,
+        precision="float32",
+        seed=1,
+    )
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_actor_and_critic_start_from_a_trained_torso(finished, share):
+    network = agent(share=share)
+    torso_weights.start(network, str(finished[0]), freeze=False)
+    with np.load(finished[0] / "export" / "weights.npz") as trained:
+        for torso in (network.actor.torso, network.critic.torso):
+            for variable in torso.variables:
+                name = "torso/" + "/".join(variable.path.split("/")[-2:])
+                assert np.array_equal(variable.numpy(), trained[name])
+
+
+def test_a_frozen_torso_leaves_the_heads_to_train(finished):
+    network = agent()
+    torso_weights.start(network, str(finished[0]), freeze=True)
+    names = {v.path.split("/")[-2] for v in network.trained_variables}
+    assert len(network.trained_variables) == 4
+    assert names <= {"head", "actor", "critic"}
+
+
+def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
+    with pytest.raises(UserError, match="another network"):
+        torso_weights.start(agent("impala"), str(finished[0]), freeze=False)
+    with pytest.raises(UserError, match="no finished run"):
+        torso_weights.read(str(tmp_path))
+    export = tmp_path / "batch" / "export"
+    export.mkdir(parents=True)
+    np.savez(export / "weights.npz", **{"torso/stem_norm/moving_mean": np.zeros(3)})
+    with pytest.raises(UserError, match="batch normalization.*--normalization group"):
+        torso_weights.read(str(tmp_path / "batch"))
+
+
+def test_the_network_is_as_wide_as_asked_for():
+    wide = dataclasses.replace(SMALL, model="impala", width=2)
+    model = learner.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    assert model.get_layer("stage1_conv").kernel.shape == (3, 3, 3, 32)
+
+
+def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_shapes(tmp_path):
+    export = tmp_path / "export"
+    export.mkdir()
+    wide = agent("impala", torso_options={"width": 2}).get_weights()
+    np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
+    with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
+        torso_weights.start(agent("impala"), str(tmp_path), freeze=False)
+    flags = ["--torso-weights", str(tmp_path)]
+    settings = ppo.parse(flags)
+    torso_weights.check(settings)  # there is nothing but the weights
+    (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "impala", "--width", "2"])))
+    with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
+        torso_weights.check(settings)
+    torso_weights.check(ppo.parse([*flags, "--torso-width", "2"]))

@@ -1,0 +1,337 @@
+"""The model zoo: sizes, shapes, initial weights and the arithmetic of its blocks."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import resnet
+from resnet.counts import mflop, parameters
+from tfrl.networks import actor_critic
+
+ROOT = Path(resnet.__file__).parents[1]
+
+
+def run_python(code: str, cwd: Path) -> str:
+    """What another process prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+
+
+def images(*shape: int) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 256, shape, dtype=np.uint8)
+
+
+def part(model: keras.Model, layer: str) -> keras.Model:
+    """The model up to and including `layer`."""
+    return keras.Model(model.input, model.get_layer(layer).output)
+
+
+def randomize(model: keras.Model) -> None:
+    """Draw all variables anew, so that nothing that starts at zero or one hides a mistake."""
+    random = np.random.RandomState(1)
+    for variable in model.variables:
+        variable.assign(random.uniform(0.05, 0.2, variable.shape))
+
+
+def conv_same(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """A 3 x 3 convolution of [H, W, C], pixel by pixel."""
+    padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+    out = np.empty((*x.shape[:2], kernel.shape[-1]))
+    for i, j in np.ndindex(*x.shape[:2]):
+        out[i, j] = np.tensordot(padded[i : i + 3, j : j + 3], kernel, 3) + bias
+    return out
+
+
+def max_pool_same(x: np.ndarray) -> np.ndarray:
+    """TensorFlow's padded max pooling of 3 with stride 2: the larger margin is at the end."""
+    sizes = [-(-n // 2) for n in x.shape[:2]]
+    margins = [max(2 * (size - 1) + 3 - n, 0) for size, n in zip(sizes, x.shape[:2], strict=True)]
+    padded = np.pad(x, [(m // 2, m - m // 2) for m in margins] + [(0, 0)], constant_values=-np.inf)
+    out = np.empty((*sizes, x.shape[-1]))
+    for i, j in np.ndindex(*sizes):
+        out[i, j] = padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max(axis=(0, 1))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "paper"),
+    [
+        ("resnet20", 269_722, "0.27"),
+        ("resnet32", 464_154, "0.46"),
+        ("resnet44", 658_586, "0.66"),
+        ("resnet56", 853_018, "0.85"),
+        ("resnet110", 1_727_962, "1.73"),
+    ],
+)
+def test_cifar_parameter_counts_are_those_of_the_paper(name, exact, paper):
+    count = parameters(resnet.classifier(name, (32, 32, 3), 10))
+    assert count == exact
+    assert f"{count / 1e6:.2f}" == paper
+
+
+@pytest.mark.parametrize(("name", "exact"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_imagenet_parameter_counts(name, exact):
+    assert parameters(resnet.classifier(name, (32, 32, 3), 1000)) == exact
+
+
+def test_impala_parameters_and_flop_are_those_of_a_hand_count():
+    def conv(inputs, outputs):
+        return 9 * inputs * outputs + outputs
+
+    stages = (
+        conv(3, 16) + 4 * conv(16, 16) + conv(16, 32) + 4 * conv(32, 32) + conv(32, 32) + 4 * conv(32, 32)
+    )
+    model = resnet.build("impala", (64, 64, 3))
+    assert parameters(model) == stages + 8 * 8 * 32 * 256 + 256
+    assert mflop(model) == pytest.approx(61.2, abs=0.1)
+    assert parameters(resnet.build("impala-pooled", (64, 64, 3))) == stages + 32 * 256 + 256
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "features", "options"),
+    [
+        ("impala", (33, 47, 1), 256, {"width": 2}),
+        ("impala-pooled", (7, 5, 3), 256, {}),
+        ("nature", (36, 51, 4), 512, {}),
+        ("cookbook", (13, 9, 2), 256, {"dropout": 0.5}),
+        ("mlp", (5,), 32, {"hidden": [16, 32]}),
+        ("resnet-mini", (31, 17, 5), 64, {"normalization": "group"}),
+        ("resnet18", (33, 21, 1), 512, {"normalization": "none"}),
+        ("resnet-mini", (1, 1, 1), 64, {}),
+    ],
+)
+def test_features_of_odd_sizes(name, shape, features, options):
+    model = resnet.build(name, shape, dtype="mixed_bfloat16", **options)
+    x = np.ones((2, *shape), "float32") if name == "mlp" else images(2, *shape)
+    y = model(x)
+    assert y.shape == (2, features)
+    assert y.dtype == model.output.dtype == "float32"
+    assert np.isfinite(y).all()
+    assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
+
+
+def test_bfloat16_computes_in_bfloat16_close_to_float32():
+    x = images(4, 16, 16, 3)
+    full = resnet.build("impala", (16, 16, 3))
+    half = resnet.build("impala", (16, 16, 3), dtype="mixed_bfloat16")
+    assert half.get_layer("stage1_conv").compute_dtype == "bfloat16"
+    np.testing.assert_allclose(half(x), full(x), atol=0.05 * np.abs(full(x)).max())
+
+
+@pytest.mark.parametrize("name", ["resnet-mini", "impala"])
+def test_both_data_formats_are_equal(name):
+    x = images(3, 15, 12, 3)
+    last = resnet.build(name, (15, 12, 3))
+    first = resnet.build(name, (3, 15, 12), data_format="channels_first")
+    np.testing.assert_array_equal(first(x.transpose(0, 3, 1, 2)), last(x))
+
+
+def test_uint8_is_scaled_and_float32_is_not():
+    x = images(2, 16, 16, 3)
+    from_bytes = resnet.build("impala", (16, 16, 3))(x)
+    floats = resnet.build("impala", (16, 16, 3), input_dtype="float32")
+    np.testing.assert_allclose(from_bytes, floats(x.astype("float32") / 255.0), rtol=1e-5, atol=1e-6)
+
+
+def test_impala_stage_agrees_with_numpy():
+    model = resnet.build("impala", (6, 5, 3))
+    randomize(model)
+    weights = [np.asarray(v, "float64") for v in model.variables]
+    x = images(1, 6, 5, 3)
+    expected = max_pool_same(conv_same(x[0] / 255.0, *weights[0:2]))
+    for first in (2, 6):
+        hidden = conv_same(np.maximum(expected, 0.0), *weights[first : first + 2])
+        expected = expected + conv_same(np.maximum(hidden, 0.0), *weights[first + 2 : first + 4])
+    np.testing.assert_allclose(part(model, "stage1_block2_add")(x)[0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "options"),
+    [
+        ("impala", "stage2_pool", "stage2_block1_add", {}),
+        ("resnet20", "stage2_block1_relu", "stage2_block2_relu", {"normalization": "batch"}),
+        ("resnet20", "stage2_block1_relu", "stage2_block2_relu", {"normalization": "group"}),
+    ],
+)
+def test_a_residual_block_with_zero_weights_is_the_identity(name, before, after, options):
+    model = resnet.build(name, (8, 8, 3), **options)
+    block = after.rsplit("_", 1)[0]
+    for variable in model.trainable_variables:
+        if variable.path.startswith(block):
+            variable.assign(np.zeros(variable.shape))
+    x = images(2, 8, 8, 3)
+    np.testing.assert_array_equal(part(model, after)(x), part(model, before)(x))
+
+
+def test_an_unnormalized_network_starts_as_its_shortcuts():
+    """Its features are means of the stem's output, every fourth pixel, and zero in the padded channels."""
+    model = resnet.build("resnet56", (9, 9, 3), normalization="none")
+    x = images(2, 9, 9, 3)
+    stem = np.asarray(part(model, "stem_relu")(x))
+    features = np.asarray(model(x))
+    np.testing.assert_allclose(features[:, :16], stem[:, ::4, ::4].mean(axis=(1, 2)), rtol=1e-5)
+    assert not features[:, 16:].any()
+
+
+def test_strided_branches_are_centred_on_their_shortcuts():
+    """A kernel of 3 with only its centre set picks the same pixels as the shortcut does."""
+    model = resnet.build("resnet-mini", (8, 8, 1), normalization="none", input_dtype="float32")
+    conv = model.get_layer("stage2_block1_1_conv")
+    centre = np.zeros(conv.kernel.shape, "float32")
+    centre[1, 1] = 1.0
+    conv.kernel.assign(centre)
+    inner = part(model, "stage2_block1_1_conv")
+    x = np.random.RandomState(0).uniform(size=(1, 8, 8, 1)).astype("float32")
+    sums = np.asarray(part(model, "stage1_block1_relu")(x)).sum(axis=-1)
+    np.testing.assert_allclose(inner(x)[..., 0], sums[:, ::2, ::2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["impala", "nature", "resnet-mini"])
+def test_seeds_and_paths(name):
+    def build(seed: int) -> keras.Model:
+        return resnet.build(name, (40, 40, 3), seed=seed)
+
+    one, again, other = build(1), build(1), build(2)
+    assert [v.path for v in one.variables] == [v.path for v in again.variables]
+    assert len({v.path for v in one.variables}) == len(one.variables)
+    for a, b, c in zip(one.variables, again.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not a.path.endswith("kernel") or np.abs(np.asarray(a) - np.asarray(c)).max() > 0.0
+
+
+def test_layers_of_one_shape_start_differently():
+    kernels = [v for v in resnet.build("impala", (8, 8, 3)).variables if v.path.endswith("kernel")]
+    drawn = {np.asarray(kernel).tobytes() for kernel in kernels}
+    assert len(drawn) == len(kernels)
+
+
+def test_a_seed_means_the_same_in_every_process():
+    code = "import resnet; print(resnet.build('mlp', (3,), seed=5).variables[0].numpy().tobytes().hex())"
+    here = resnet.build("mlp", (3,), seed=5).variables[0].numpy()
+    assert run_python(code, ROOT).strip() == here.tobytes().hex()
+
+
+def test_kernels_are_penalised():
+    model = resnet.classifier("resnet-mini", (8, 8, 3), 4, l2=0.5)
+    kernels = [np.asarray(v) for v in model.trainable_variables if v.path.endswith("kernel")]
+    expected = 0.5 * sum(np.square(kernel).sum() for kernel in kernels)
+    assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
+    assert not resnet.build("resnet-mini", (8, 8, 3), l2=0.0).losses
+
+
+def test_classifier_gives_probabilities_and_shares_the_torsos_paths():
+    x = images(3, 8, 8, 3)
+    torso = resnet.build("resnet-mini", (8, 8, 3), dtype="mixed_bfloat16", seed=3)
+    model = resnet.classifier("resnet-mini", (8, 8, 3), 7, dtype="mixed_bfloat16", seed=3)
+    probabilities = model(x)
+    assert probabilities.dtype == model.get_layer("logits").compute_dtype == "float32"
+    np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, rtol=1e-6)
+    assert [v.path for v in model.variables][: len(torso.variables)] == [v.path for v in torso.variables]
+    np.testing.assert_array_equal(part(model, "features")(x), torso(x))
+
+
+def test_a_saved_model_loads_without_this_package(tmp_path):
+    model = resnet.classifier("resnet-mini", (8, 8, 3), 3, normalization="group")
+    randomize(model)
+    model.save(tmp_path / "model.keras")
+    x = images(2, 8, 8, 3)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, keras, numpy\n"
+        "model = keras.models.load_model('model.keras')\n"
+        "assert 'resnet' not in sys.modules\n"
+        "numpy.save('y.npy', model(numpy.load('x.npy')))\n"
+    )
+    run_python(code, tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x), rtol=1e-6)
+
+
+def test_batch_normalization_and_dropout_are_refused_for_ppo():
+    for name in resnet.names():
+        resnet.check_for_ppo(name, resnet.ppo_options(name))
+    resnet.check_for_ppo("resnet20", {"normalization": "none"})
+    for options in ({}, {"normalization": "batch"}):
+        with pytest.raises(ValueError, match="rest of its batch.*'group' or 'none'"):
+            resnet.check_for_ppo("resnet20", options)
+    with pytest.raises(ValueError, match="dropout 0.3"):
+        resnet.check_for_ppo("cookbook", {"dropout": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("torso", "options", "message"),
+    [
+        ("resnet-mini", {"normalization": "batch"}, "resnet-mini with batch normalization cannot train PPO"),
+        ("cookbook", {"dropout": 0.1}, "cookbook with dropout 0.1 cannot train PPO"),
+    ],
+)
+def test_no_agent_is_built_with_what_ppo_refuses(torso, options, message):
+    shape = {"observation_shape": (8, 8, 3), "num_actions": 2, "share_torso": True, "precision": "float32"}
+    with pytest.raises(ValueError, match=message):
+        actor_critic.build(torso=torso, torso_options=options, seed=1, **shape)
+    actor_critic.build(torso=torso, seed=1, **shape)
+
+
+@pytest.mark.parametrize("normalization", ["group", "none"])
+def test_what_ppo_accepts_does_not_mix_images(normalization):
+    model = resnet.build("resnet-mini", (8, 8, 3), normalization=normalization)
+    randomize(model)
+    x = images(4, 8, 8, 3)
+    np.testing.assert_allclose(model(x, training=True)[:1], model(x[:1], training=False), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("resnet200", (8, 8, 3), {}, "did you mean 'resnet20'"),
+        ("impala", (8, 8, 3), {"widht": 2}, "did you mean 'width'"),
+        ("resnet20", (8, 8, 3), {"depth": 110}, "no option 'depth'"),
+        ("nature", (8, 8, 3), {"width": 2}, "it has none"),
+        ("nature", (35, 64, 3), {}, "at least 36 x 36 pixels, not 35 x 64"),
+        ("impala", (12,), {}, "takes images"),
+        ("mlp", (8, 8, 3), {}, "takes vectors"),
+        ("mlp", (8,), {"hidden": ()}, "at least one layer"),
+        ("impala", (8, 8, 3), {"width": 0}, "at least 1, not 0"),
+        ("cookbook", (8, 8, 3), {"dropout": 1.0}, "below 1, not 1.0"),
+        ("resnet20", (8, 8, 3), {"normalization": "layer"}, "one of batch, group, none, not 'layer'"),
+        ("resnet20", (8, 8, 3), {"l2": -1.0}, "l2 must be at least 0"),
+        ("impala", (8, 8, 3), {"dtype": "mixed_float16"}, "one of float32, mixed_bfloat16"),
+        ("impala", (8, 8, 3), {"data_format": "NCHW"}, "channels_last, channels_first, not 'NCHW'"),
+    ],
+)
+def test_wrong_arguments_say_what_would_be_right(name, shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        resnet.build(name, shape, **options)
+
+
+@pytest.mark.parametrize("name", resnet.names())
+def test_the_zoo_knows_each_networks_options_before_it_is_built(name):
+    entry = resnet.entry(name)
+    function = getattr(importlib.import_module(entry.module), entry.function)
+    parameters = inspect.signature(function).parameters
+    assert entry.has_width == ("width" in parameters)
+    default = parameters["normalization"].default if "normalization" in parameters else ""
+    assert entry.normalization == default
+
+
+def test_a_classifier_of_one_class_is_refused():
+    with pytest.raises(ValueError, match="at least 2 classes, not 1"):
+        resnet.classifier("resnet-mini", (8, 8, 3), 1)
+
+
+def test_names_are_known_without_tensorflow():
+    code = (
+        "import sys, resnet\n"
+        "assert 'impala' in resnet.names()\n"
+        "resnet.check_for_ppo('resnet20', resnet.ppo_options('resnet20'))\n"
+        "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
+    )
+    run_python(code, ROOT)

@@ -1,0 +1,242 @@
+import errno
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import rich.console
+
+from tfrl.run.console import Console, Progress, _render
+
+ROOT = Path(__file__).parents[2]
+
+SESSION = """
+import time
+from tfrl.run.console import Console
+console = Console(enabled=ENABLED, interval=0.1)
+console.summary({"game": "fruitbot", "run folder": "/a folder/[bold]logs[/bold]/" + "x" * 90})
+console.start(25_000_000, 24_000_000)
+console.message("compiling :cat:")
+console.phase("updating")
+console.advance_to(24_008_192.5)
+time.sleep(1.5)  # several refreshes, also on a busy machine
+console.update(24_016_384, {"time/env_steps_per_second": 121.4, "rollout/episode_return": 3.214,
+                            "rollout/normalized_return": 0.144})
+console.warn("the disk is full")
+console.phase("collecting")
+time.sleep(1.5)
+console.results(("levels", "return"), [("train", "3.2"), ("unseen", "2.9")], ["python -m tfrl.record logs/x"])
+"""
+
+
+def run_session(enabled=True, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    script = SESSION.replace("ENABLED", str(enabled))
+    return subprocess.run([sys.executable, "-c", script], env=environment, timeout=30, **options)
+
+
+def test_plain_lines_in_a_pipe():
+    done = run_session(capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["game        fruitbot", "run folder  /a folder/[bold]logs[/bold]/" + "x" * 90]
+    before = "96.0% | 24,008,192 / 25,000,000 env steps | ETA -- | updating"
+    assert lines.count(before) >= 2, "lines must come while the main thread is busy"
+    after = [line for line in lines if line.endswith("| collecting")]
+    assert re.fullmatch(
+        r"96\.0% \| 24,016,384 / 25,000,000 env steps \| 121 steps/s \| ETA \d+ \w+ \| "
+        r"return 3\.21 \(normalised 0\.14\) \| collecting",
+        after[0],
+    )
+    assert "compiling :cat:" in lines and "warning: the disk is full" in lines
+    assert lines[-6:] == [
+        "levels  return",
+        "train   3.2",
+        "unseen  2.9",
+        "",
+        "Next:",
+        "  python -m tfrl.record logs/x",
+    ]
+
+
+def test_disabled_console_shows_nothing_but_warnings():
+    done = run_session(enabled=False, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"warning: the disk is full\n")
+
+
+def test_lines_come_while_one_call_blocks_and_at_once():
+    script = "import time; from tfrl.run.console import Console\n"
+    script += "console = Console(interval=0.1); console.start(100); time.sleep(30)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "0.0% | 0 / 100 env steps | ETA -- | starting\n"
+        finally:
+            child.kill()
+
+
+def test_a_second_signal_may_stop_it_while_it_starts(monkeypatch, capsys):
+    starting, start = threading.Event(), threading.Thread.start
+
+    def start_slowly(thread):
+        if thread.name == "console":
+            starting.set()
+            time.sleep(0.2)
+        start(thread)
+
+    console = Console()
+    with ThreadPoolExecutor() as signals:
+        stopped = signals.submit(lambda: starting.wait(30) and console.stop())
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        console.start(100)
+        stopped.result()
+    assert capsys.readouterr().out == "0.0% | 0 / 100 env steps | ETA -- | starting\n"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_session(stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_that_the_terminal_cannot_show():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(stream=stream).message("logs/größe")
+    assert raw.getvalue() == b"logs/gr??e\n"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_live_display_fits_the_terminal(columns):
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    with os.fdopen(controller, "rb", buffering=0) as screen:
+        done = run_session(stdin=terminal, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        output = b""
+        try:
+            while data := screen.read(65_536):
+                output += data
+        except OSError as error:  # the way Linux reports the end of a terminal
+            assert error.errno == errno.EIO
+    assert done.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
+    live = [line for line in re.split(r"[\r\n]+", text) if "env steps" in line or "elapsed" in line]
+    assert live and all(len(line) <= columns and "…" not in line for line in live)
+    assert any("━" in line and "24,016,384 / 25,000,000 env steps" in line for line in live)
+    wanted = r"collecting · 121 steps/s · return 3\.21 \(normalised 0\.14\) · elapsed \d+ s"
+    assert any(re.fullmatch(wanted, line.rstrip()) for line in live)
+    assert "compiling :cat:" in text and "warning: the disk is full" in text and "\x1b[33m" in output.decode()
+    assert output.rstrip().endswith(b"python -m tfrl.record logs/x") and b"\x1b[?25h" in output
+
+
+class FakeClock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_progress(total=1000, start=0):
+    clock = FakeClock()
+    return Progress(total, start, clock), clock
+
+
+def test_time_left_counts_from_where_this_process_started():
+    progress, clock = make_progress(total=100_000, start=90_000)
+    assert progress.eta_text() == "ETA --"
+    clock.now += 100
+    progress.env_steps = 90_900
+    assert progress.eta_text() == "ETA --", "half a rollout says nothing about the updates"
+    progress.finish_update(91_000, {})
+    assert progress.seconds_left == 900, "9000 steps are left, and 1000 took 100 s"
+    clock.now += 30
+    assert progress.seconds_left == 870
+    assert progress.percent_text() == "91.0%"
+
+
+def test_time_left_forgets_the_first_update_which_compiles():
+    progress, clock = make_progress()
+    for update, seconds in enumerate((500, 10, 10)):
+        clock.now += seconds
+        progress.finish_update(100 * (update + 1), {})
+    assert progress.seconds_left == 70
+    clock.now += 10_000
+    assert progress.seconds_left == 0 and progress.eta_text() == "ETA --"
+
+
+def test_time_left_follows_the_latest_updates():
+    progress, clock = make_progress(total=1_000_000)
+    for update in range(200):
+        clock.now += 1 if update < 100 else 5
+        progress.finish_update(100 * (update + 1), {})
+    assert progress.seconds_left == pytest.approx((1_000_000 - 20_000) / 100 * 5)
+
+
+def test_percent_never_says_done_too_early():
+    progress, clock = make_progress(total=100_000)
+    progress.finish_update(99_999, {})
+    assert progress.percent_text() == "99.9%"
+    clock.now += 3 * 3600 + 300
+    progress.finish_update(100_352, {})  # the last rollout may go past the end
+    assert (progress.percent_text(), progress.eta_text()) == ("100.0%", "took 3 h 05 min")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("phase", ["collecting", "evaluating on train levels"])
+def test_what_has_no_room_is_left_out_and_nothing_is_cut(width, phase):
+    progress, clock = make_progress(total=25_000_000, start=24_000_000)
+    clock.now += 100_000
+    metrics = {"time/env_steps_per_second": 12_345.0, "rollout/episode_return": -3.2}
+    progress.finish_update(24_016_384, metrics | {"rollout/normalized_return": 0.1})
+    progress.phase = phase
+    screen = rich.console.Console(file=io.StringIO(), width=width)
+    screen.print(_render(progress, width))
+    bar, rest = screen.file.getvalue().splitlines()
+    assert "96.0%" in bar and "ETA 69 d 11 h" in bar and "\u2501" * 5 in bar and phase in rest
+    assert ("24,016,384 / 25,000,000 env steps" in bar) == (width >= 80)
+    assert ("elapsed 1 d 03 h" in rest) == (width == 120 or (width == 80 and phase == "collecting"))
+    assert "\u2026" not in bar + rest
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({}, []),
+        ({"rollout/episode_return": float("nan"), "time/env_steps_per_second": 12_345.6}, ["12,346 steps/s"]),
+        ({"rollout/episode_return": -1.0}, ["return -1.00"]),
+    ],
+)
+def test_metrics_that_are_not_there_yet(metrics, expected):
+    progress, _ = make_progress()
+    progress.finish_update(1, metrics)
+    assert progress.metric_texts() == expected
+
+
+def test_advancing_is_cheap():
+    console = Console(stream=io.StringIO(), interval=60)
+    console.start(1_000_000)
+    best = min(timed(console.advance_to) for _ in range(5))
+    console.stop()
+    assert best < 5e-6
+
+
+def timed(function, count=10_000):
+    begin = time.perf_counter()
+    for step in range(count):
+        function(step)
+    return (time.perf_counter() - begin) / count

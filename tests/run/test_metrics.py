@@ -1,0 +1,302 @@
+import csv
+import io
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfrl.run.metrics import EventFile, MetricsWriter, NullMetricsWriter
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = ["rollout/episode_return", "train/policy_loss", "eval_test/return"]
+
+
+def no_warning(sentence):
+    raise AssertionError(sentence)
+
+
+def make_writer(directory, resume_at=None, warn=no_warning):
+    return MetricsWriter(directory, COLUMNS, resume_at=resume_at, warn=warn)
+
+
+def write_updates(writer, steps):
+    for step in steps:
+        writer.write(step, {"rollout/episode_return": step / 10, "train/policy_loss": -step})
+
+
+def read_rows(directory):
+    with (directory / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_steps(directory):
+    return [int(row["env_steps"]) for row in read_rows(directory)]
+
+
+def read_events(directory):
+    """The run as TensorBoard itself reads it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory), size_guidance={"tensors": 0}, purge_orphaned_data=False)
+    return events.Reload()
+
+
+def read_curve(events, tag):
+    from tensorboard.util.tensor_util import make_ndarray
+
+    return [(point.step, make_ndarray(point.tensor_proto).item()) for point in events.Tensors(tag)]
+
+
+def event_files(directory):
+    return sorted(directory.glob("events.out.tfevents.*"))
+
+
+def rename_event_file(directory, name):
+    """As if its process had started earlier: the name holds the second and the process."""
+    (newest,) = [path for path in event_files(directory) if "tfevents.0" not in path.name]
+    newest.rename(directory / f"events.out.tfevents.0{name}")
+
+
+def test_rows_and_curves(tmp_path):
+    writer = make_writer(tmp_path)
+    writer.write(16_384, {"rollout/episode_return": math.nan, "train/policy_loss": np.float32(0.1)})
+    writer.write(32_768, {"train/policy_loss": 2, "eval_test/return": 3.5, "rollout/episode_return": 1e-12})
+    # Nothing is closed or flushed: all of it must already be there.
+    assert (tmp_path / "progress.csv").read_text() == (
+        "env_steps,rollout/episode_return,train/policy_loss,eval_test/return\n"
+        "16384,,0.100000001,\n"
+        "32768,1e-12,2,3.5\n"
+    )
+    events = read_events(tmp_path)
+    assert read_curve(events, "train/policy_loss") == [(16_384, pytest.approx(0.1)), (32_768, 2.0)]
+    assert [step for step, _ in read_curve(events, "rollout/episode_return")] == [32_768]
+    assert len(event_files(tmp_path)) == 1
+    writer.close()
+
+
+def test_text_and_histogram(tmp_path):
+    from tensorboard.util.tensor_util import make_ndarray
+
+    writer = make_writer(tmp_path)
+    writer.text("settings", "| a | b |\n|---|---|", 0)
+    writer.histogram("actions", np.array([[0, 1], [1, 14]]), 100)
+    writer.close()
+    events = read_events(tmp_path)
+    assert make_ndarray(events.Tensors("settings")[0].tensor_proto).item() == b"| a | b |\n|---|---|"
+    (point,) = events.Tensors("actions")
+    buckets = make_ndarray(point.tensor_proto)  # [buckets, (left, right, count)]
+    assert point.step == 100 and buckets[:, 2].sum() == 4 and buckets[0, 0] == 0 and buckets[-1, 1] == 14
+    plugins = {tag: events.SummaryMetadata(tag).plugin_data.plugin_name for tag in ("settings", "actions")}
+    assert plugins == {"settings": "text", "actions": "histograms"}
+
+
+def test_hyperparameters_that_differ_come_first_beside_the_final_evaluation(tmp_path):
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    writer = make_writer(tmp_path)
+    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"})
+    writer.close()
+    content = read_events(tmp_path).SummaryMetadata("_hparams_/experiment").plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    differing = {info.name: info.differs for info in experiment.hparam_infos}
+    assert differing == {"gamma": False, "lr": True, "critic_lr": False}
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    assert metrics[:2] == ["eval_test/return", "eval_train/return"]
+    content = read_events(tmp_path).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
+    assert start.group_name.startswith(f"{tmp_path.name} in ")
+
+
+def test_text_has_the_command_and_the_settings(tmp_path, monkeypatch):
+    from tensorboard.util.tensor_util import make_ndarray
+
+    typed = ["/usr/bin/python3.11", "-m", "tfrl.ppo_procgen", "--run-name", "the first"]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    writer = make_writer(tmp_path)
+    writer.describe("env: coinrun")
+    writer.close()
+    events = read_events(tmp_path)
+    command, settings = (
+        make_ndarray(events.Tensors(tag)[0].tensor_proto).item().decode() for tag in ("command", "settings")
+    )
+    assert command == "```\npython -m tfrl.ppo_procgen --run-name 'the first'\n```"
+    assert settings == "```\nenv: coinrun\n```"
+
+
+def test_scalars_add_points_and_no_row(tmp_path):
+    writer = make_writer(tmp_path)
+    write_updates(writer, [100])
+    writer.scalars(100, {"eval_test/return": 3.0, "eval_train/return": float("nan")})
+    writer.close()
+    assert read_steps(tmp_path) == [100]
+    events = read_events(tmp_path)
+    assert read_curve(events, "eval_test/return") == [(100, 3.0)]
+    assert "eval_train/return" not in events.Tags()["tensors"]
+
+
+def test_a_file_of_another_process_leaves_out_a_nan_as_well(tmp_path):
+    EventFile(tmp_path).scalars(100, {"eval_test/return": 3.0, "eval/generalization_gap": math.nan})
+    assert read_events(tmp_path).Tags()["tensors"] == ["eval_test/return"]
+
+
+def test_video_is_an_animated_gif(tmp_path):
+    import imageio.v3 as imageio
+    from tensorboard.util.tensor_util import make_ndarray
+
+    frames = np.zeros((12, 32, 48, 3), np.uint8)
+    for time, frame in enumerate(frames):
+        frame[:, 4 * time : 4 * time + 4] = (255, 20 * time, 0)
+    writer = make_writer(tmp_path)
+    writer.video("policy", frames, 500)
+    writer.close()
+    events = read_events(tmp_path)
+    (point,) = events.Tensors("policy")
+    width, height, gif = make_ndarray(point.tensor_proto)
+    assert (point.step, width, height) == (500, b"48", b"32")
+    assert events.SummaryMetadata("policy").plugin_data.plugin_name == "images"
+    decoded = imageio.imread(io.BytesIO(gif), extension=".gif", index=None)[..., :3]
+    assert decoded.shape == frames.shape
+    assert np.abs(decoded.astype(int) - frames).mean() < 8
+
+
+def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
+    writer = make_writer(tmp_path)
+    writer.text("settings", "here", 0)
+    write_updates(writer, [100, 200, 300, 400])
+    writer.close()
+    rename_event_file(tmp_path, "1")
+
+    write_updates(make_writer(tmp_path, resume_at=200), [300, 400, 500])
+    rename_event_file(tmp_path, "2")
+    write_updates(make_writer(tmp_path, resume_at=200), [300])
+    assert read_steps(tmp_path) == [100, 200, 300]
+    assert len(event_files(tmp_path)) == 2, "a file without points is removed"
+    curve = read_curve(read_events(tmp_path), "train/policy_loss")
+    assert curve == [(100, -100), (200, -200), (300, -300)]
+    assert len(read_events(tmp_path).Tensors("settings")) == 1
+
+
+@pytest.mark.parametrize("torn_bytes", [1, 3, 11, 30, 60])
+def test_torn_ends_are_dropped(tmp_path, torn_bytes):
+    writer = make_writer(tmp_path)
+    write_updates(writer, [100, 200, 300])
+    writer.close()
+    rename_event_file(tmp_path, "1")
+    (events,) = event_files(tmp_path)
+    for path in (events, tmp_path / "progress.csv"):
+        cut = torn_bytes if path == events else min(torn_bytes, len("300,30,-300,\n") - 1)
+        path.write_bytes(path.read_bytes()[:-cut])
+
+    write_updates(make_writer(tmp_path, resume_at=300), [400])
+    assert read_steps(tmp_path) == [100, 200, 400]
+    assert [step for step, _ in read_curve(read_events(tmp_path), "train/policy_loss")] == [100, 200, 400]
+
+
+def test_zeros_after_a_power_failure_are_dropped(tmp_path):
+    write_updates(make_writer(tmp_path), [100])
+    rename_event_file(tmp_path, "1")
+    for path in (*event_files(tmp_path), tmp_path / "progress.csv"):
+        path.write_bytes(path.read_bytes() + bytes(64))
+    write_updates(make_writer(tmp_path, resume_at=100), [200])
+    assert read_steps(tmp_path) == [100, 200]
+    assert [step for step, _ in read_curve(read_events(tmp_path), "train/policy_loss")] == [100, 200]
+
+
+def test_starting_anew_drops_everything(tmp_path):
+    write_updates(make_writer(tmp_path), [100, 200])
+    rename_event_file(tmp_path, "1")
+    other = MetricsWriter(tmp_path, ["train/entropy"], resume_at=None, warn=no_warning)
+    other.write(50, {"train/entropy": 1})
+    assert (tmp_path / "progress.csv").read_text() == "env_steps,train/entropy\n50,1\n"
+    assert read_events(tmp_path).Tags()["tensors"] == ["train/entropy"]
+
+
+def test_a_run_keeps_its_columns(tmp_path):
+    write_updates(make_writer(tmp_path), [100])
+    writer = MetricsWriter(tmp_path, ["train/new", *COLUMNS], resume_at=100, warn=no_warning)
+    writer.write(200, {"train/new": 1, "train/policy_loss": 2})
+    assert read_rows(tmp_path)[-1]["train/policy_loss"] == "2"
+    assert (200, 1) in read_curve(read_events(tmp_path), "train/new")
+
+
+KILLED = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+from test_metrics import make_writer, write_updates
+writer = make_writer(Path(sys.argv[3]))
+step = 0
+while True:
+    step += 1
+    write_updates(writer, [step])
+    print(step, flush=True)
+"""
+
+
+def test_a_kill_loses_at_most_the_row_being_written(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(ROOT), str(Path(__file__).parent), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        for _ in range(200):
+            child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+        said = max([200, *map(int, child.stdout.read().split("\n")[:-1])])
+    assert read_steps(tmp_path)[:said] == list(range(1, said + 1))
+    curve = read_curve(read_events(tmp_path), "train/policy_loss")
+    assert curve[:said] == [(step, -step) for step in range(1, said + 1)]
+
+
+def test_full_disk_warns_once_and_goes_on(small_disk):
+    place = small_disk("64k")
+    sentences = []
+    writer = make_writer(place, warn=sentences.append)
+    write_updates(writer, [1, 2])
+    litter = place / "litter"
+    with litter.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(1024))
+    write_updates(writer, range(3, 600))
+    assert len(sentences) == 1 and "cannot be written (No space left on device)" in sentences[0]
+    rows_before = len(read_rows(place))
+    assert rows_before < 599
+
+    litter.unlink()
+    write_updates(writer, [600, 601])
+    writer.close()
+    assert read_steps(place)[-2:] == [600, 601] and len(read_rows(place)) == rows_before + 2
+    steps = [step for step, _ in read_curve(read_events(place), "train/policy_loss")]
+    assert steps[:2] == [1, 2] and steps[-2:] == [600, 601]
+
+
+def test_an_image_keeps_its_pixels(tmp_path):
+    import imageio.v3 as imageio
+    from tensorboard.util.tensor_util import make_ndarray
+
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    writer = make_writer(tmp_path)
+    writer.image("kernels", pixels, 7)
+    writer.close()
+    (point,) = read_events(tmp_path).Tensors("kernels")
+    width, height, png = make_ndarray(point.tensor_proto)
+    assert (point.step, width, height) == (7, b"6", b"4")
+    np.testing.assert_array_equal(imageio.imread(io.BytesIO(png), extension=".png"), pixels)
+
+
+def test_null_writer_has_the_same_methods():
+    def methods(cls):
+        return {name for name in vars(cls) if not name.startswith("_")}
+
+    assert methods(NullMetricsWriter) == methods(MetricsWriter)
+    writer = NullMetricsWriter()
+    writer.write(1, {"a": 1.0})
+    writer.close()
+
+
+def test_importing_is_cheap():
+    script = (
+        "import sys, tfrl.run.metrics; sys.exit(not {'tensorflow', 'tensorboard'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

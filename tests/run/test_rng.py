@@ -1,0 +1,77 @@
+"""Random numbers depend on (seed, use, update, epoch, env) alone, and never change silently."""
+
+import numpy as np
+import pytest
+
+from tfrl.run import rng
+
+
+def steps_of(envs, seed=1, update=0, num_steps=24, epochs=3, num_minibatches=4):
+    return rng.minibatch_steps(
+        seed, update, envs, num_steps=num_steps, epochs=epochs, num_minibatches=num_minibatches
+    )
+
+
+def test_minibatches_take_each_step_of_each_env_once_an_epoch():
+    steps = steps_of(range(5))
+    assert steps.shape == (3, 4, 5, 6) and steps.dtype == np.int32
+    for epoch in range(3):
+        for env in range(5):
+            assert sorted(steps[epoch, :, env].ravel().tolist()) == list(range(24))
+
+
+def test_every_env_epoch_update_and_seed_has_its_own_order():
+    orders = [steps_of([env], seed, update) for seed in (1, 2) for update in (0, 1) for env in (0, 1)]
+    by_epoch = [order[epoch].tobytes() for order in orders for epoch in range(3)]
+    assert len(set(by_epoch)) == len(by_epoch)
+
+
+@pytest.mark.parametrize("envs", [[0], [3], [6, 7], [7, 6], [1, 4, 5]])
+def test_an_env_has_the_same_numbers_whichever_others_are_asked_for(envs):
+    all_uniforms, all_steps = rng.action_uniforms(1, 5, range(8), 16), steps_of(range(8))
+    np.testing.assert_array_equal(rng.action_uniforms(1, 5, envs, 16), all_uniforms[:, envs])
+    np.testing.assert_array_equal(steps_of(envs), all_steps[:, :, envs])
+
+
+def test_actions_draw_uniform_numbers_below_1():
+    uniforms = rng.action_uniforms(3, 0, range(64), 1000)
+    assert uniforms.shape == (1000, 64) and uniforms.dtype == np.float32
+    assert uniforms.min() >= 0 and uniforms.max() < 1
+    counts = np.histogram(uniforms, bins=20, range=(0, 1))[0]
+    assert np.abs(counts - 3200).max() < 6 * np.sqrt(3200)
+    correlations = np.corrcoef(uniforms, rowvar=False) - np.eye(64)
+    assert np.abs(correlations).max() < 0.2
+
+
+def test_a_longer_rollout_starts_with_the_same_numbers():
+    short, long = (rng.action_uniforms(1, 0, range(4), steps) for steps in (8, 32))
+    np.testing.assert_array_equal(long[:8], short)
+
+
+def test_uses_are_independent_of_each_other():
+    drawn = [rng.generator(1, use, 0, 0).random(4).tobytes() for use in rng.Use]
+    assert len(set(drawn)) == len(rng.Use)
+
+
+# A run's identity: if one of these fails, checkpoints no longer continue and published runs no longer repeat.
+
+
+def test_golden_uniforms():
+    golden = [[0.7553071, 0.07173783, 0.24733901], [0.0059551, 0.29120976, 0.13251907]]
+    golden += [[0.56664705, 0.6445665, 0.848357]]
+    np.testing.assert_allclose(rng.action_uniforms(1, 0, [0, 1, 63], 3), golden, rtol=0, atol=1e-7)
+    golden = [[0.78258336], [0.74112284], [0.68613636]]
+    np.testing.assert_allclose(rng.action_uniforms(7, 12, [5], 3), golden, rtol=0, atol=1e-7)
+
+
+def test_golden_minibatches():
+    golden = [
+        [[[0, 3, 7, 2], [1, 4, 0, 7]], [[1, 5, 6, 4], [3, 2, 5, 6]]],
+        [[[2, 6, 3, 5], [2, 0, 5, 3]], [[4, 7, 1, 0], [4, 7, 6, 1]]],
+    ]
+    assert steps_of([0, 3], num_steps=8, epochs=2, num_minibatches=2).tolist() == golden
+
+
+def test_golden_evaluation_numbers():
+    golden = [0.3123022893188686, 0.4789281537767549, 0.4660769539178289]
+    assert rng.generator(1, rng.Use.EVALUATION, 4).random(3).tolist() == golden

@@ -1,0 +1,125 @@
+"""Two workers' sessions, in threads: who tells what went wrong with a checkpoint?"""
+
+import contextlib
+import io
+import shutil
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tfrl.run.console import Console
+from tfrl.run.stop import StopRequest
+from tfrl.workers.watchdog import Watchdog
+
+
+class Pair:
+    """The collectives of two workers, one of which may spoil something before it takes part in one."""
+
+    def __init__(self):
+        self._barrier, self._given = threading.Barrier(2, timeout=20), [None, None]
+
+    def runtime(self, worker, after_each=lambda: None):
+        def gather(value):
+            self._given[worker] = value
+            self._barrier.wait()
+            given = list(self._given)
+            self._barrier.wait()
+            after_each()
+            return given
+
+        return types.SimpleNamespace(
+            worker=worker,
+            num_workers=2,
+            is_chief=worker == 0,
+            all_agree=lambda ok: all(gather(ok)),
+            sum_over_workers=lambda values: sum(gather(values)),
+        )
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """Makes the two sessions, with folders of their own if need be, and gives them and the chief's screen."""
+    from tfrl.run.session import Session  # TensorFlow
+
+    def make(folders=(tmp_path, tmp_path), **spoils):
+        pair, screen = Pair(), io.StringIO()
+        consoles = Console(stream=screen), Console(enabled=False)
+        sessions = []
+        for worker, (folder, console) in enumerate(zip(folders, consoles, strict=True)):
+            config = types.SimpleNamespace(run_dir=folder, keep_checkpoints=3)
+            watchdog = Watchdog(folder / "heartbeats", ("here",), worker, stall_timeout=0.0)
+            runtime = pair.runtime(worker, **(spoils if worker == 1 else {}))
+            stop = StopRequest(folder / "stop")
+            sessions.append(Session(config, runtime, console, stop, watchdog, step_name="update"))
+        return sessions, screen
+
+    return make
+
+
+def both(sessions, call):
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(call, sessions))
+
+
+def save(session):
+    session.step += 1
+    session.save(session.step, {"weights": np.ones(2)}, {"envs": np.zeros(3)}, {})
+
+
+def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys):
+    part = tmp_path / "checkpoints" / "update-00000001.tmp" / "worker-00001-of-00002.npz"
+
+    def occupy():  # as soon as there is a place for the part
+        with contextlib.suppress(OSError):
+            part.mkdir()
+
+    sessions, screen = workers(after_each=occupy)
+    both(sessions, save)
+    assert not any(session.is_saved for session in sessions)
+    assert "says why in its own output. Training goes on." in screen.getvalue()
+    said = capsys.readouterr().err
+    assert said.startswith("warning: The checkpoint of update 1 was not saved: ")
+    assert said.endswith(f"cannot write {part} (Is a directory). Training goes on.\n")
+    assert said.count("\n") == 1
+
+
+def test_what_the_chief_cannot_write_is_told_by_the_chief_alone(workers, tmp_path, capsys):
+    (tmp_path / "checkpoints").touch()
+    sessions, screen = workers()
+    both(sessions, save)
+    assert "warning: The checkpoint of update 1 was not saved: cannot write " in screen.getvalue()
+    assert capsys.readouterr().err == ""
+
+
+def damage(folder):
+    path = folder / "checkpoints" / "update-00000002" / "learner.npz"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def saved_twice(workers):
+    sessions, _ = workers()
+    for _ in range(2):
+        both(sessions, save)
+
+
+def test_a_damaged_checkpoint_is_told_of_once(workers, tmp_path, capsys):
+    saved_twice(workers)
+    damage(tmp_path)
+    sessions, screen = workers()
+    assert [found.update for found in both(sessions, lambda session: session.restore())] == [1, 1]
+    assert screen.getvalue().count("update-00000002 is skipped: ") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_worker_that_alone_cannot_read_a_checkpoint_says_why(workers, tmp_path, capsys):
+    saved_twice(workers)
+    other = shutil.copytree(tmp_path, tmp_path / "as another disk shows it")
+    damage(other)
+    sessions, screen = workers((tmp_path, other))
+    assert [found.update for found in both(sessions, lambda session: session.restore())] == [1, 1]
+    assert screen.getvalue() == ""
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: The checkpoint {other}/checkpoints/update-00000002 is skipped: ")

@@ -1,0 +1,139 @@
+"""Told to stop: by signals while the main thread is in a write that waits or in C code; by a file."""
+
+import fcntl
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from processes import PATIENCE, ROOT, hangup
+
+from tfrl.run.stop import StopRequest
+
+PRELUDE = """
+import hashlib, time
+from pathlib import Path
+from tfrl.run.console import Console
+from tfrl.run.stop import StopRequest
+console, stop = Console(), StopRequest(Path("no such folder"))
+with stop.listening(lambda name: console.message(f"{name}: saving"), lambda: console.message("Ended")):
+"""
+WRITES = """
+    for _ in range(1000):
+        console.message("x" * 500)
+    console.message(f"votes {stop.votes().tolist()}")
+"""
+# For ever in C code that lets other threads run but handles no signals, as a call of TensorFlow's does.
+COMPUTES = """
+    console.message("computing")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts a program; it is killed at the end of the test."""
+    started = []
+
+    def run(program, **settings):
+        command = [sys.executable, "-u", "-c", PRELUDE + program]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        settings = {"preexec_fn": hangup(signal.SIG_DFL), **pipes, **settings}
+        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **settings))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_full(pipe):
+    """Until what is not read of a pipe has not grown for half a second."""
+    before, since, end = -1, time.monotonic(), time.monotonic() + PATIENCE
+    while before <= 0 or time.monotonic() - since < 0.5:
+        assert time.monotonic() < end
+        (now,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def test_a_signal_in_the_middle_of_a_line_is_answered_and_remembered(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    lines = stdout.splitlines()
+    assert lines.count("x" * 500) == 1000
+    assert "SIGTERM: saving" in lines
+    assert lines[-1] == "votes [1.0, 0.0, 0.0]"
+
+
+def test_a_signal_is_answered_while_one_call_goes_on(start):
+    process = start(COMPUTES)
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signal.SIGINT)
+    assert select.select([process.stdout], [], [], 60)[0], "it must not wait for the call"
+    assert process.stdout.readline() == "SIGINT: saving\n"
+
+
+@pytest.mark.parametrize(
+    ("signum", "saved", "expected"), [(2, False, 1), (15, False, 1), (2, True, 130), (15, True, 143)]
+)
+def test_a_second_signal_ends_at_once_and_the_code_says_whether_all_is_saved(start, signum, saved, expected):
+    process = start(f"    stop.saved = {saved}\n" + COMPUTES)
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signum)
+    process.stdout.readline()
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (expected, "" if saved else "Ended\n", "")
+
+
+def test_a_terminal_that_closes_is_a_request_to_stop_however_often_it_says_so(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    for _ in range(3):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)  # two that wait together are one
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    assert stdout.splitlines()[-1] == "votes [1.0, 0.0, 0.0]" and stdout.count("SIGHUP: saving") == 1
+
+
+def test_nohup_is_heeded(start):
+    process = start(COMPUTES, preexec_fn=hangup(signal.SIG_IGN))
+    assert process.stdout.readline() == "computing\n"
+    process.send_signal(signal.SIGHUP)
+    assert not select.select([process.stdout], [], [], 0.5)[0]
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "SIGTERM: saving\n"
+
+
+def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)  # two that wait together are one
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 1
+
+
+def test_a_stop_file_is_obeyed_and_forgotten_and_a_folder_is_neither(tmp_path):
+    file = tmp_path / "stop"
+    stop = StopRequest(file)
+    stop.forget_file()
+    assert not stop.requested(), "there is none"
+    file.touch()
+    assert stop.votes().tolist() == [0.0, 0.0, 1.0]
+    stop.forget_file()
+    assert not stop.requested() and not file.exists()
+    file.mkdir()
+    stop.forget_file()
+    assert not stop.requested() and file.is_dir()

@@ -1,0 +1,41 @@
+"""The evaluator beside a run whose checkpoints it cannot use."""
+
+import signal
+
+import pytest
+
+from tfrl.cli.settings import to_yaml
+from tfrl.config.ppo import parse
+from tfrl.run.checkpoint import CheckpointStore
+
+
+@pytest.mark.parametrize(
+    ("settings", "learner", "sentences"),
+    [
+        ("nothing: 1", None, ["has an unknown setting 'nothing'"]),
+        (None, b"damaged", ["update-00000001 is skipped: learner.npz has", "no valid checkpoint of"]),
+    ],
+)
+def test_it_says_once_why_it_cannot_evaluate(tmp_path, capsys, monkeypatch, settings, learner, sentences):
+    from tfrl.training import evaluator  # TensorFlow
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
+    config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run"])
+    store = CheckpointStore(config.run_dir / "checkpoints", keep=2)
+    store.save(1, learner={}, worker_part={}, env_steps=config.batch_size)
+    (config.run_dir / "config.yaml").write_text(settings or to_yaml(config))
+    if learner is not None:
+        (config.run_dir / "checkpoints" / "update-00000001" / "learner.npz").write_bytes(learner)
+    looks = []
+
+    def wait(_):
+        looks.append(None)
+        if len(looks) == 3:
+            store.save(config.num_updates, learner={}, worker_part={}, env_steps=config.total_steps)
+
+    assert evaluator.follow(config, sleep=wait) == 0
+    output = capsys.readouterr()
+    warnings = [line for line in output.out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == len(sentences) and output.err == ""
+    for warning, sentence in zip(warnings, sentences, strict=True):
+        assert sentence in warning

@@ -1,0 +1,64 @@
+"""What the learner feeds an update with: numbers of the run's seed and of the update, rewards."""
+
+import numpy as np
+import pytest
+from refusals import refusal
+
+from tfrl import envs
+from tfrl.experience.normalize import RewardNormalizer
+from tfrl.networks import actor_critic
+from tfrl.run import rng
+
+
+def in_env_order(array):
+    """[R, T, B] to [T, R * B], a copy."""
+    return np.concatenate(list(array), axis=1)
+
+
+def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
+    agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
+    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "share_torso": True, "precision": "float32"}
+    expected = actor_critic.build(torso="cookbook", seed=3, **shape).get_weights()
+    found = agent.weights()
+    assert set(found) == set(expected)
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+    env = envs.make(envs.EnvSpec("catch", num_envs=8, seed=3, num_levels=5, start_level=7))
+    for observations in in_env_order(agent.collect().observations):  # over the first episode, and the second
+        np.testing.assert_array_equal(observations[:, :9], env.observe()[1][:, :9])  # without the paddle
+        env.act(np.ones(8, np.int32))
+
+
+def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
+    agent = learner(small(seed=3))
+    agent.session.step = 5
+    rollout = agent.collect()
+    uniforms = rng.action_uniforms(3, 5, range(8), 16)
+    seen = rollout.observations[0].reshape(-1, 10, 5, 1)
+    expected = agent.sample(seen, uniforms.reshape(-1)).reshape(16, 8)
+    np.testing.assert_array_equal(rollout.actions[0], expected)
+    assert np.unique(expected).size == 3
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, learner, normalize):
+    agent = learner(small(replicas=2, normalize_rewards=normalize))
+    normalizer, ends = RewardNormalizer(8), []
+    for _ in range(2):
+        rollout = agent.collect()
+        rewards, first = in_env_order(rollout.rewards), in_env_order(rollout.first)
+        raw = np.sign(rewards)  # catch pays 1 or -1, when an episode ends
+        np.testing.assert_array_equal(raw != 0, first)
+        np.testing.assert_array_equal(rewards, normalizer(raw, first) if normalize else raw)
+        ends += raw[first].tolist()
+        metrics = agent.episode_metrics()
+        assert metrics["rollout/episodes"] == len(ends) > 0
+        assert metrics["rollout/episode_return"] == pytest.approx(np.mean(ends))
+        assert metrics["rollout/episode_length"] == 9
+        assert agent.action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
+
+
+def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):
+    state, part = learner(small()).get_state()
+    other = learner(small(share_torso=False, logdir=str(tmp_path)))
+    assert f"{tmp_path}/small are of another network" in refusal(other.set_state, state, [part])

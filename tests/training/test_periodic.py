@@ -1,0 +1,365 @@
+"""What a run does besides learning leaves its steps alone, and TensorBoard shows all of it."""
+
+import csv
+import dataclasses
+import math
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tracemalloc
+import types
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import unread_pipe
+
+from tfrl import envs, suite
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import to_yaml
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import level_spec, play
+from tfrl.reporting import runs
+from tfrl.run import results
+from tfrl.run.session import Session
+from tfrl.run.stop import Stopped
+from tfrl.training import on_policy, periodic, summary
+from tfrl.workers import strategy
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    from conftest import SMALL
+
+    folder = tmp_path_factory.mktemp("logs")
+    config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)
+    watched = dataclasses.replace(config, run_name="watched", eval_every=2, record_every=2)
+    assert on_policy.train(dataclasses.replace(config, run_name="plain"), None) == 0
+    assert on_policy.train(watched, None) == 0
+    return folder
+
+
+def test_evaluations_and_videos_do_not_disturb_the_run(logdir):
+    plain, watched = (results.read(logdir / name) for name in ("plain", "watched"))
+    assert plain["weights_sha256"] == watched["weights_sha256"]
+    assert plain["eval"] == watched["eval"]
+
+
+def test_the_best_policy_and_the_videos_are_kept(logdir):
+    best = policy_files.find(logdir / "watched", "best")
+    with (logdir / "watched" / "progress.csv").open() as file:
+        evaluated = {int(row["env_steps"]): row["eval_test/return"] for row in csv.DictReader(file)}
+    scores = {steps: float(cell) for steps, cell in evaluated.items() if cell}
+    assert list(scores) == [256, 512]
+    assert best.env_steps == max(scores, key=scores.get)
+    assert {path.name for path in (logdir / "watched" / "videos").iterdir()} == {
+        "catch-test-256.mp4",
+        "catch-test-512.mp4",
+    }
+
+
+def test_tensorboard_has_charts_hyperparameters_and_video(logdir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(logdir / "watched")).Reload()
+    tags = set(events.Tags()["tensors"])
+    assert {"rollout/episode_return", "eval_test/return", "video/test", "eval_test/episode"} <= tags
+    assert {"custom_scalars__config__", "_hparams_/session_start_info", "settings"} <= tags
+
+
+@pytest.mark.parametrize(("mode", "num_levels"), [("easy", 200), ("easy", 0), ("exploration", 200)])
+def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
+    """In exploration both evaluations play the same single level, and 0 is all levels."""
+    config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
+
+    def sample(observations, uniforms):
+        return (uniforms * 15).astype(np.int32)
+
+    found = periodic.Periodic(config, learner(config).session).evaluate(sample, 0)
+    assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
+    gap = results.evaluation(found, config.eval_episodes)["generalization_gap"]
+    assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)
+    if math.isfinite(gap):
+        assert gap == found["eval_train/normalized_return"] - found["eval_test/normalized_return"]
+
+
+def test_each_level_set_is_played_on_its_own_levels(small, learner):
+    """All balls of the one training level fall in one column, which this policy always catches."""
+    config = small(num_levels=1, start_level=7, eval_episodes=32)
+    spec = level_spec(config, "train", 1)
+    column = envs.make(spec).observe()[1][0, 0, :, 0].argmax()
+
+    def towards(observations, uniforms):
+        paddle = observations[:, -1, :, 0].argmax(axis=1)
+        return (np.sign(column - paddle) + 1).astype(np.int32)
+
+    found = periodic.Periodic(config, learner(config).session).evaluate(towards, 0)
+    assert found["eval_train/return"] == 1.0
+    unseen = play(towards, level_spec(config, "test", 32), range(32), episodes_each=1)
+    assert found["eval_test/return"] == unseen.returns.mean() < 0
+    assert found["eval/generalization_gap"] == 1.0 - found["eval_test/return"]
+
+
+def test_an_evaluation_keeps_few_frames(small, learner):
+    """16 envs that never end an episode show 200 MB in 1000 steps; a video of one is the first 300."""
+    config = small(env="coinrun", num_levels=200, eval_episodes=16)
+    evaluation = periodic.Periodic(config, learner(config).session)
+
+    def still(observations, uniforms):
+        return np.full(len(observations), 4, np.int32)
+
+    tracemalloc.start()
+    try:
+        evaluation._mean_return(still, "train", 0)
+        assert tracemalloc.get_traced_memory()[1] < 60e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_all_workers_go_through_the_same_phases(small, tmp_path):
+    """Whoever begins fewer would be taken for one that hangs."""
+    (tmp_path / "file").touch()
+    phases = {}
+    for chief in (True, False):
+        begun = phases.setdefault(chief, [])
+        session = types.SimpleNamespace(
+            runtime=types.SimpleNamespace(is_chief=chief),
+            phase=begun.append,
+            console=types.SimpleNamespace(warn=begun.append),
+        )
+        unwritable = small(logdir=str(tmp_path / "file"))
+        periodic.Periodic(unwritable, session).record(lambda o, u: np.zeros(len(o), np.int32), 0)
+    assert phases[False] == ["recording"]
+    assert phases[True][0] == "recording" and "Training goes on" in phases[True][1]
+
+
+@needs_browser
+def test_a_browser_shows_tensorboard(logdir, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", str(port)]
+    server = subprocess.Popen(
+        [*command, "--load_fast=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        tags = _wait_for(f"http://127.0.0.1:{port}/data/plugin/timeseries/tags", "rollout/episode_return")
+        assert "eval_test/episode" in tags
+        browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+        browser += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        # Tall, for cards are made when they come into view.
+        browser += [f"--user-data-dir={tmp_path}", "--window-size=1600,5000"]
+        browser += ["--virtual-time-budget=20000", "--dump-dom"]
+        shown = subprocess.run(
+            [*browser, f"http://127.0.0.1:{port}/#timeseries"], capture_output=True, text=True, timeout=120
+        ).stdout
+        assert "eval_test/return" in shown
+        assert re.search(r'<img [^>]*alt="Image at step 512"', shown)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _wait_for(url, text, seconds=90):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            content = urllib.request.urlopen(url, timeout=10).read().decode()
+            if text in content:
+                return content
+        except OSError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"{url} did not show {text} in {seconds} s")
+
+
+# Suites
+
+
+def test_a_suite_is_games_times_seeds():
+    tasks = suite.plan(suite.Options(envs="coinrun,maze", seeds="3,4"), ["--total-steps", "1e6"])
+    assert [(t.config.env, t.config.seed) for t in tasks] == [
+        ("coinrun", 3),
+        ("coinrun", 4),
+        ("maze", 3),
+        ("maze", 4),
+    ]
+    assert all(t.config.total_steps == 1_000_000 for t in tasks)
+    assert len({t.config.run_dir for t in tasks}) == 4
+    assert len(suite.plan(suite.Options(), [])) == 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--envs", "pong"], "no game 'pong'"),
+        (["--env", "maze"], "instead of --env"),
+        (["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
+        (["--run-name", "a"], "instead of --run-name"),
+        (["--envs"], "--envs needs a value"),
+        (["--seeds", "1,1"], "would share the folder"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--workers", "1000"], "--workers must be at least 1 and at most"),
+        (["--workers", "two"], "--workers must be a whole number"),
+    ],
+)
+def test_a_suite_is_checked_before_it_starts(arguments, sentence, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=sentence):
+        suite.main(arguments)
+
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from made_runs import make_run
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+logdir, seed = Path(flags["--logdir"]), int(flags["--seed"])
+mark = logdir / f"{{seed}}.started"
+mark.touch()
+while len(list(logdir.glob("*.started"))) < {together}:
+    time.sleep(0.02)
+if seed in {ends}:
+    sys.exit({ends}[seed])
+make_run(logdir, "maze", seed, total_steps=40_000)
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Stands in for the trainer: leaves a finished run, or ends with a code, when `together` have started."""
+
+    def make(together=1, **ends):
+        script = tmp_path / "trainer.py"
+        ends = {int(seed[1:]): code for seed, code in ends.items()}
+        here = Path(__file__).parent
+        script.write_text(TRAINER.format(paths=[str(here), str(here.parent)], together=together, ends=ends))
+        monkeypatch.setattr(suite, "_TRAINER", (str(script),))
+        return ["--envs", "maze", "--total-steps", "40000", "--logdir", str(tmp_path)]
+
+    return make
+
+
+def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, trainer, capsys):
+    from made_runs import make_run
+
+    make_run(tmp_path, "maze", 1, total_steps=40_000)
+    assert suite.main([*trainer(), "--seeds", "1,2"]) == 0
+    assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
+    assert (tmp_path / "report.html").is_file()
+    assert "maze-seed1: done before" in capsys.readouterr().out
+
+
+def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
+    """Each of the first two waits until both have started: one after another, none would end."""
+    assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0
+    assert len(list(tmp_path.glob("*/output.txt"))) == 3
+
+
+def test_a_suite_goes_on_when_nobody_reads_what_it_says(tmp_path, trainer, monkeypatch):
+    flags = trainer()
+    with unread_pipe("broken") as pipe, open(pipe, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert suite.main([*flags, "--seeds", "1,2"]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):
+    assert suite.main([*trainer(s1=143), "--seeds", "1,2"]) == 143
+    assert not (tmp_path / "2.started").exists()
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):
+    with pytest.raises(TrainingError, match="1 of 2 runs failed: maze-seed1"):
+        suite.main([*trainer(together=2, s1=1), "--seeds", "1,2", "--workers", "2"])
+    assert (tmp_path / "report.html").is_file()
+    assert "ended with code 1" in capsys.readouterr().out
+
+
+def test_a_suite_that_fails_itself_leaves_no_run_behind(tmp_path, trainer, monkeypatch):
+    """The second run cannot be started while the first one waits for it."""
+    flags = trainer(together=2)
+    started = []
+
+    def popen(*args, **settings):
+        if started:
+            raise OSError(12, "Cannot allocate memory")
+        started.append(real(*args, **settings))
+        return started[0]
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="allocate"):
+        suite.main([*flags, "--seeds", "1,2", "--workers", "2"])
+    assert started[0].returncode == -signal.SIGTERM
+
+
+def test_a_damaged_run_is_found_before_a_suite_starts(tmp_path, trainer):
+    run = tmp_path / "maze-seed2"
+    run.mkdir()
+    (run / "results.json").write_text("{}")
+    (run / "config.yaml").write_text("nothing: 1")
+    with pytest.raises(UserError, match="unknown setting 'nothing'"):
+        suite.main([*trainer(), "--seeds", "1,2"])
+    assert not list(tmp_path.glob("*.started"))
+
+
+def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
+    flags = "--envs catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
+    flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --workers 2 --logdir {tmp_path}"
+    command = [sys.executable, "-m", "tfrl.suite", *flags.split()]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        folders = [tmp_path / f"catch-seed{seed}" for seed in (1, 2)]
+        while not all((folder / "progress.csv").is_file() for folder in folders):
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    for folder in folders:
+        saved = int(max(folder.glob("checkpoints/update-*")).name.removeprefix("update-"))
+        assert runs.load(folder).env_steps == saved * 8 * 16
+
+
+def test_settings_know_the_video_flag(small):
+    assert "record_every: 0" in to_yaml(small())
+
+
+def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, monkeypatch):
+    """Else the update that it belongs to would be written in place of the one that the run ends with."""
+    config = small(logdir=str(tmp_path), total_steps=640, eval_every=2, eval_episodes=8, checkpoint_every=1)
+
+    def stop(*_):
+        raise Stopped(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(periodic.Periodic, "evaluate", stop)
+        assert on_policy.train(config, None) == 0
+    config = dataclasses.replace(config, eval_every=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "obey", lambda session: session.step < 3 or stop())
+        assert on_policy.train(config, None) == 0
+    before = runs.load(config.run_dir).progress
+    assert before["env_steps"].tolist() == [128, 256, 384]
+    assert on_policy.train(dataclasses.replace(config, total_steps=384), None) == 0
+    after = runs.load(config.run_dir).progress
+    np.testing.assert_array_equal(after["train/policy_loss"], before["train/policy_loss"])
+
+
+def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
+    runtime = strategy.make(small(), None)
+    shown = [summary.rows(small(), runtime, 1, None, logged).get("lost") for logged in (0, 384)]
+    assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
+
+
+def test_commands_to_type_next_are_what_a_shell_takes(small):
+    config = small(logdir="my logs")
+    assert summary.folder(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}

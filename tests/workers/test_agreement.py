@@ -1,0 +1,51 @@
+"""What workers must have in common before they train together."""
+
+import dataclasses
+
+import pytest
+
+from tfrl.workers import agreement
+from tfrl.workers.strategy import resolve_precision
+
+OWN = {"logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout"}
+
+
+def test_every_setting_counts_but_those_of_a_machine(small):
+    config = small()
+    expected = agreement.fingerprint(config)
+    for field in dataclasses.fields(config):
+        changed = agreement.fingerprint(dataclasses.replace(config, **{field.name: "another"}))
+        differing = {name for name in expected if changed[name] != expected[name]}
+        assert differing == {field.name} - OWN
+    assert {field.name for field in dataclasses.fields(config)} > OWN
+
+
+def test_an_automatic_precision_is_the_one_that_it_means(small):
+    meant = resolve_precision("auto")
+    assert agreement.fingerprint(small(precision="auto")) == agreement.fingerprint(small(precision=meant))
+
+
+@pytest.fixture
+def checksum(tmp_path, monkeypatch):
+    """Computes that of the code in a folder of the test's own."""
+    for package in ("tfrl/envs", "resnet"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "code.py").write_text("x = 1")
+    monkeypatch.setattr(agreement, "__file__", str(tmp_path / "tfrl" / "workers" / "agreement.py"))
+    return lambda config: agreement.fingerprint(config)["the code (its checksum)"]
+
+
+@pytest.mark.parametrize("file", ["tfrl/envs/code.py", "resnet/code.py"])
+def test_any_line_of_code_counts(small, tmp_path, checksum, file):
+    before = checksum(small())
+    (tmp_path / "tfrl" / "notes.txt").touch()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "code.py").touch()
+    assert checksum(small()) == before
+    (tmp_path / file).write_text("x = 2")
+    changed = checksum(small())
+    assert changed != before
+    (tmp_path / file).write_text("x = 1")
+    assert checksum(small()) == before
+    (tmp_path / file).rename((tmp_path / file).with_name("other.py"))
+    assert checksum(small()) not in (before, changed)

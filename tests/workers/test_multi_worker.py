@@ -1,0 +1,320 @@
+"""Real training processes over loopback: the same run on any number of workers, whatever happens to them.
+
+Nothing here depends on timing: faults come at a given update (faulty_worker.py), and every wait is for a
+process to end. Workers have one core each, and a process alone has two.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from worker_pair import (
+    BATCH,
+    FAULTY,
+    PATIENCE,
+    TRAIN,
+    UPDATES,
+    addresses,
+    ended,
+    env_steps,
+    environment,
+    evaluations,
+    flags,
+    results,
+    run_alone,
+    run_workers,
+    saved,
+    started,
+)
+
+from benchmarks import namespaces
+from tfrl.cli.settings import to_yaml
+from tfrl.config.ppo import parse
+from tfrl.evaluation import policy_files
+from tfrl.run.checkpoint import CheckpointStore
+
+
+def events(event_file, tag):
+    """Steps and tensors of a tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    accumulator = EventAccumulator(str(event_file)).Reload()
+    if tag not in accumulator.Tags()["tensors"]:
+        return []
+    return [(e.step, make_ndarray(e.tensor_proto)) for e in accumulator.Tensors(tag)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The logdir of a run by one process that nothing disturbed."""
+    logdir = tmp_path_factory.mktemp("alone")
+    assert run_alone(*TRAIN, *flags(logdir, "--eval-every", "2"))[0] == 0
+    return logdir
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The same by two workers."""
+    logdir = tmp_path_factory.mktemp("pair")
+    ends = run_workers(*[[*TRAIN, *flags(logdir, "--eval-every", "2")]] * 2)
+    assert [code for code, _ in ends] == [0, 0], ends
+    return logdir
+
+
+def test_two_workers_take_the_steps_of_one_process(alone, pair):
+    assert results(pair)["workers"] == 2
+    assert results(pair)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert results(pair)["eval"] == results(alone)["eval"]
+
+
+def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
+    alone, four = tmp_path / "alone", tmp_path / "four"
+    assert run_alone(*TRAIN, *flags(alone, updates=3))[0] == 0
+    ends = run_workers(*[[*TRAIN, *flags(four, "--replicas", "2", updates=3)]] * 2)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert (results(four)["workers"], results(four)["replicas"]) == (2, 4)
+    with (
+        np.load(alone / "run" / "export" / "weights.npz") as expected,
+        np.load(four / "run" / "export" / "weights.npz") as found,
+    ):
+        for name in expected.files:
+            difference = np.linalg.norm(found[name] - expected[name])
+            assert difference <= 1e-5 * np.linalg.norm(expected[name]), name
+
+
+def test_two_workers_write_one_run(alone, pair):
+    assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
+    assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
+    assert not (pair / "run" / "heartbeats").exists()
+
+
+def test_the_histogram_of_actions_is_that_of_all_workers(alone, pair):
+    expected, found = (
+        events(next((logdir / "run").glob("events.out.tfevents.*")), "rollout/actions")
+        for logdir in (alone, pair)
+    )
+    assert [step for step, _ in found] == [step for step, _ in expected] == env_steps(alone)
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours[:, 2].sum() == BATCH
+
+
+def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair):
+    assert list(evaluations(pair)) == [2 * BATCH, 4 * BATCH]
+    assert evaluations(pair) == evaluations(alone)
+    best = [policy_files.find(logdir / "run", "best") for logdir in (alone, pair)]
+    assert best[0].env_steps == best[1].env_steps in evaluations(pair)
+    for name, weights in best[0].weights.items():
+        np.testing.assert_array_equal(best[1].weights[name], weights)
+    arguments = ("--checkpoint", "best", "--levels", "test", "--episodes", "2")
+    code, stderr = run_alone("-m", "tfrl.evaluate", str(pair / "run"), *arguments)
+    assert code == 0, stderr
+    played = json.loads((pair / "run" / "eval.json").read_text())
+    assert (played["checkpoint"], played["env_steps"]) == ("best", best[1].env_steps)
+    # The same episodes, by one process: the policy is the one that the workers evaluated.
+    assert played["evaluations"][0]["return_mean"] == evaluations(pair)[best[1].env_steps][1]
+
+
+@pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
+def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
+    cluster = {"worker": [f"{address}:2222" for address in namespaces.ADDRESSES]}
+    command = [*TRAIN, *flags(tmp_path)]
+    with (
+        namespaces.two_machines() as places,
+        started(command, command, cluster=cluster, places=places) as processes,
+    ):
+        ends = [ended(process) for process in processes]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "update"), [("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)]
+)
+def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
+    command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
+    ends = run_workers(command, command)
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert saved(tmp_path)[-1] == update  # in which the signal came
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert not evaluations(tmp_path)
+    assert run_alone(*TRAIN, *flags(tmp_path))[0] == 0
+    assert results(tmp_path)["resumed_at"] == [update * BATCH]
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert results(tmp_path)["eval"] == results(alone)["eval"]
+    assert env_steps(tmp_path) == env_steps(alone)
+
+
+def cut_off(logdir, run, update):
+    """Copies a run as it was after that update, for another process to go on with."""
+    shutil.copytree(run, logdir / "run")
+    for later in range(update + 1, UPDATES + 1):
+        shutil.rmtree(logdir / "run" / "checkpoints" / f"update-{later:08d}")
+    (logdir / "run" / "results.json").unlink()
+
+
+def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
+    cut_off(tmp_path, alone / "run", 2)
+    ends = run_workers(*[[*TRAIN, *flags(tmp_path)]] * 2)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert results(tmp_path)["resumed_at"] == [2 * BATCH]
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert env_steps(tmp_path) == env_steps(alone)
+
+
+def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begins_again(tmp_path):
+    logdirs = [tmp_path / "shared", tmp_path / "its own"]
+    run = logdirs[0] / "run"
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    store.save(2, learner={}, worker_part={}, env_steps=2 * BATCH)  # nobody comes so far as to read it
+    settings = parse(flags(logdirs[0]))
+    (run / "config.yaml").write_text(to_yaml(settings))
+    (run / "progress.csv").write_text(f"env_steps\n{BATCH}\n{2 * BATCH}\n")
+    ends = run_workers(*[[*TRAIN, *flags(logdir)] for logdir in logdirs])
+    for logdir, (code, output) in zip(logdirs, ends, strict=True):
+        assert code == 75, output
+        assert f"worker 1 sees no checkpoint in {logdir / 'run'}, and worker 0 that of update 2" in output
+        assert "Traceback" not in output
+    assert env_steps(logdirs[0]) == [BATCH, 2 * BATCH]
+
+
+def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_path):
+    cut_off(tmp_path, alone / "run", 3)
+    command = [*TRAIN, *flags(tmp_path, "--eval-every", "1")]
+    chief, worker, evaluator = addresses(3)
+    cluster = {"chief": [chief], "worker": [worker], "evaluator": [evaluator]}
+    theirs = set((tmp_path / "run").glob("events.out.tfevents.*"))
+    with started(command, cluster=cluster, role="evaluator") as (following,):
+        end = time.monotonic() + PATIENCE
+        while not (mine := set((tmp_path / "run").glob("events.out.tfevents.*")) - theirs):
+            assert following.poll() is None, ended(following)
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        with (
+            started(command, cluster=cluster, role="chief") as (first,),
+            started(command, cluster=cluster, role="worker") as (second,),
+        ):
+            assert [ended(p)[0] for p in (first, second, following)] == [0, 0, 0]
+    (own,) = mine
+    assert [step for step, _ in events(own, "eval_test/return")] == [3 * BATCH]
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tmp_path, victim):
+    faulty = [*FAULTY, "SIGKILL", str(victim), "2", str(tmp_path / "marker")]
+    code, stderr = run_alone(
+        *["-m", "cluster.launch", "--workers", "2", "--max-restarts", "1", "--grace", "60", "--"],
+        *[sys.executable, *faulty, *flags(tmp_path, "--checkpoint-every", "2")],
+    )
+    assert code == 0, stderr
+    # The victim's peer may be the one that ends first.
+    assert "restarting all 2 workers from the last checkpoint (restart 1 of 1)" in stderr
+    assert f"error: worker {victim} (" in stderr
+    assert "Traceback" not in stderr
+    # TensorFlow's own view of it is in a file.
+    assert not re.search(r"^(\[1\] )?E\d{4} ", stderr, re.MULTILINE)
+    assert "E0000" in (tmp_path / "run" / "tensorflow" / f"worker-{1 - victim}.log").read_text()
+    assert results(tmp_path)["resumed_at"] == [2 * BATCH]
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert env_steps(tmp_path) == env_steps(alone)
+
+
+def test_a_stopped_worker_is_found_and_named(tmp_path):
+    command = [*FAULTY, "SIGSTOP", "1", "2", str(tmp_path / "marker"), *flags(tmp_path)]
+    with started(command, command) as (chief, _):
+        code, stderr = ended(chief)
+    assert code == 75, stderr
+    # On a busy machine TensorFlow may lose the connection in another way than by missing heartbeats.
+    assert "worker 1 (127.0.0.1:" in stderr[stderr.index("error: ") :]
+
+
+@pytest.mark.parametrize(
+    ("fault", "update", "patience"), [("HANG", 2, ["--stall-timeout", "20"]), ("HANG:20", 0, [])]
+)
+def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, patience):
+    command = [*FAULTY, fault, "1", str(update), str(tmp_path / "marker"), *flags(tmp_path, *patience)]
+    (chief_code, chief), (hanging_code, hanging) = run_workers(command, command)
+    assert (chief_code, hanging_code) == (75, 75), chief + hanging
+    stuck = f"is stuck in update {update + 1}, collecting, at tfrl/training/learner.py:"
+    for stderr in (chief, hanging):
+        # The first to end breaks the other's connections, which it may notice before its own watchdog does.
+        assert stuck in stderr or "is gone" in stderr
+    assert stuck in chief + hanging
+    assert "time.sleep(3600)" in hanging or "is gone" in chief
+
+
+def test_a_supervised_worker_that_hangs_ends_all_and_they_say_where(tmp_path):
+    settings = "--dataset procgen_frames/games-mini --model cookbook --precision float32 --batch-size 16"
+    settings += " --max-steps 8 --log-every 1 --checkpoint-every 1 --stall-timeout 20 --run-name run"
+    settings = [*settings.split(), "--logdir", str(tmp_path)]
+    command = [*FAULTY, "HANG", "1", "3", str(tmp_path / "marker"), *settings]
+    ends = run_workers(command, command, TFDS_DATA_DIR=str(tmp_path / "tfds"))
+    assert [code for code, _ in ends] == [75, 75], ends
+    said = ends[0][1] + ends[1][1]
+    assert "no worker has made a step for" in said
+    assert "in update 4, training, at resnet/supervised/trainer.py:" in said, said[-3000:]
+
+
+def test_workers_with_other_settings_do_not_start(tmp_path):
+    ends = run_workers([*TRAIN, *flags(tmp_path)], [*TRAIN, *flags(tmp_path, "--lr", "0.1")])
+    for code, stderr in ends:
+        assert code == 2
+        assert "the workers differ: lr is 0.0005 on worker 0 (127.0.0.1:" in stderr
+        assert "and 0.1 on worker 1 (127.0.0.1:" in stderr
+        assert "Traceback" not in stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_worker_is_named(tmp_path, missing):
+    commands = [[*TRAIN, *flags(tmp_path, "--cluster-timeout", "3")]] * 2
+    commands[missing] = ["-c", "pass"]
+    code, stderr = run_workers(*commands)[1 - missing]
+    assert code == 75  # a launcher is to start all again
+    assert f"waiting for worker {missing} (127.0.0.1:" in stderr
+    assert "did not come up within 3 s" in stderr
+
+
+@pytest.mark.parametrize(
+    ("tf_config", "message"),
+    [
+        ("{not json", "TF_CONFIG is not JSON"),
+        ('{"task": {"type": "worker", "index": 0}}', "TF_CONFIG has no 'cluster'"),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}', "index 0 to 1"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}',
+            "--num-envs must be divisible by the number of replicas, 3 (3 workers x 1); got 8; 6 or 9 would",
+        ),
+    ],
+)
+def test_a_wrong_tf_config_ends_the_command_with_one_sentence(tmp_path, tf_config, message):
+    done = subprocess.run(
+        [sys.executable, *TRAIN, *flags(tmp_path)],
+        env=environment(TF_CONFIG=tf_config),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(alone, small_disk):
+    # Two checkpoints of this network (1.1 MB each) fit, and not a third before the oldest is removed.
+    disk = small_disk("3m")
+    ends = run_workers(*[[*TRAIN, *flags(disk)]] * 2)
+    said = ends[0][1]
+    assert "is full" in said
+    assert "Training goes on." in said
+    assert len(saved(disk)) >= 1
+    assert not list((disk / "run" / "checkpoints").glob("*.tmp"))
+    assert env_steps(disk) == env_steps(alone)

@@ -1,0 +1,345 @@
+"""Workers meet over real sockets: threads of this process, and processes where one has to die or hang."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfrl.cli.errors import PeerError, UserError
+from tfrl.workers import rendezvous, tf_config
+
+SAME = {"lr": "0.0005", "code": "abc"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, seconds in (("REPORT_AFTER", 0.2), ("REPORT_EVERY", 0.2), ("STATUS_EVERY", 0.1)):
+        monkeypatch.setattr(rendezvous, name, seconds)
+
+
+def free_ports(count):
+    sockets = [tf_config.listen(0) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def configs(count, host="127.0.0.1"):
+    cluster = {"worker": [f"{host}:{port}" for port in free_ports(count)]}
+    tasks = [{"type": "worker", "index": index} for index in range(count)]
+    return [tf_config.parse(json.dumps({"cluster": cluster, "task": task})) for task in tasks]
+
+
+class Attempt:
+    """One worker's rendezvous in a thread."""
+
+    def __init__(self, config, fingerprint=SAME, timeout=10.0, **options):
+        self.lines = []
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(
+            rendezvous.rendezvous, config, fingerprint, timeout, self.lines.append, **options
+        )
+
+    def result(self):
+        """None, or the error's sentence."""
+        self.again = False
+        try:
+            return self._future.result(20)
+        except (UserError, PeerError) as error:
+            self.again = isinstance(error, PeerError)  # a launcher is to start all again
+            return str(error)
+
+    @property
+    def done(self):
+        return self._future.done()
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_workers_meet_and_leave_their_ports_free(host):
+    cluster = configs(3, host)
+    attempts = [Attempt(config) for config in cluster]
+    assert [attempt.result() for attempt in attempts] == [None] * 3
+    for config in cluster:
+        tf_config.check_port_free(config)
+
+
+def test_the_chief_may_come_last_and_each_is_named_while_it_is_missing():
+    cluster = configs(3)
+    second = Attempt(cluster[2])
+    until(lambda: second.lines)
+    assert f"worker 0 ({cluster[0].workers[0]}), the chief (Connection refused)" in second.lines[0]
+    chief = Attempt(cluster[0])
+    until(lambda: chief.lines and any("worker 1" in line for line in second.lines))
+    for attempt in (chief, second):  # the chief passes on whom it misses
+        assert f"waiting for worker 1 ({cluster[0].workers[1]}) (" in attempt.lines[-1]
+        assert "of 10 s)" in attempt.lines[-1]
+        assert not attempt.done
+    assert [Attempt(cluster[1]).result(), chief.result(), second.result()] == [None] * 3
+
+
+def test_a_missing_worker_is_named_by_everybody_when_the_time_is_up():
+    cluster = configs(4)
+    started = time.monotonic()
+    attempts = [Attempt(cluster[index], timeout=1.0) for index in (0, 2)]
+    for attempt in attempts:
+        sentence = attempt.result()
+        names = f"{cluster[0].name(1)}, {cluster[0].name(3)} did not come up within 1 s"
+        assert sentence.startswith(names) and attempt.again
+    assert time.monotonic() - started < 4
+
+
+def test_a_missing_chief_is_named_when_the_time_is_up():
+    config = configs(2)[1]
+    attempt = Attempt(config, timeout=0.8)
+    sentence = attempt.result()
+    assert attempt.again
+    assert f"{config.name(0)}, the chief (Connection refused) did not come up" in sentence
+
+
+def test_a_host_that_does_not_exist_is_told_with_the_reason():
+    cluster = {"chief": ["no-such-host.invalid:2222"], "worker": [f"127.0.0.1:{free_ports(1)[0]}"]}
+    text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    sentence = Attempt(tf_config.parse(text), timeout=0.5).result()
+    assert "no-such-host.invalid:2222" in sentence
+    assert "refused" not in sentence
+
+
+def test_every_worker_hears_which_keys_differ_and_where():
+    cluster = configs(3)
+    fingerprints = [
+        {"lr": "0.1", "code": "abc", "seed": "1"},
+        {"lr": "0.2", "code": "abc", "seed": "1"},
+        {"lr": "0.1", "code": "abc"},
+    ]
+    attempts = [Attempt(config, values) for config, values in zip(cluster, fingerprints, strict=True)]
+    sentences = {attempt.result() for attempt in attempts}
+    assert len(sentences) == 1 and not any(attempt.again for attempt in attempts)
+    sentence = sentences.pop()
+    assert f"lr is 0.1 on workers 0, 2 and 0.2 on {cluster[0].name(1)}" in sentence
+    assert f"seed is 1 on workers 0, 1 and missing on {cluster[0].name(2)}" in sentence
+    assert "code" not in sentence.split(";")[0]
+
+
+def test_another_list_of_workers_is_a_difference():
+    first, second = configs(2)
+    other = json.loads(second.to_json())
+    other["cluster"]["worker"].append("127.0.0.1:2222")
+    attempts = [Attempt(first), Attempt(tf_config.parse(json.dumps(other)))]
+    for attempt in attempts:
+        assert "TF_CONFIG cluster is" in attempt.result()
+
+
+def test_an_index_that_the_chief_does_not_know_is_refused():
+    first, second = configs(2)
+    port = free_ports(1)[0]
+    other = {
+        "cluster": {"worker": [*first.workers, f"127.0.0.1:{port}"]},
+        "task": {"type": "worker", "index": 2},
+    }
+    chief, stray = Attempt(first), Attempt(tf_config.parse(json.dumps(other)))
+    assert "the chief's TF_CONFIG has workers 0 to 1" in stray.result() and not stray.again
+    assert [Attempt(second).result(), chief.result()] == [None, None]
+
+
+def test_a_second_process_with_the_same_port_is_told_so():
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    until(lambda: chief.lines)
+    second = Attempt(cluster[0])
+    assert "already in use" in second.result() and not second.again and not second.lines
+    third = Attempt(cluster[0], timeout=1.0, restarted=True)
+    assert "already in use" in third.result() and third.again
+    assert f"waiting for {cluster[0].address}, its own port, which another process has (" in third.lines[0]
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_that_a_predecessor_still_has_is_waited_for(count):
+    cluster = configs(count)
+    with tf_config.reserve_port(cluster[-1]):
+        attempts = [Attempt(config, restarted=True) for config in cluster]
+        until(lambda: any("its own port" in line for line in attempts[-1].lines))
+    assert [attempt.result() for attempt in attempts] == [None] * count
+
+
+def hello(config, worker):
+    fingerprint = {rendezvous.CLUSTER_KEY: " ".join(config.workers), **SAME}
+    return {
+        "tfrl": "hello",
+        "worker": worker,
+        "who": "process 7 on another-host",
+        "fingerprint": fingerprint,
+    }
+
+
+def connect_to(chief, config, message=None):
+    """A connection to the waiting chief that speaks the protocol from another machine, as it were."""
+    until(lambda: chief.lines)
+    connection = socket.create_connection(tf_config.split_address(config.workers[0]), timeout=5)
+    if message is not None:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    return connection, connection.makefile("rb")
+
+
+def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nobody():
+    cluster = configs(3)
+    chief, first = Attempt(cluster[0]), Attempt(cluster[1])
+    until(lambda: any(cluster[0].name(2) in line for line in first.lines))
+    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    answer = json.loads(stream.readline())
+    assert f"process 7 on another-host says it is {cluster[0].name(1)}" in answer["error"]
+    assert f"process {os.getpid()} on " in answer["error"]
+    connection.close()
+    assert [Attempt(cluster[2]).result(), chief.result(), first.result()] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(256)),
+        b"[1]\n",
+        b'{"worker": 1}\n',
+        b'{"tfrl": "hello", "worker": "1", "fingerprint": {}}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * (rendezvous.LONGEST_LINE + 70_000),
+    ],
+    ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
+)
+def test_strangers_are_shown_out(garbage, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 60.0 if garbage else 0.2)
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    connection, stream = connect_to(chief, cluster[0])
+    try:
+        connection.sendall(garbage)
+        while stream.readline():  # the chief may say who is missing, and then hangs up
+            pass
+    except ConnectionError:
+        pass
+    connection.close()
+    assert not chief.done
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+def test_a_worker_that_goes_on_with_garbage_is_missing_again():
+    cluster = configs(3)
+    chief = Attempt(cluster[0])
+    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    until(lambda: cluster[0].name(1) not in chief.lines[-1])
+    connection.sendall(b'{"round": "x"}\n')
+    until(lambda: cluster[0].name(1) in chief.lines[-1])
+    attempts = [Attempt(cluster[1]), Attempt(cluster[2]), chief]
+    assert [attempt.result() for attempt in attempts] == [None] * 3
+
+
+def test_the_chief_has_given_up_its_port_when_it_says_go():
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    while "go" not in (message := json.loads(stream.readline())):
+        connection.sendall(json.dumps({"round": message["round"]}).encode() + b"\n")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(tf_config.split_address(cluster[0].workers[0]), timeout=5)
+    stream.close()
+    connection.close()
+    assert chief.result() is None
+
+
+def test_a_program_that_is_not_the_chief_is_not_taken_for_it():
+    cluster = configs(2)
+    port = tf_config.split_address(cluster[0].workers[0])[1]
+    with tf_config.listen(port) as other:
+        worker = Attempt(cluster[1])
+        connection, _ = other.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        until(lambda: any("another program answers" in line for line in worker.lines))
+        connection.close()
+    assert [Attempt(cluster[0]).result(), worker.result()] == [None, None]
+
+
+def test_a_worker_that_falls_silent_is_missing_and_its_successor_is_taken(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    _, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    assert json.loads(stream.readline())["missing"] == []
+    assert not chief.done  # it never answered, so nobody is let go
+    while stream.readline():
+        pass
+    until(lambda: cluster[0].name(1) in chief.lines[-1])
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+WORKER = """
+import json, sys
+from tfrl.workers import rendezvous
+from tfrl.workers import tf_config
+rendezvous.rendezvous(tf_config.read(), {"lr": "0.0005", "code": "abc"}, 20, print)
+print("met", "tensorflow" in sys.modules)
+"""
+
+
+def start_process(config):
+    environ = {**os.environ, "TF_CONFIG": config.to_json(), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen([sys.executable, "-c", WORKER], env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_workers_successor_takes_its_place():
+    cluster = configs(3)
+    chief = Attempt(cluster[0])
+    victim = start_process(cluster[1])
+    until(lambda: chief.lines and cluster[0].name(1) not in chief.lines[-1])
+    victim.kill()
+    victim.communicate()
+    until(lambda: cluster[0].name(1) in chief.lines[-1])
+    successor = start_process(cluster[1])
+    last = Attempt(cluster[2])
+    assert successor.communicate(timeout=20)[0].endswith("met False\n")
+    assert [last.result(), chief.result()] == [None, None]
+
+
+def test_a_killed_chiefs_successor_gathers_the_workers_again():
+    cluster = configs(3)
+    victim = start_process(cluster[0])
+    worker = Attempt(cluster[1])
+    until(lambda: worker.lines and cluster[0].name(2) in worker.lines[-1])
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    until(lambda: "the chief" in worker.lines[-1])
+    attempts = [Attempt(cluster[0]), Attempt(cluster[2])]
+    assert [attempt.result() for attempt in [*attempts, worker]] == [None] * 3
+
+
+def test_many_workers_meet_at_once():
+    attempts = [Attempt(config) for config in configs(24)]
+    assert [attempt.result() for attempt in attempts] == [None] * 24
+    assert threading.active_count() < 100
+
+
+def test_one_worker_meets_nobody_but_its_port_must_be_free():
+    (config,) = configs(1)
+    assert Attempt(config).result() is None
+    with tf_config.reserve_port(config):
+        assert "already in use" in Attempt(config).result()
+
+
+def test_an_evaluator_returns_at_once_even_if_nobody_is_there():
+    text = configs(2)[0].to_json().replace('"type": "worker"', '"type": "evaluator"')
+    assert Attempt(tf_config.parse(text), timeout=0.1).result() is None

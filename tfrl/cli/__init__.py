@@ -1,0 +1,1 @@
+"""How any command starts and ends: flags, settings, errors, output."""

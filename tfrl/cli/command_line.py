@@ -1,0 +1,62 @@
+"""The command lines of the tools beside the trainer: folders by position, and flags from a dataclass."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import read_flags
+
+Options = TypeVar("Options")
+
+
+def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:
+    """What stands without a flag, in order, and the flags as an `options`.
+
+    Args:
+      options: a dataclass, one flag a field; the text under a field is its help.
+      argv: the arguments.
+      usage: how the command is called, for --help, which is answered by SystemExit(0).
+      summary: what it does.
+
+    Raises:
+      UserError: an unknown flag, or a value of another type.
+    """
+    if any(token in ("-h", "--help") for token in argv):
+        import tyro
+
+        tyro.cli(options, prog=usage, description=summary, args=["--help"])
+    kinds = typing.get_type_hints(options)
+    words, flags = _split(argv, kinds)
+    return words, options(**read_flags(kinds, {}, flags))
+
+
+def one(words: Sequence[str], what: str, usage: str) -> str:
+    """The single word of a command that takes one.
+
+    Raises:
+      UserError: there is none, or there are more.
+    """
+    if len(words) != 1:
+        got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
+        raise UserError(f"give one {what}, {got}; usage: {usage}")
+    return words[0]
+
+
+def _split(argv: Sequence[str], kinds: typing.Mapping[str, typing.Any]) -> tuple[list[str], list[str]]:
+    """Words that no flag takes as its value, and the flags with theirs."""
+    words, flags = [], []
+    tokens = list(reversed(argv))
+    while tokens:
+        token = tokens.pop()
+        if not token.startswith("-"):
+            words.append(token)
+            continue
+        flags.append(token)
+        name = token[2:].partition("=")[0].replace("-", "_")
+        takes_value = name in kinds and kinds[name] is not bool and "=" not in token
+        if takes_value and tokens and not tokens[-1].startswith("--"):
+            flags.append(tokens.pop())
+    return words, flags

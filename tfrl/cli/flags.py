@@ -1,0 +1,178 @@
+"""Settings as text: flags and YAML files to the typed fields of a flat dataclass.
+
+Flags are read here and not by tyro, which prints the help: a setting then means the same in a file and on the
+command line (`1e6` is a whole number in both), and every mistake gets one sentence.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tfrl.cli.errors import UserError
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that `word` was probably meant to be, as ` (did you mean …?)`, or nothing."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def flag(name: str) -> str:
+    """The field's flag: `num_envs` gives `--num-envs`."""
+    return "--" + name.replace("_", "-")
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+
+
+def coerce(value: Any, kind: Any, where: str) -> Any:
+    """`value`, text or from YAML, as a field of type `kind`; `where` names the setting in the UserError."""
+    if isinstance(kind, types.UnionType):  # `T | None`, the only kind of union that settings use
+        if value is None or str(value).lower() in ("none", "null"):
+            return None
+        return coerce(value, typing.get_args(kind)[0], where)
+    if typing.get_origin(kind) is typing.Literal:
+        return _choice(value, typing.get_args(kind), where)
+    readers = {bool: _bool, int: _int, float: _float, str: _str}
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    try:
+        return readers[kind](value)
+    except (ValueError, OverflowError):
+        raise UserError(f"{where} must be {wanted[kind]}; got {shown(value)}.") from None
+
+
+def _choice(value: Any, choices: tuple[str, ...], where: str) -> str:
+    if value not in choices:
+        hint = nearest(str(value), choices)
+        raise UserError(f"{where} must be one of {', '.join(choices)}; got {shown(value)}{hint}.")
+    return value
+
+
+def _bool(value: Any) -> bool:
+    truth = {"true": True, "false": False}
+    if str(value).lower() not in truth:
+        raise ValueError
+    return truth[str(value).lower()]
+
+
+def _int(value: Any) -> int:
+    number = _number(value)
+    if isinstance(number, str):
+        try:
+            return int(number)
+        except ValueError:
+            number = float(number)  # 1e6
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _float(value: Any) -> float:
+    return float(_number(value))  # PyYAML takes 5e-4 for text, so text is what may arrive here
+
+
+def _number(value: Any) -> int | float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    return value
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+    """The settings that `argv` gives, by field name. The last one wins, as everywhere.
+
+    kinds: the type of every field; a bool is a switch, `--name` or `--no-name`.
+    aliases: further names of fields.
+
+    Raises UserError for unknown flags, missing values and values of another type.
+    """
+    values: dict[str, Any] = {}
+    tokens = list(reversed(argv))
+    while tokens:
+        spelled, equals, text = tokens.pop().partition("=")
+        name = _field(spelled, kinds, aliases)
+        if kinds.get(name) is bool and not equals:
+            values[name] = True
+        elif name not in kinds:
+            if equals:
+                raise UserError(f"{spelled} takes no value; got {text!r}.")
+            values[name.removeprefix("no_")] = False
+        else:
+            if not equals:
+                if not tokens or tokens[-1].startswith("--"):
+                    raise UserError(f"{spelled} needs a value.")
+                text = tokens.pop()
+            values[name] = coerce(text, kinds[name], spelled)
+    return values
+
+
+def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
+    """The field that a flag gives; `no_` before it for the switch that turns it off."""
+    if not spelled.startswith("--"):
+        raise UserError(
+            f"{spelled!r} is not a flag; settings are given as --name value, switches as --name or --no-name."
+        )
+    name = spelled[2:].replace("-", "_")
+    name = aliases.get(name, name)
+    if name in kinds or kinds.get(name.removeprefix("no_")) is bool:
+        return name
+    hint = nearest(spelled, map(flag, [*kinds, *aliases]))
+    raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
+
+
+def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+    """The settings in a YAML file, one flat mapping of field names (or aliases) to values.
+
+    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or of
+    another type.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UserError(f"cannot read the settings file {path}: {reason}.") from None
+    try:
+        pairs = _pairs(text)
+    # ValueError: a month 13, a number of thousands of digits; RecursionError: thousands of brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
+    if pairs is None:
+        raise UserError(f"the settings file {path} must hold one `name: value` a line.")
+    values = {}
+    for key, value in pairs:
+        name = str(key).replace("-", "_")
+        name = aliases.get(name, name)
+        if name not in kinds:
+            raise UserError(f"{path} has an unknown setting {key!r}{nearest(name, [*kinds, *aliases])}.")
+        if name in values:
+            raise UserError(f"{path} gives {name} twice; leave one out.")
+        values[name] = coerce(value, kinds[name], f"{key} in {path}")
+    return values
+
+
+def _pairs(text: str) -> list[tuple[Any, Any]] | None:
+    """The keys and values of a YAML mapping, in order; None if it is none.
+
+    `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
+    """
+    loader = yaml.SafeLoader(text)
+    node = loader.get_single_node()
+    return loader.construct_pairs(node, deep=True) if isinstance(node, yaml.MappingNode) else None

@@ -1,0 +1,260 @@
+"""What the settings of all trainers share: how they are read, from flags and files, and which numbers may be.
+
+A trainer's settings are one frozen dataclass, such as `Config` in `tfrl/config/ppo.py`. Nothing here
+imports TensorFlow, so that `--help` and a bad setting are answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+
+import yaml
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag, read_flags, read_yaml, shown
+
+Settings = TypeVar("Settings")
+
+# What every trainer can be told. A trainer's own class adds fields, and gives one again to word its help.
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where it runs."""
+
+    strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
+    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
+    replicas: int = 0
+    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the torso; all else is float32. auto: bfloat16 where the hardware computes in it, and where a run
+    goes on, what it began with."""
+    micro_batch: int = 0
+    """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
+    smaller parts take less memory. 0: chosen for speed."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How workers sum gradients."""
+    cluster_timeout: float = 120.0
+    """Seconds to wait for all workers to appear before giving up."""
+    stall_timeout: float = 0.0
+    """Seconds without a step of any worker before giving up;
+    0: a minute or ten measured updates, whichever is more."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run's folder."""
+
+    logdir: str = "logs"
+    """The run's folder is LOGDIR/RUN_NAME."""
+    run_name: str | None = None
+    """None: a name that follows from the other settings, so that the same command goes on with its run."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
+    checkpoint_every: int = 10
+    """Updates between checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints that are kept."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """This command."""
+
+    config: str | None = None
+    """A YAML file of settings, such as a run's config.yaml; flags win over it, and --preset over what it has
+    from its own preset."""
+    print_config: bool = False
+    """Print the settings that result, as YAML, and end."""
+
+
+MAY_CHANGE = frozenset(
+    ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "strategy", "replicas")
+    + ("micro_batch", "communication", "cluster_timeout", "stall_timeout")
+)
+"""What any run may go on with otherwise than it began: what it writes, and where it runs."""
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Reader(Generic[Settings]):
+    """Reads the settings of one trainer.
+
+    Attributes:
+      kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`.
+      sections: dataclasses that together have its fields: the groups of --help. The text under a field is its
+        help.
+      presets: what each preset changes in the defaults.
+      complete: the settings with what follows from others, such as the run's name, filled in.
+      check: raises UserError for the first setting that cannot work on any machine.
+      prog: how the command is called.
+      summary: what --help says before the flags.
+      aliases: further names of fields.
+    """
+
+    kind: type[Settings]
+    sections: Sequence[type]
+    presets: Mapping[str, Mapping[str, Any]]
+    complete: Callable[[Settings], Settings]
+    check: Callable[[Settings], None]
+    prog: str
+    summary: str
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def parse(self, argv: Sequence[str]) -> Settings:
+        """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
+
+        A --preset also takes the place of the file's own: what the file has from that gives way.
+
+        Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be
+        meant.
+        """
+        if any(token in ("-h", "--help") for token in argv):
+            self._help(argv)
+        flags = read_flags(self.flag_kinds, self.aliases, argv)
+        path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+        config = self._resolve((self._read_file(path, flags.get("preset")) if path else {}) | flags)
+        self.check(config)
+        if print_config:
+            sys.stdout.write(to_yaml(config))
+            raise SystemExit(0)
+        return config
+
+    def from_yaml(self, path: str | Path) -> Settings:
+        """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
+        return self._resolve(read_yaml(self._kinds, self.aliases, path))
+
+    @property
+    def flag_kinds(self) -> dict[str, Any]:
+        """The types of all flags, by name."""
+        return self._kinds | typing.get_type_hints(Command)
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.kind)
+
+    def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
+        """The file's settings, without what follows from others that the flags may change.
+
+        That is its run's name, and what it has from a preset of its own where the flags give another.
+        """
+        values = read_yaml(self._kinds, self.aliases, path)
+        if self._resolve(values).run_name == self._resolve({**values, "run_name": None}).run_name:
+            values.pop("run_name", None)
+        own = values.get("preset")
+        if None in (own, preset) or own == preset:
+            return values
+        plain = self.kind(**self.presets[own])
+        return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+    def _resolve(self, values: Mapping[str, Any]) -> Settings:
+        preset = values.get("preset", self.kind.preset)
+        return self.complete(self.kind(**{**self.presets[preset], **values}))
+
+    def _help(self, argv: Sequence[str]) -> NoReturn:
+        """Print the help, and end."""
+        import tyro
+
+        fields = [
+            (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
+            for section in (*self.sections, Command)
+        ]
+        flags = dataclasses.make_dataclass("Flags", fields)
+        tyro.cli(flags, prog=self.prog, description=self.summary, args=list(argv))
+        raise SystemExit(0)
+
+
+def to_yaml(config: Any) -> str:
+    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def in_words(preset: Mapping[str, Any]) -> str:
+    """What a preset changes, as flags' names and values."""
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
+
+
+# Checks
+
+
+class Range(NamedTuple):
+    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` is inside."""
+        enough = value > self.low if self.above else value >= self.low
+        return enough and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"{low} and at most {self.high:.10g}"
+
+
+MOST = 2**31 - 1
+"""The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
+
+# Numbers, and whole numbers.
+_LARGEST = 1e38  # float32 holds a little more
+POSITIVE = Range(0, _LARGEST, above=True)
+NOT_NEGATIVE = Range(0, _LARGEST)
+FRACTION = Range(0, 1)
+NATURAL = Range(0, MOST)
+COUNT = Range(1, MOST)
+
+WIDTH = Range(1, 64)  # of a network: its weights go with the square
+
+_A_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
+
+RANGES: Mapping[str, Range] = {
+    "seed": NATURAL,
+    "replicas": Range(0, 256),
+    "micro_batch": NATURAL,
+    "cluster_timeout": Range(0, _A_SEASON, above=True),
+    "stall_timeout": Range(0, _A_SEASON),
+    "checkpoint_every": COUNT,
+    "keep_checkpoints": COUNT,
+}
+"""Of what every trainer can be told."""
+
+
+def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
+    """Raise UserError for the first of a dataclass's numbers outside its range; None is left alone."""
+    for name, allowed in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+
+
+def expand_home(logdir: str) -> str:
+    """With the home folder for `~`, as a shell would have it, but not in `--logdir=~/x` or in a file."""
+    return os.path.expanduser(logdir)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
+
+
+def check_folder_names(config: Run) -> None:
+    """Raise UserError if --logdir and --run-name cannot name a folder."""
+    if not config.logdir or "\0" in config.logdir:
+        raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")
+    name = config.run_name
+    if name is None:
+        return
+    # Other characters are commands to a terminal, or no text: files and messages could not hold them.
+    printable = name.isprintable() and not {"/", "\\"} & {*name}
+    if name in ("", ".", "..") or not printable or len(name.encode()) > 200:
+        raise UserError(
+            "--run-name must be a folder's name, at most 200 bytes of printable characters, no slashes; "
+            f"got {name[:60]!r}."
+        )

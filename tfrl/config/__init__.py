@@ -1,0 +1,1 @@
+"""Settings: one file a section or algorithm, with ranges, presets and checks."""

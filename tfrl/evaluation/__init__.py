@@ -1,0 +1,1 @@
+"""Plays episodes with a policy that a run left."""

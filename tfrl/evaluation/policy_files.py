@@ -1,0 +1,147 @@
+"""Finds the weights of a policy in the folder of a run or in an export; imports no TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import shown
+from tfrl.cli.streams import tell
+from tfrl.config.ppo import Config
+from tfrl.reporting import runs
+from tfrl.run import results
+from tfrl.run.checkpoint import CheckpointStore, pack_json, unpack_json
+from tfrl.run.folder import BEST_FILE
+
+WEIGHTS_FILE = "weights.npz"
+_PREFIX = "weights/"
+_INFO = "info"
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """Weights and what they belong to.
+
+    Attributes:
+      config: the run's settings.
+      weights: float32 arrays as `ActorCritic.get_weights` gives them.
+      name: for people: which checkpoint.
+      env_steps: how long it was trained.
+    """
+
+    config: Config
+    weights: dict[str, np.ndarray]
+    name: str
+    env_steps: int
+
+
+def _warn(sentence: str) -> None:
+    tell(f"warning: {sentence}")
+
+
+def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
+    """The policy of a run's folder, or of an export, which has no other checkpoint than `last`.
+
+    Args:
+      path: the folder.
+      checkpoint: "last", "best" or the number of an update.
+      warn: told of each checkpoint that is damaged; on stderr by default.
+
+    Raises:
+      UserError: the folder is not one of a run, or the checkpoint is not there or damaged.
+    """
+    number = re.fullmatch("[0-9]{1,15}", checkpoint)
+    if checkpoint not in ("last", "best") and not number:
+        given = shown(checkpoint)
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
+    config = runs.settings(path)
+    if checkpoint == "best":
+        return _best(path, config)
+    store = CheckpointStore(path / "checkpoints", keep=1)
+    if number:
+        found = store.load(warn, int(checkpoint))
+    elif store.updates():
+        found = store.load(warn)
+    else:
+        return _exported(path, config)
+    if found is None:
+        raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
+    return PolicySource(config, _weights(found.learner), f"update {found.update}", found.env_steps)
+
+
+def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
+    """Keeps these weights as the run's best unless an earlier evaluation scored higher.
+
+    Args:
+      run: the run's folder.
+      weights: of `ActorCritic.get_weights`.
+      score: the mean return on unseen levels.
+      env_steps: when.
+
+    Raises:
+      OSError: they cannot be written; the best before is kept.
+    """
+    path = run / BEST_FILE
+    info = _read(path).get(_INFO) if path.is_file() else None
+    before = {} if info is None else unpack_json(info)
+    # One of later steps is of a course that the run has left, by resuming from an earlier checkpoint.
+    if before and before["env_steps"] < env_steps and before["score"] >= score:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(".tmp")
+    arrays = {f"{_PREFIX}{name}": value for name, value in weights.items()}
+    encoded = io.BytesIO()  # an archive that a full disk cuts off complains once more when it is collected
+    np.savez(encoded, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
+    try:
+        with staged.open("wb") as file:
+            file.write(encoded.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        staged.unlink(missing_ok=True)  # on a full disk it would take the place of checkpoints
+        raise
+
+
+def _best(path: Path, config: Config) -> PolicySource:
+    file = path / BEST_FILE
+    if not file.is_file():
+        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+    arrays = _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is damaged; take another --checkpoint.")
+    return PolicySource(config, _weights(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _exported(path: Path, config: Config) -> PolicySource:
+    for file in (path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE):
+        if file.is_file():
+            weights = _read(file)
+            if not weights:
+                raise UserError(f"{file} is damaged; export the run again.")
+            steps = (results.read(path) or {}).get("env_steps")
+            if not isinstance(steps, int):
+                steps = config.num_updates * config.batch_size
+            return PolicySource(config, weights, "export", steps)
+    raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz; none if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
+
+
+def _weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}

@@ -1,0 +1,1 @@
+"""What envs gave: rollouts, replay, and the running statistics of both."""

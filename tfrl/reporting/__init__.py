@@ -1,0 +1,1 @@
+"""Reads finished and running runs, and shows them."""

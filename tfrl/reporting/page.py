@@ -1,0 +1,245 @@
+"""The report's HTML: one file, images and videos inside, no script and nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tfrl import __version__
+from tfrl.cli.flags import flag
+from tfrl.envs.published import published_returns
+from tfrl.evaluation.episodes import LEVEL_SETS
+from tfrl.reporting import comparison, intervals
+from tfrl.reporting.comparison import Group
+from tfrl.reporting.runs import Run, level_set_title, published_applies
+from tfrl.run.folder import EVALUATION_FILE, read_json
+
+_MOST_VIDEOS = 4
+_VIDEO_LIMIT = 12_000_000  # bytes: a page of more opens slowly
+_CAPTIONS = {
+    "learning_curves": (
+        "Learning curves",
+        "Mean return of the last 100 episodes while training (lines) and in evaluations on unseen levels "
+        "(open markers). Bands and bars go from the least to the greatest seed.",
+    ),
+    "final_scores": (
+        "Final scores on unseen levels",
+        "Normalised as (return - min) / (max - min) with the ranges of Cobbe et al. 2020. Intervals are "
+        "percentile bootstraps that draw runs anew within each game (Agarwal et al. 2021). "
+        "IQM: the mean of the middle half of all runs.",
+    ),
+    "generalization_gap": (
+        "Training levels against unseen levels",
+        "Both ends of a line are the same policies: filled on the levels that they were trained on, open on "
+        "levels that they have not seen.",
+    ),
+    "performance_profiles": (
+        "Performance profiles",
+        "How many of the runs, over all games and seeds, score above a threshold: higher is better.",
+    ),
+    "training": ("While training", "Losses, the size of policy updates, entropy and speed."),
+}
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 68rem;
+  margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; }
+p.lead, figcaption, .small { color: #555; font-size: .9rem; }
+figure { margin: 0 0 1rem; } figure img { max-width: 100%; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #333; }
+.videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
+.videos video, .videos img { width: 100%; }
+summary { cursor: pointer; }
+"""
+
+
+def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
+    """The page.
+
+    Args:
+      runs: what it is about; groups: the same runs by what tells them apart.
+      pictures: PNG files by the names of `_CAPTIONS`; those without a picture are left out.
+    """
+    games = sorted({run.config.env for run in runs})
+    seeds = len({run.config.seed for run in runs})
+    title = games[0] if len(games) == 1 else f"{len(games)} games"
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    parts = [
+        f"<h1>tfrl report: {_text(title)}</h1>",
+        f'<p class="lead">{_count(len(runs), "run")}, {_count(seeds, "seed")}, made {made} by tfrl '
+        f"{_text(__version__)}</p>",
+        "<h2>Results</h2>",
+        _table(*_result_rows(groups)),
+        _aggregates(groups),
+    ]
+    for name, (heading, caption) in _CAPTIONS.items():
+        if name in pictures:
+            source = _embed(pictures[name], "image/png")
+            parts.append(
+                f"<h2>{heading}</h2><figure><img id={name} alt='{heading}' src='{source}'>"
+                f"<figcaption>{caption}</figcaption></figure>"
+            )
+    parts += [_videos(runs), _evaluations(runs), _settings(runs), _run_table(runs)]
+    body = "\n".join(filter(None, parts))
+    icon = '<link rel="icon" href="data:,">'
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{icon}'
+        f'<meta name="viewport" content="width=device-width"><title>tfrl report: {_text(title)}</title>'
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    several = len(comparison.variants(groups)) > 1
+    header = ["game", *(["settings"] if several else []), "seeds", "env steps"]
+    header += [f"return, {level_set_title(s)}" for s in LEVEL_SETS]
+    header += [f"normalised, {level_set_title(s)}" for s in LEVEL_SETS]
+    published = any(published_applies(g.runs[0].config) for g in groups)
+    header += [f"published return at 25 M, {level_set_title(s)}" for s in LEVEL_SETS] if published else []
+    rows = []
+    for g in groups:
+        row = [g.env, *([g.label] if several else []), str(len(g.runs))]
+        row.append(f"{max(run.env_steps for run in g.runs):,}")
+        row += [_mean([run.final_return(s) for run in g.runs]) for s in LEVEL_SETS]
+        row += [_mean(g.scores(s), 3) for s in LEVEL_SETS]
+        if published:
+            there = published_applies(g.runs[0].config)
+            scores = published_returns(g.env) if there else {}
+            row += [_number(scores.get(f"easy200_25M_{s}", math.nan)) for s in LEVEL_SETS]
+        rows.append(row)
+    return header, rows
+
+
+def _aggregates(groups: Sequence[Group]) -> str:
+    """Statistics over all games and seeds, where there is more than one score."""
+    rows = []
+    for name in comparison.variants(groups):
+        members = [g for g in groups if g.label == name]
+        for level_set in LEVEL_SETS:
+            scores = [s for s in (g.scores(level_set) for g in members) if s.size]
+            if sum(map(len, scores)) < 2:
+                continue
+            cells = []
+            for statistic in (intervals.iqm, intervals.mean, intervals.median):
+                value = float(statistic(intervals.pooled(scores)))
+                low, high = intervals.stratified_bootstrap(scores, statistic)
+                cells.append(_number(value, 3) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else ""))
+            rows.append([f"{name}, {level_set_title(level_set)}", *cells])
+    if not rows:
+        return ""
+    header = ["normalised scores of all runs [95% interval]", "IQM", "mean", "median"]
+    return "<p></p>" + _table(header, rows)
+
+
+def _videos(runs: Sequence[Run]) -> str:
+    # A name that begins with a dot is of a video that is being written, or was cut off.
+    files = [f for run in runs for f in sorted((run.path / "videos").glob("[!.]*.*"), key=_written)[-2:]]
+    shown = []
+    for file in files:
+        if len(shown) == _MOST_VIDEOS or file.stat().st_size > _VIDEO_LIMIT:
+            continue
+        caption = f"<figcaption>{_text(file.parents[1].resolve().name)}: {_text(file.name)}</figcaption>"
+        if file.suffix == ".mp4":
+            source = _embed(file.read_bytes(), "video/mp4")
+            shown.append(f"<figure><video controls loop muted src='{source}'></video>{caption}</figure>")
+        elif file.suffix == ".gif":
+            source = _embed(file.read_bytes(), "image/gif")
+            shown.append(f"<figure><img alt='{_text(file.name)}' src='{source}'>{caption}</figure>")
+    return f"<h2>Videos</h2><div class='videos'>{''.join(shown)}</div>" if shown else ""
+
+
+def _written(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def _evaluations(runs: Sequence[Run]) -> str:
+    """What `python -m tfrl.evaluate` found of these runs."""
+    rows = []
+    for run in runs:
+        parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
+        for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
+            names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
+            names += ("normalized_return", "solve_rate", "length_mean")
+            cells = [_number(part.get(name), 3 if name == "normalized_return" else 2) for name in names]
+            where = f"{part.get('env')}, {part.get('levels')} levels, {part.get('actions')}"
+            rows.append([run.name, where, str(part.get("episodes")), *cells])
+    if not rows:
+        return ""
+    header = ["run", "what", "episodes", "mean return", "standard error", "median", "IQM", "normalised"]
+    return "<h2>Evaluations</h2>" + _table([*header, "solved", "length (env steps)"], rows)
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    differing = comparison.differences(runs)
+    parts = ["<h2>Settings</h2>"]
+    if differing:
+        rows = [[flag(name), *values] for name, values in differing.items()]
+        parts += ["<p>Where the runs differ:</p>", _table(["setting", *(run.name for run in runs)], rows)]
+    same = [[flag(n), str(v)] for n, v in vars(runs[0].config).items() if n not in differing]
+    what = "The same in all runs" if len(runs) > 1 else "All settings"
+    parts.append(f"<details><summary>{what}</summary>{_table(['setting', 'value'], same)}</details>")
+    return "".join(parts)
+
+
+def _run_table(runs: Sequence[Run]) -> str:
+    header = [
+        "run",
+        "state",
+        "env steps",
+        "hours",
+        "env steps/s",
+        "precision",
+        "workers x replicas",
+        "weights",
+    ]
+    rows = []
+    for run in runs:
+        done: Mapping[str, Any] = run.results or {}
+        _, speed = run.points("time/env_steps_per_second")
+        seconds = done.get("seconds")
+        rows.append(
+            [run.name, "done" if done else "not finished", f"{run.env_steps:,}"]
+            + [_number(seconds / 3600 if isinstance(seconds, int | float) else None)]
+            + [_number(sum(speed) / len(speed) if len(speed) else None, 0)]
+            + [str(done.get("precision", run.config.precision))]
+            + [f"{done.get('workers', '?')} x {done.get('replicas', '?')}" if done else "-"]
+            + [str(done.get("weights_sha256", "-"))[:12]]
+        )
+    return "<h2>Runs</h2>" + _table(header, rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _mean(values: Sequence[float], digits: int = 2) -> str:
+    finite = [float(v) for v in values if math.isfinite(v)]
+    return _number(sum(finite) / len(finite) if finite else None, digits)
+
+
+def _number(value: Any, digits: int = 2) -> str:
+    known = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:,.{digits}f}" if known else "-"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _embed(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _text(value: str) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,171 @@
+"""Reads the folders that runs leave, also half-written ones, for the commands that look at them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.errors import UserError
+from tfrl.config.ppo import Config, from_yaml, validate
+from tfrl.envs.published import normalized_return
+from tfrl.run import results
+from tfrl.run.folder import SETTINGS_FILE, is_of
+from tfrl.run.metrics import PROGRESS_FILE
+
+STEPS = "env_steps"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder.
+
+    Attributes:
+      path: the folder.
+      config: its settings.
+      progress: a float64 array [U] for each column of progress.csv, one entry an update, NaN where there is
+        no number; `env_steps` is always there and grows.
+      results: results.json of a finished run, else None.
+    """
+
+    path: Path
+    config: Config
+    progress: dict[str, np.ndarray]
+    results: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps so far."""
+        steps = self.progress[STEPS]
+        return int(steps[-1]) if steps.size else 0
+
+    def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """Env steps and values of a column, both [P], where it has numbers."""
+        steps, values = self.progress[STEPS], self.progress.get(column)
+        if values is None:
+            return np.zeros(0), np.zeros(0)
+        known = np.isfinite(values)
+        return steps[known], values[known]
+
+    def final_return(self, level_set: str) -> float:
+        """The last evaluation's mean return on "train" or "test" levels; NaN before the first one.
+
+        Of training levels without an evaluation, the mean of the last 100 episodes while training.
+        """
+        if self.results is not None:
+            score = self.results.get("eval")
+            for key in (level_set, "return"):
+                score = score.get(key) if isinstance(score, dict) else None
+            if isinstance(score, int | float):
+                return float(score)
+        columns = [f"eval_{level_set}/return", *(["rollout/episode_return"] if level_set == "train" else [])]
+        for column in columns:
+            values = self.points(column)[1]
+            if values.size:
+                return float(values[-1])
+        return float("nan")
+
+    def normalized(self, value: float) -> float:
+        """A return of this run's game as a normalised score; NaN where no range is published."""
+        score = normalized_return(self.config.env, self.config.distribution_mode, value)
+        return float("nan") if score is None else score
+
+
+def load(path: Path) -> Run:
+    """Reads a run's folder; rows that are not whole (a run that is being written) are left out.
+
+    Raises:
+      UserError: there is no such folder, or it is not a run's.
+    """
+    run = Run(path, settings(path), _read_progress(path / PROGRESS_FILE), results.read(path))
+    ended = (run.results or {}).get("env_steps")
+    # Those of fewer steps are of the shorter run that this one was before it went on.
+    of_now = isinstance(ended, int | float) and ended >= run.env_steps
+    return run if of_now else dataclasses.replace(run, results=None)
+
+
+def settings(path: Path) -> Config:
+    """The settings of the run in a folder.
+
+    Raises:
+      UserError: there is no such folder, or it holds no settings of a run.
+    """
+    if not path.is_dir():
+        there = "is a file, not" if path.exists() else "does not exist: give"
+        raise UserError(f"{path} {there} the folder of a run.")
+    if not (path / SETTINGS_FILE).is_file():
+        raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
+    if is_of(path, "dataset"):
+        raise UserError(f"{path} is a run of resnet.train; python -m resnet.evaluate reads those.")
+    config = from_yaml(path / SETTINGS_FILE)
+    try:
+        # Checked as settings of a new run, except for what only a command line can get wrong.
+        validate(dataclasses.replace(config, run_name=None, logdir="logs"))
+    except UserError as error:
+        raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
+    return config
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """Run folders: those given, and those one level below a given folder that is not one itself.
+
+    Supervised runs, which may lie beside the others, are passed over.
+
+    Raises:
+      UserError: a path that does not exist, or in which there is no run.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir() and not (path / SETTINGS_FILE).is_file():
+            below = sorted(f.parent for f in path.glob(f"*/{SETTINGS_FILE}") if f.parent.name != "export")
+            if below and all(is_of(run, "dataset") for run in below):
+                raise UserError(f"there are only runs of resnet.train in {path}.")
+            below = [run for run in below if not is_of(run, "dataset")]
+            if not below:
+                raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
+            found += below
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def published_applies(config: Config) -> bool:
+    """Whether train-procgen's published curves are of the same task: easy, 200 levels from 0."""
+    same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
+    return same and normalized_return(config.env, "easy", 0.0) is not None
+
+
+def level_set_title(level_set: str) -> str:
+    """For people."""
+    return {"train": "training levels", "test": "unseen levels"}[level_set]
+
+
+def _read_progress(path: Path) -> dict[str, np.ndarray]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return {STEPS: np.zeros(0)}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}.") from None
+    whole = text[: text.rfind("\n") + 1]
+    header, *rows = list(csv.reader(whole.splitlines())) or [[STEPS]]
+    if header[:1] != [STEPS]:
+        raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
+    try:
+        table = [[float(cell) if cell else np.nan for cell in row] for row in rows if len(row) == len(header)]
+    except ValueError:
+        raise UserError(f"{path} is damaged: it holds something else than numbers.") from None
+    columns = np.array(table, np.float64).reshape(-1, len(header)).T
+    if not (np.diff(columns[0], prepend=-1.0) > 0).all():
+        raise UserError(f"{path} is damaged: its {STEPS} do not grow from row to row.")
+    return dict(zip(header, columns, strict=True))

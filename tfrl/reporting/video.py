@@ -1,0 +1,214 @@
+"""Videos of episodes: a grid of games with captions, written frame by frame, so that memory stays bounded."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from tfrl import envs
+from tfrl.evaluation.episodes import Watcher
+
+_TILE = 512
+_CAPTION = 64
+_PREVIEW_STEPS = 300
+_PREVIEW_WIDTH = 256
+_LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
+# Procgen's 15 actions: nine ways to move, and keys that some games give a meaning.
+_PROCGEN_ACTIONS = "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE"
+_ACTIONS = {15: _PROCGEN_ACTIONS, 3: "\u2190\u00b7\u2192"}
+
+
+def ffmpeg() -> str:
+    """The program that writes mp4: $IMAGEIO_FFMPEG_EXE, that of gym3's imageio-ffmpeg, or the system's.
+
+    The package is looked up and not imported: its release that gym3 asks for needs pkg_resources, which
+    setuptools no longer has.
+    """
+    package = importlib.util.find_spec("imageio_ffmpeg")
+    folders = package.submodule_search_locations if package else None
+    bundled = [str(file) for folder in folders or () for file in Path(folder).glob("binaries/ffmpeg-*")]
+    return os.environ.get("IMAGEIO_FFMPEG_EXE") or next(iter(bundled), "ffmpeg")
+
+
+class Writer:
+    """Writes frames uint8 [H, W, 3] of one size to an mp4 (H.264) or gif file; use it in a `with`.
+
+    H and W are even for an mp4.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, fps: float) -> None:
+        self._path = path
+        self._fps = fps
+        self._encoder: _Mp4 | Any = None
+
+    def append(self, frame: np.ndarray) -> None:
+        """Adds a frame."""
+        if self._encoder is None:
+            self._encoder = self._open(frame)
+        self._encoder.append_data(frame)
+
+    def _open(self, frame: np.ndarray) -> Any:
+        if self._path.suffix != ".gif":
+            return _Mp4(self._path, self._fps, height=frame.shape[0], width=frame.shape[1])
+        import imageio.v2 as imageio
+
+        return imageio.get_writer(self._path, mode="I", duration=1000 / self._fps, loop=0)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+
+
+class _Mp4:
+    """Sends frames to ffmpeg; raises OSError with its last words where it fails."""
+
+    def __init__(self, path: Path, fps: float, *, height: int, width: int) -> None:
+        command = [ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+        command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-an"]
+        command += ["-c:v", "libx264", "-crf", "15", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+        try:
+            # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
+            self._process = subprocess.Popen(
+                [*command, str(path)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, "there is no ffmpeg to write mp4 with") from None
+
+    def append_data(self, frame: np.ndarray) -> None:
+        try:
+            self._process.stdin.write(np.ascontiguousarray(frame).data)
+        except BrokenPipeError:
+            self.close()
+
+    def close(self) -> None:
+        if self._process.returncode is not None:
+            return
+        said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+        if self._process.returncode:
+            raise OSError(errno.EIO, said[-1] if said else f"ffmpeg ended with {self._process.returncode}")
+
+
+class Grid(Watcher):
+    """Watches one episode in each env, draws them side by side, and keeps a small preview.
+
+    An episode that is over keeps its last frame, darker.
+
+    Args:
+      count: how many envs.
+      writer: where frames go.
+      overlay: a caption below each game.
+      probabilities: of each action, float32 [B, A], of observations uint8 [B, H, W, C].
+      scale: divides the size of a game, 512 x 512.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        writer: Writer,
+        *,
+        overlay: bool,
+        probabilities: Callable[[np.ndarray], np.ndarray] | None,
+        scale: int,
+    ) -> None:
+        self._writer = writer
+        self._overlay = overlay
+        self._probabilities = probabilities
+        self._scale = scale
+        self._returns = np.zeros(count)
+        self._over = np.zeros(count, bool)
+        self._step = 0
+        self._tiles: list[Image.Image] = [Image.new("RGB", self._tile_size)] * count
+        self._preview: list[np.ndarray] = []
+
+    @property
+    def _tile_size(self) -> tuple[int, int]:
+        return _TILE, _TILE + (_CAPTION if self._overlay else 0)
+
+    @property
+    def preview(self) -> np.ndarray:
+        """The beginning in small, uint8 [T, H, W, 3]."""
+        return np.stack(self._preview)
+
+    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+        """Draws what the policy sees and does."""
+        frames = env.render()
+        chances = self._probabilities(observations) if self._probabilities else None
+        for i in np.flatnonzero(~self._over):
+            tile = Image.new("RGB", self._tile_size, _LOOK["back"])
+            tile.paste(Image.fromarray(np.asarray(frames[i])))
+            if self._overlay:
+                self._caption(tile, i, actions[i], None if chances is None else chances[i])
+            self._tiles[i] = tile
+        self._show()
+
+    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
+        """Takes in the rewards; an episode's last frame then shows its return."""
+        running = ~self._over
+        self._returns[running] += rewards[running]
+        self._step += 1
+        for i in np.flatnonzero(running & first):
+            self._over[i] = True
+            tile = Image.blend(self._tiles[i], Image.new("RGB", self._tile_size), 0.55)
+            text = f"return {self._returns[i]:.1f} after {self._step} steps"
+            ImageDraw.Draw(tile).text(
+                (_TILE // 2, _TILE // 2), text, anchor="mm", font=_font(30), fill=_LOOK["text"]
+            )
+            self._tiles[i] = tile
+        if self._over.all():
+            self._show()
+
+    def _caption(self, tile: Image.Image, i: int, action: int, chances: np.ndarray | None) -> None:
+        draw = ImageDraw.Draw(tile)
+        draw.text((12, _TILE + 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
+        draw.text((12, _TILE + 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
+        if chances is None:
+            return
+        names = _ACTIONS.get(len(chances), "?" * len(chances))
+        width = (_TILE - 180) // len(chances)
+        for a, (name, chance) in enumerate(zip(names, chances, strict=True)):
+            left, base = 172 + a * width, _TILE + 42
+            color = _LOOK["chosen" if a == action else "bar"]
+            top = base - max(1, round(36 * float(chance)))
+            draw.rectangle((left + 2, top, left + width - 3, base), fill=color)
+            draw.text((left + width // 2, base + 11), name, anchor="mm", font=_font(16), fill=color)
+
+    def _show(self) -> None:
+        columns = math.ceil(math.sqrt(len(self._tiles)))
+        rows = -(-len(self._tiles) // columns)
+        width, height = self._tile_size
+        whole = Image.new("RGB", (columns * width, rows * height), _LOOK["back"])
+        for i, tile in enumerate(self._tiles):
+            whole.paste(tile, (i % columns * width, i // columns * height))
+        if len(self._preview) < _PREVIEW_STEPS:
+            small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
+            self._preview.append(np.asarray(whole.resize(small)))
+        if self._scale > 1:
+            whole = whole.resize((whole.width // self._scale, whole.height // self._scale))
+        self._writer.append(np.asarray(whole))
+
+
+@functools.cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu, which matplotlib brings along: it has arrows."""
+    import matplotlib
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)

@@ -1,0 +1,398 @@
+"""Checkpoints: named arrays in, one committed folder out, and back bit for bit. NumPy only, no pickle.
+
+    checkpoints/update-00000040/
+        learner.npz                  everything global, written by the chief
+        worker-00000-of-00002.npz    the states of one worker's envs, one file a worker
+        manifest.json                written last: format, update, env steps, topology, sizes and checksums
+
+A checkpoint is staged in `update-00000040.tmp/`, synced to the disk, verified there, and committed by one
+rename. So whenever a process is killed, a folder without `.tmp` is a complete checkpoint. When an update is
+saved again, the old folder steps aside as `update-00000040.replaced/`, which readers accept while nothing has
+taken its place.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.errors import TrainingError, UserError
+
+FORMAT = 1
+
+_LEARNER = "learner.npz"
+_MANIFEST = "manifest.json"
+_STAGED = ".tmp"
+_REPLACED = ".replaced"
+_FOLDER = re.compile(rf"update-(\d{{8,}})({re.escape(_REPLACED)})?")
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be saved: one sentence. The earlier ones are as they were."""
+
+
+class _FaultError(Exception):
+    """Why a checkpoint cannot be written or read, as the second half of a sentence."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `CheckpointStore.load` found: the arrays as they were saved, `parts` in the workers' order."""
+
+    update: int
+    env_steps: int
+    learner: dict[str, np.ndarray]
+    parts: list[dict[str, np.ndarray]]
+
+
+class CheckpointStore:
+    """Saves and loads the checkpoints of one run.
+
+    Args:
+        directory: the run's `checkpoints` folder, on a disk that all workers share.
+        keep: how many of the newest checkpoints stay.
+        worker, num_workers: this process; worker 0 is the chief, which commits and tidies up.
+        agree: a barrier over all workers that is true if every worker passed true. `save` calls it equally
+            often on every worker, whatever fails on any of them.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        agree: Callable[[bool], bool] = lambda ok: ok,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self._directory = directory
+        self._keep = keep
+        self._worker = worker
+        self._num_workers = num_workers
+        self._agree = agree
+
+    def save(
+        self,
+        update: int,
+        *,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+        env_steps: int,
+    ) -> None:
+        """Saves the chief's `learner` and every worker's `worker_part`, then prunes. Call it on all workers.
+
+        Later checkpoints, of a course that the run has left by resuming from an earlier one, are removed too.
+
+        Raises:
+            CheckpointError: on every worker if any could not do its share; what was written of it is removed.
+        """
+        staged = self._path(update, _STAGED)
+        steps = (
+            lambda: self._prepare(staged),
+            lambda: self._write_own_files(staged, learner, worker_part),
+            lambda: self._commit(staged, update, env_steps),
+        )
+        for step in steps:
+            failure = None
+            try:
+                step()
+            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
+                failure = error
+            if not self._agree(failure is None):
+                self._discard()
+                if failure is not None and not isinstance(failure, Exception):
+                    raise failure
+                reason = self._reason(failure, learner, worker_part)
+                raise CheckpointError(
+                    f"The checkpoint of update {update} was not saved: {reason}."
+                ) from failure
+        self._prune(update)
+
+    def updates(self) -> list[int]:
+        """The updates that have a complete checkpoint (not yet verified), oldest first."""
+        return [update for update, folder in self._folders().items() if (folder / _MANIFEST).is_file()]
+
+    def load(self, on_skip: Callable[[str], None], update: int | None = None) -> Checkpoint | None:
+        """Reads and verifies the newest valid checkpoint, or that of `update` alone.
+
+        Reading is local to each worker: workers that must start from the same one compare what they found and
+        load the oldest of them by its `update`.
+
+        Args:
+            on_skip: called with one sentence for each checkpoint that is damaged.
+            update: which one, instead of the newest.
+
+        Returns:
+            The checkpoint, or None if there is none at all.
+
+        Raises:
+            UserError: there are checkpoints but none is valid, or none of `update`.
+        """
+        folders = self._folders()
+        if update is not None:
+            if update not in folders:
+                there = ", ".join(map(str, folders)) or "none"
+                raise UserError(f"{self._directory} has no checkpoint of update {update}; there: {there}.")
+            folders = {update: folders[update]}
+        if not folders:
+            return None
+        for candidate, folder in reversed(folders.items()):
+            try:
+                return _read_folder(folder, candidate)
+            except _FaultError as fault:
+                on_skip(f"The checkpoint {folder} is skipped: {fault}.")
+        raise UserError(
+            f"{self._directory} has no valid checkpoint{'' if update is None else f' of update {update}'}; "
+            "restore the folder from a copy, or start a new run under another name."
+        )
+
+    def _path(self, update: int, suffix: str = "") -> Path:
+        return self._directory / f"update-{update:08d}{suffix}"
+
+    def _folders(self) -> dict[int, Path]:
+        """The folder of each update, oldest first; a replaced one only where its successor is not there."""
+        found: dict[int, Path] = {}
+        paths = self._directory.iterdir() if self._directory.is_dir() else ()
+        for match in filter(None, (_FOLDER.fullmatch(path.name) for path in paths)):
+            update, replaced = int(match[1]), match[2] is not None
+            if not replaced or update not in found:
+                found[update] = self._directory / match[0]
+        return dict(sorted(found.items()))
+
+    def _prepare(self, staged: Path) -> None:
+        if self._worker != 0:
+            return
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True)
+            _sync(self._directory.parent)
+        self._tidy()
+        staged.mkdir()
+
+    def _write_own_files(
+        self, staged: Path, learner: Mapping[str, np.ndarray], worker_part: Mapping[str, np.ndarray]
+    ) -> None:
+        if not staged.is_dir():
+            raise _FaultError(
+                f"worker {self._worker} does not see {staged}, and all workers must share one disk"
+            )
+        if self._worker == 0:
+            _write_arrays(staged / _LEARNER, learner)
+        _write_arrays(staged / _part_name(self._worker, self._num_workers), worker_part)
+
+    def _commit(self, staged: Path, update: int, env_steps: int) -> None:
+        if self._worker != 0:
+            return
+        manifest = {
+            "format": FORMAT,
+            "update": update,
+            "env_steps": env_steps,
+            "topology": {"num_workers": self._num_workers},
+            "files": {name: _check_in(staged / name) for name in _file_names(self._num_workers)},
+        }
+        _write_synced(staged / _MANIFEST, _seal(manifest))
+        _sync(staged)
+        final, replaced = self._path(update), self._path(update, _REPLACED)
+        if final.exists():
+            final.rename(replaced)
+        staged.rename(final)
+        _sync(self._directory)
+
+    def _prune(self, update: int) -> None:
+        """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
+        if self._worker != 0:
+            return
+        with contextlib.suppress(OSError):
+            self._tidy()
+            folders = self._folders()
+            earlier = [other for other in folders if other <= update]
+            for other in set(folders) - set(earlier[-self._keep :]):
+                # Renamed first: a half-deleted checkpoint must not look like one.
+                folders[other].rename(self._path(other, _STAGED))
+            self._tidy()
+
+    def _discard(self) -> None:
+        if self._worker == 0:
+            with contextlib.suppress(OSError):
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Ends what a killed or failed process left half done: staged and replaced folders."""
+        for path in list(self._directory.iterdir()):
+            if path.suffix == _REPLACED and not path.with_suffix("").exists():
+                path.rename(path.with_suffix(""))
+            elif path.suffix in (_STAGED, _REPLACED):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _reason(
+        self,
+        failure: BaseException | None,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+    ) -> str:
+        if failure is None:
+            return "another worker could not do its share, and says why in its own output"
+        if not isinstance(failure, OSError):
+            return str(failure) or type(failure).__name__
+        if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = next(path for path in (self._directory, *self._directory.parents) if path.is_dir())
+            size = _num_bytes(learner) + self._num_workers * _num_bytes(worker_part)
+            free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
+            return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
+        return f"cannot write {failure.filename or self._directory} ({failure.strerror})"
+
+
+def pack_json(value: Any) -> np.ndarray:
+    """A JSON value as an array, uint8 [n]."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def unpack_json(array: np.ndarray) -> Any:
+    """The value that `pack_json` packed."""
+    return json.loads(array.tobytes())
+
+
+def pack_bytes(items: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Byte strings as two arrays: all of them in a row, uint8 [n], and their lengths, int64 [len(items)]."""
+    return np.frombuffer(b"".join(items), np.uint8), np.array([len(item) for item in items], np.int64)
+
+
+def unpack_bytes(flat: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    """The byte strings that `pack_bytes` packed."""
+    data, ends = flat.tobytes(), np.cumsum(lengths)
+    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _part_name(worker: int, num_workers: int) -> str:
+    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
+
+
+def _file_names(num_workers: int) -> list[str]:
+    return [_LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
+
+
+def _num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    return sum(np.asarray(array).nbytes for array in arrays.values())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(directory: Path) -> None:
+    """Makes the entries of a directory durable: without it a rename may be lost in a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the arrays and, for the chief to check that all of it arrives, their checksum beside them."""
+    data = _encode(arrays)
+    _write_synced(path, data)
+    _write_synced(_checksum_path(path), _sha256(data).encode())
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _check_in(path: Path) -> dict[str, Any]:
+    """Verifies a staged file against its writer's checksum and returns its entry in the manifest."""
+    try:
+        data, expected = path.read_bytes(), _checksum_path(path).read_text()
+    except FileNotFoundError as error:
+        raise _FaultError(f"{path} did not arrive, and all workers must share one disk") from error
+    if _sha256(data) != expected:
+        raise _FaultError(f"{path} does not hold what was written to it")
+    _checksum_path(path).unlink()
+    return {"bytes": len(data), "sha256": expected}
+
+
+def _seal(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as JSON with a checksum of its own, so that no flipped bit in it goes unnoticed."""
+    seal = _sha256(json.dumps(manifest, sort_keys=True).encode())
+    return json.dumps({**manifest, "seal": seal}, indent=2, sort_keys=True).encode()
+
+
+def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The arrays as an uncompressed .npz; unlike `np.savez` it never pickles and takes any name."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            if (
+                array.dtype.kind not in "?biufcSU"
+            ):  # objects, and bfloat16, which .npy would store as raw bytes
+                raise _FaultError(f"the array {name} has the type {array.dtype}, which .npz cannot hold")
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _decode(data: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _read_folder(folder: Path, update: int) -> Checkpoint:
+    try:
+        manifest = _read_manifest(folder / _MANIFEST)
+        if manifest["update"] != update:
+            raise _FaultError(f"its manifest is of update {manifest['update']}")
+        names = _file_names(manifest["topology"]["num_workers"])
+        learner, *parts = (_read_arrays(folder / name, manifest["files"][name]) for name in names)
+    except FileNotFoundError as error:
+        raise _FaultError(f"{Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise _FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
+    return Checkpoint(update, manifest["env_steps"], learner, parts)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        manifest = json.loads(data)
+        intact = _seal({key: value for key, value in manifest.items() if key != "seal"}) == data
+    except (ValueError, AttributeError):
+        intact = False
+    if not intact:
+        raise _FaultError(f"{path.name} is damaged")
+    if manifest["format"] != FORMAT:
+        raise _FaultError(
+            f"it has format {manifest['format']}, and this version of tfrl reads format {FORMAT}"
+        )
+    return manifest
+
+
+def _read_arrays(path: Path, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    data = path.read_bytes()
+    if len(data) != entry["bytes"]:
+        raise _FaultError(f"{path.name} has {len(data)} bytes instead of {entry['bytes']}")
+    if _sha256(data) != entry["sha256"]:
+        raise _FaultError(f"{path.name} does not match its checksum")
+    return _decode(data)

@@ -1,0 +1,330 @@
+"""What people see of a run: a live bar in a terminal; a plain line every few seconds in a pipe or in CI.
+
+The training loop only leaves numbers here. A thread of the console's own shows them, so that the display also
+moves while one long TensorFlow call runs, and leaving a number costs next to nothing.
+"""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tfrl.cli.streams import Unbreakable, tell
+
+_RATE_WINDOW = 32  # updates over which the time left is estimated
+
+
+class Console:
+    """Shows one run.
+
+    Args:
+        enabled: False on the workers that are not the chief: they show nothing, and warn on stderr.
+        stream: where to; a live display if it is a terminal, plain lines otherwise.
+        interval: seconds between plain lines.
+    """
+
+    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, interval: float = 10.0) -> None:
+        self._progress: Progress | None = None
+        self._starting = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
+        self._view: _View
+        if not enabled:
+            self._view = _View()
+        elif _is_interactive(stream or sys.stdout):
+            self._view = _Terminal(Unbreakable(stream or sys.stdout))
+        else:
+            self._view = _Plain(Unbreakable(stream or sys.stdout), interval)
+
+    def summary(self, rows: Mapping[str, str]) -> None:
+        """A table of two columns, before training."""
+        self._view.table((), list(rows.items()))
+        self._view.line("")
+
+    def start(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        *,
+        unit: str = "env steps",
+        highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
+    ) -> None:
+        """Begins to show progress, in `unit`; `start_step` is where this process goes on from.
+
+        `highlights` picks the texts to show from an update's metrics; None: speed and episode return.
+        """
+        with self._starting:
+            self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
+            self._view.start(self._progress)
+
+    def phase(self, name: str) -> None:
+        """Names what the run does now, such as "collecting", "updating", "evaluating", "saving"."""
+        if self._progress is not None:
+            self._progress.phase = name
+
+    def advance_to(self, env_steps: float) -> None:
+        """Moves the bar within a rollout; cheap enough (0.1 µs) to be called at every env step."""
+        if self._progress is not None:
+            self._progress.env_steps = env_steps
+
+    def update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a finished update, named as in progress.csv."""
+        if self._progress is not None:
+            self._progress.finish_update(env_steps, metrics)
+
+    def message(self, text: str) -> None:
+        """A line above the bar."""
+        self._view.line(text)
+
+    def warn(self, text: str) -> None:
+        """A line above the bar that begins with "warning: "; on stderr where there is no bar to be."""
+        self._view.warning(text)
+
+    def results(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], next_commands: Sequence[str] = ()
+    ) -> None:
+        """Ends the progress and shows a table of results and the commands to type next."""
+        self.phase("done")
+        self.stop()
+        self._view.line("")
+        self._view.table(header, rows)
+        if next_commands:
+            self._view.line("\nNext:")
+        for command in next_commands:
+            self._view.line(f"  {command}")
+
+    def stop(self) -> None:
+        """Ends the progress, with its last state left standing. Harmless if there is none."""
+        with self._starting:
+            if self._progress is not None:
+                self._progress = None
+                self._view.stop()
+
+
+class Progress:
+    """How far the run is. One thread writes it and another reads it, each field by itself."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        unit: str = "env steps",
+        highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
+    ) -> None:
+        self.total_steps = total_steps
+        self._unit = unit
+        self._highlights = highlights or _episode_texts
+        self.env_steps: float = start_step
+        self.phase = "starting"
+        self._clock = clock
+        self._started = clock()
+        self._metrics: Mapping[str, float] = {}
+        # (time, env steps) at the start and after the last updates of this process.
+        self._marks: tuple[tuple[float, int], ...] = ((self._started, start_step),)
+        self._num_updates = 0
+
+    def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Takes the state after an update."""
+        self.env_steps = env_steps
+        self._metrics = dict(metrics)
+        self._num_updates += 1
+        # The first update compiles and says little about the next ones: the second drops the mark before it.
+        marks = self._marks[1:] if self._num_updates == 2 else self._marks
+        self._marks = (*marks, (self._clock(), env_steps))[-_RATE_WINDOW:]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this process began to train."""
+        return self._clock() - self._started
+
+    @property
+    def seconds_left(self) -> float:
+        """An estimate from the updates of this process; NaN before the first."""
+        (first_time, first_steps), (last_time, last_steps) = self._marks[0], self._marks[-1]
+        if last_steps <= first_steps:
+            return math.nan
+        seconds_per_step = (last_time - first_time) / (last_steps - first_steps)
+        left = (self.total_steps - last_steps) * seconds_per_step
+        return max(0.0, left - (self._clock() - last_time))
+
+    @property
+    def fraction(self) -> float:
+        """The part done, 0 to 1."""
+        return min(1.0, self.env_steps / self.total_steps) if self.total_steps else 1.0
+
+    def percent_text(self) -> str:
+        """Rounded down: 100% means done."""
+        return f"{math.floor(self.fraction * 1000) / 10:.1f}%"
+
+    def steps_text(self) -> str:
+        """Steps done and in all."""
+        return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
+
+    def eta_text(self) -> str:
+        """The time left, "ETA --" while nothing is known of it or it is over, or the time it took."""
+        if self.fraction == 1.0:
+            return f"took {_duration(self.elapsed)}"
+        left = self.seconds_left
+        return f"ETA {_duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
+
+    def metric_texts(self) -> list[str]:
+        """What the last update brought, as far as there is anything."""
+        return self._highlights(self._metrics)
+
+    def line(self) -> str:
+        """All of it in one plain line."""
+        parts = [self.percent_text(), self.steps_text(), *self.metric_texts()]
+        parts.insert(3 if len(parts) > 2 else 2, self.eta_text())
+        return " | ".join([*parts, self.phase])
+
+
+def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
+    """Speed and returns."""
+    texts = []
+    speed = metrics.get("time/env_steps_per_second", math.nan)
+    if not math.isnan(speed):
+        texts.append(f"{speed:,.0f} steps/s")
+    episode_return = metrics.get("rollout/episode_return", math.nan)
+    if not math.isnan(episode_return):
+        normalized = metrics.get("rollout/normalized_return", math.nan)
+        suffix = "" if math.isnan(normalized) else f" (normalised {normalized:.2f})"
+        texts.append(f"return {episode_return:.2f}{suffix}")
+    return texts
+
+
+class _View:
+    """How things are shown. The base is what workers other than the chief have: warnings only, on stderr."""
+
+    def start(self, progress: Progress) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+    def warning(self, text: str) -> None:
+        tell(f"warning: {text}")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        pass
+
+
+class _Plain(_View):
+    """Plain lines, each flushed at once."""
+
+    def __init__(self, stream: TextIO, interval: float) -> None:
+        self._stream = stream
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stopped.set()
+            self._thread.join()
+            self._thread = None
+            self.line(self._progress.line())
+
+    def line(self, text: str) -> None:
+        with self._lock:  # or a line of the thread could land inside one of the main thread's
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def warning(self, text: str) -> None:
+        self.line(f"warning: {text}")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        lines = [list(header)] * bool(header) + [list(row) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for cells in lines:
+            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            self.line("  ".join(padded).rstrip())
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(self._interval):
+            self.line(self._progress.line())
+
+
+class _Terminal(_View):
+    """A live bar with other lines above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = RichConsole(file=stream, highlight=False, markup=False, emoji=False)
+        self._live: Live | None = None
+
+    def start(self, progress: Progress) -> None:
+        self._live = Live(
+            get_renderable=lambda: _render(progress, self._console.width),
+            console=self._console,
+            refresh_per_second=4,
+        )
+        self._live.start()
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def warning(self, text: str) -> None:
+        self._console.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(show_header=bool(header), box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for position, name in enumerate(header or [""] * len(rows[0])):
+            table.add_column(name, style="dim" if position == 0 else "", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        self._console.print(table)
+
+
+def _is_interactive(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
+
+
+def _render(progress: Progress, width: int) -> RenderableType:
+    """Two lines: the bar, and below it what the last update brought; of both as much as has room."""
+    texts = [Text(progress.percent_text(), "bold"), Text(progress.eta_text(), "cyan")]
+    if width >= 75:  # 15 for the bar
+        texts.insert(1, Text(progress.steps_text()))
+    bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    bar.add_column(ratio=1)
+    for _ in texts:
+        bar.add_column(no_wrap=True, justify="right")
+    bar.add_row(ProgressBar(total=1.0, completed=progress.fraction), *texts)
+    phase = f"{progress.phase:<10}"  # as wide as "collecting", so that what follows stands still
+    parts = [phase, *progress.metric_texts(), f"elapsed {_duration(progress.elapsed)}"]
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        parts.pop()
+    return Group(bar, Text(" · ".join(parts), "dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _duration(seconds: float) -> str:
+    """The two largest units: "35 s", "48 min", "2 h 05 min", "3 d 04 h"."""
+    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86_400))
+    if seconds < 60:
+        return f"{int(seconds)} s"
+    if seconds < 3600:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02d} min" if days == 0 else f"{days} d {hours % 24:02d} h"

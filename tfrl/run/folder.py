@@ -1,0 +1,188 @@
+"""May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.metrics import PROGRESS_FILE, logged_steps
+
+SETTINGS_FILE = "config.yaml"
+RESULTS_FILE = "results.json"
+EVALUATION_FILE = "eval.json"
+BEST_FILE = "checkpoints/best.npz"
+
+# Any of these makes a folder that of a run.
+_TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
+# Nothing of this is there before a first checkpoint.
+_LATER = (RESULTS_FILE, "export", BEST_FILE)
+
+
+class RunSettings(Protocol):
+    """What any trainer's settings tell of its run's folder; a dataclass, whose fields are compared."""
+
+    logdir: str
+    resume: str
+    precision: str
+    checkpoint_every: int
+    batch_size: int
+    cluster_timeout: float
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The fields that may differ from what the run began with."""
+
+
+Settings = TypeVar("Settings", bound=RunSettings)
+
+
+def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
+    """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
+
+    Whether it is already complete is left to the trainer, which knows the run's step.
+
+    Args:
+      config: the settings that are asked for.
+      read: gives the settings of a run's file.
+
+    Raises:
+      UserError: `--resume` forbids it; the run has other settings there; or it has lost its checkpoints. One
+        that was killed before its first checkpoint may begin again.
+    """
+    check_run_folder(config)
+    run = config.run_dir
+    has_checkpoint = bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+    if config.resume == "must" and not has_checkpoint:
+        raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
+    if not any((run / trace).exists() for trace in _TRACES):
+        return config
+    if config.resume == "never":
+        raise UserError(
+            f"{run} already holds a run, which --resume never leaves alone; choose another --run-name."
+        )
+    if not (run / SETTINGS_FILE).exists():
+        raise UserError(
+            f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
+        )
+    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
+        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
+    existing = read(run / SETTINGS_FILE)
+    if config.precision == "auto":
+        # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
+        config = dataclasses.replace(config, precision=existing.precision)
+    _check_same(config, existing)
+    if not has_checkpoint:
+        _check_young(run, existing)
+    return config
+
+
+def check_run_folder(config: RunSettings) -> None:
+    """Raise UserError if the run's folder cannot be made or written in; leaves nothing behind."""
+    folder = config.run_dir
+    try:
+        while not _is_there(folder):
+            folder = folder.parent
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".tfrl-"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write in {folder} for the run's folder {config.run_dir}: {error.strerror}; "
+            "choose another --logdir."
+        ) from None
+
+
+def is_of(run: Path, setting: str) -> bool:
+    """Whether the run in a folder is of the trainer with this setting: "env" is PPO's, "dataset" resnet's."""
+    try:
+        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith(f"{setting}:") for line in lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in one step: whoever reads it finds the old text or the new, also after a power failure.
+
+    Raises OSError, and leaves nothing else behind.
+    """
+    staged = path.with_name(f"{path.name}.tmp")
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError if `write_text` could not write this file; leaves nothing behind."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def _check_young(run: Path, existing: RunSettings) -> None:
+    """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
+    found = [name for name in _LATER if (run / name).exists()]
+    steps = logged_steps(run / PROGRESS_FILE)
+    if steps > existing.checkpoint_every * existing.batch_size:
+        found.append(f"{steps:,} steps in its {PROGRESS_FILE}")
+    if found:
+        raise UserError(
+            f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
+            "choose another --run-name, or remove the folder to begin again."
+        )
+
+
+def _is_there(folder: os.PathLike[str]) -> bool:
+    """Unlike Path.exists, also true for a link to nowhere, and any other trouble is raised."""
+    try:
+        os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_same(config: RunSettings, existing: RunSettings) -> None:
+    differing = []
+    for name, here in vars(config).items():
+        there = getattr(existing, name)
+        left_open = name == "precision" and there == "auto"  # in a file that a person wrote
+        if here != there and name not in config.may_change and not left_open:
+            differing.append(f"{flag(name)} {there} there, {here} here")
+    if differing:
+        raise UserError(
+            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. "
+            "Give the same ones to go on with it, or another --run-name."
+        )

@@ -1,0 +1,158 @@
+"""One process at a time trains a run: the chief holds a lock on the run's folder until it ends.
+
+A second one would take back what the first has done since it began: its rows, its curves, its checkpoints.
+
+The lock is the kernel's (`flock`), so it ends with its process, however that ends, and whoever starts again
+after a kill finds it free. Who only reads a run (reports, the evaluator) does not ask for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from tfrl.cli.errors import PeerError, UserError
+from tfrl.cli.streams import tell
+from tfrl.run.folder import Settings, check_run
+from tfrl.workers.tf_config import TFConfig
+
+LOCK_FILE = ".lock"
+_RETRY_EVERY = 0.2  # seconds
+
+
+class _HeldError(Exception):
+    """Another process has the lock: who, for people."""
+
+
+@contextlib.contextmanager
+def take_run(
+    config: Settings, cluster: TFConfig | None, read: Callable[[Path], Settings]
+) -> Iterator[Settings]:
+    """Holds the run inside, for this process to train it, and gives the settings that `check_run` finds.
+
+    Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:
+    whoever starts workers again, on other machines say, may come before their predecessors have ended.
+
+    Raises:
+      UserError: on entry, for what `check_run` refuses, and where another process trains this run.
+      PeerError: a chief has waited for it for too long. Where all are started again, it may be gone.
+    """
+    check_run(config, read)  # before anything is made
+    with contextlib.ExitStack() as held:
+        if cluster is None:
+            held.enter_context(locked(config.run_dir))
+        elif cluster.is_chief:
+            held.enter_context(locked(config.run_dir, config.cluster_timeout))
+        yield check_run(config, read)  # as it is now that nobody else writes there
+
+
+@contextlib.contextmanager
+def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
+    """Holds the lock of a run's folder inside; on a disk that knows no locks, warns and goes on without.
+
+    Args:
+      run: the folder; made if need be, and removed again if it is empty in the end.
+      patience: seconds to wait for another process that holds it.
+
+    Raises:
+      UserError: another process holds it.
+      PeerError: it still does, after the patience.
+    """
+    try:
+        file = _wait(run, patience)
+    except OSError as error:
+        file, reason = None, error.strerror
+        tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
+    try:
+        yield
+    finally:
+        if file is not None:
+            _give_up(run, file)
+
+
+def is_held(run: Path) -> bool | None:
+    """Whether a process trains the run; None where that is for another machine to say.
+
+    The lock itself is not tried: to hold it for a moment might turn a trainer away that begins just then.
+    """
+    try:
+        signed = (run / LOCK_FILE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    found = re.fullmatch(r"process (\d+) on (.+)", signed)
+    if found is None or found[2] != socket.gethostname():
+        return None
+    try:
+        os.kill(int(found[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def _wait(run: Path, patience: float) -> IO[str]:
+    """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
+    end, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return _take(run)
+        except _HeldError as held:
+            if time.monotonic() >= end:
+                raise (PeerError if patience else UserError)(
+                    f"{run} is in use: {held} trains it; wait for its end, or choose another --run-name."
+                ) from None
+            if not told:
+                tell(f"waiting for {held}, which trains {run}")
+                told = True
+        time.sleep(_RETRY_EVERY)
+
+
+def _take(run: Path) -> IO[str]:
+    """The lock's file, locked. Raises _HeldError or OSError."""
+    path = run / LOCK_FILE
+    while True:
+        run.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            continue  # the folder has gone with its last holder
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _HeldError(" ".join(file.read(200).split()) or "another process") from None
+            if _is_at(path, file):  # else its last holder has removed it in the meantime
+                _sign(file)
+                opened.pop_all()
+                return file
+
+
+def _give_up(run: Path, file: IO[str]) -> None:
+    with file, contextlib.suppress(OSError):
+        if _is_at(run / LOCK_FILE, file):
+            (run / LOCK_FILE).unlink()  # while it is held: who has opened it finds it gone
+        run.rmdir()  # nothing was begun
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(file: IO[str]) -> None:
+    with contextlib.suppress(OSError):  # a full disk: its holder is not known by name then
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())

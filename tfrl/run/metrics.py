@@ -1,0 +1,363 @@
+"""Where a run's metrics go: `progress.csv` and TensorBoard's event file, both against env steps.
+
+The event file is written with TensorBoard's own protocol buffers rather than with `tf.summary`: no TensorFlow
+op runs for it, a kill loses at most the record being written, and after a failed write (a full disk) the file
+is cut back to its last whole record, where `tf.summary` leaves a torn one that hides everything after it.
+"""
+
+import contextlib
+import csv
+import io
+import math
+import os
+import shlex
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROGRESS_FILE = "progress.csv"
+_EVENTS = "events.out.tfevents."
+_RECORD_LENGTH = struct.Struct("<Q")
+_RECORD_FRAME = 8 + 4 + 4  # the length, its checksum, and the checksum of the data
+
+
+class MetricsWriter:
+    """The chief's writer. A disk that is full is told once through `warn`; it never stops the training.
+
+    Args:
+        directory: the run's folder; it exists.
+        columns: the metrics that have a column in progress.csv, in order. A run that goes on keeps the
+            columns of its file.
+        resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
+            dropped, so that each point stands there once. None: the run begins, also again after a kill
+            before its first checkpoint (`run_folder.check_run` sees to it), and everything is dropped.
+        warn: called with one sentence if something cannot be written.
+        step_column: what the steps are: the name of the first column.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        columns: Sequence[str],
+        *,
+        resume_at: int | None,
+        warn: Callable[[str], None],
+        step_column: str = "env_steps",
+    ) -> None:
+        self._directory = directory
+        self._warn = warn
+        self._has_warned = False
+        last_step = -1 if resume_at is None else resume_at
+        with self._going_on():
+            for path in directory.glob(_EVENTS + "*"):
+                _trim_events(path, last_step)
+            _trim_csv(directory / PROGRESS_FILE, last_step)
+        self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
+        self._rows = _RecordFile(directory / PROGRESS_FILE, head=_csv_line(self._columns))
+        self._events = _RecordFile(
+            directory / _event_name(), head=_event_record(file_version="brain.Event:2")
+        )
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out."""
+        known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
+        cells = [f"{known[name]:.9g}" if name in known else "" for name in self._columns[1:]]
+        with self._going_on():
+            self._rows.append(_csv_line([str(env_steps), *cells]))
+        self.scalars(env_steps, known)
+
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each curve, and no row to progress.csv; a NaN is left out."""
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        self._add(
+            env_steps, *(scalar_pb(name, value) for name, value in values.items() if not math.isnan(value))
+        )
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Shows Markdown in TensorBoard's Text tab."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._add(step, text_pb(tag, markdown))
+
+    def describe(self, settings: str) -> None:
+        """Shows the command of this process and its settings, YAML, in TensorBoard's Text tab."""
+        command = shlex.join(["python", *sys.orig_argv[1:]])
+        for tag, content in (("command", command), ("settings", settings)):
+            self.text(tag, f"```\n{content}\n```", 0)
+
+    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+        """Tells TensorBoard the hyperparameters, `chosen` ones first, and which curves share a chart."""
+        from tfrl.run import tensorboard_layout
+
+        self._add(0, *tensorboard_layout.summaries(settings, chosen, self._directory))
+
+    def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
+        """Shows the distribution of numbers of any shape."""
+        from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+
+        self._add(env_steps, histogram_pb(tag, values))
+
+    def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+        """Shows frames, uint8 [T, H, W, 3], as an animated GIF in TensorBoard's Images tab."""
+        self._add(env_steps, _video_summary(tag, frames, fps))
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
+        import imageio.v3 as imageio
+
+        png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
+        self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
+
+    def flush(self) -> None:
+        """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
+        with self._going_on():
+            self._rows.sync()
+            self._events.sync()
+
+    def close(self) -> None:
+        """Ends the writing."""
+        self.flush()
+        self._rows.close()
+        self._events.close()
+
+    def _add(self, step: int, *summaries: Any) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[value for part in summaries for value in part.value])
+        with self._going_on():
+            self._events.append(_event_record(step=step, summary=summary))
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(
+                    f"The metrics in {self._directory} cannot be written ({error.strerror}); "
+                    "training goes on, and their curves will have a gap."
+                )
+
+
+class NullMetricsWriter:
+    """The writer of the workers that are not the chief: it writes nothing."""
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Does nothing."""
+
+    def describe(self, settings: str) -> None:
+        """Does nothing."""
+
+    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+        """Does nothing."""
+
+    def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
+        """Does nothing."""
+
+    def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+        """Does nothing."""
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+    """Shows a video with the curves of a run whose own writer may be at work or gone.
+
+    It gets an event file of its own, so that no other is touched.
+
+    Args:
+        directory: the run's folder.
+        tag: the video's name.
+        frames: uint8 [T, H, W, 3].
+        env_steps: where on the x-axis.
+        fps: frames a second.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    events = _RecordFile(directory / _event_name(), head=_event_record(file_version="brain.Event:2"))
+    events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames, fps)))
+    events.close()
+
+
+class EventFile:
+    """An event file of a process beside the trainers, in the run's folder.
+
+    It is opened for each record, because trainers that start again cut or remove the files they find.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _event_name()
+
+    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        parts = [scalar_pb(name, float(value)) for name, value in values.items() if not math.isnan(value)]
+        summary = Summary(value=[value for part in parts for value in part.value])
+        events = _RecordFile(self._path, head=_event_record(file_version="brain.Event:2"))
+        try:
+            events.append(_event_record(step=env_steps, summary=summary))
+        finally:
+            events.close()
+
+
+def logged_steps(progress: Path) -> int:
+    """The steps, env steps say, of the last whole row of progress.csv; 0 where there is none."""
+    try:
+        lines = progress.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
+class _RecordFile:
+    """A file that grows by whole records, each written at once and unbuffered, from its first one on."""
+
+    def __init__(self, path: Path, *, head: bytes) -> None:
+        self._path = path
+        self._head = head
+        self._file: io.FileIO | None = None
+
+    def append(self, record: bytes) -> None:
+        """Writes the record, or leaves the file as it was and raises OSError."""
+        if self._file is None:
+            self._file = io.FileIO(self._path, "a")
+        size = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(record if size else self._head + record)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
+            raise
+
+    def sync(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _csv_line(cells: Sequence[str]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue().encode()
+
+
+def _event_record(**fields: Any) -> bytes:
+    """One framed record of an event file: an Event with the given fields."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    return record.getvalue()
+
+
+def _event_name() -> str:
+    """A file that no other process writes, after those of earlier seconds."""
+    return f"{_EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0.v2"
+
+
+def _video_summary(tag: str, frames: np.ndarray, fps: float) -> Any:
+    import imageio.v3 as imageio
+
+    gif = imageio.imwrite("<bytes>", frames, extension=".gif", plugin="pillow", duration=1000 / fps, loop=0)
+    return _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1])
+
+
+def _image_summary(tag: str, encoded: bytes, *, width: int, height: int) -> Any:
+    """An image summary that holds the encoded bytes as they are: TensorBoard passes them to the browser."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.image.metadata import create_summary_metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    tensor = make_tensor_proto([str(width).encode(), str(height).encode(), encoded], dtype=np.object_)
+    metadata = create_summary_metadata(display_name=None, description=None)
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
+
+
+def _read_columns(path: Path) -> list[str]:
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), [])
+    except OSError:
+        return []
+
+
+def _trim_csv(path: Path, last_step: int) -> None:
+    """Cuts progress.csv after the last whole row of at most `last_step`.
+
+    Steps only grow within a file, so what has to go is its end, and one `truncate` drops it: a kill finds the
+    file as it was or as it should be, and no disk is too full for it.
+    """
+    if not path.exists():
+        return
+    head, *rows = path.read_bytes().splitlines(keepends=True) or [b""]
+    size = len(head) if head.endswith(b"\n") and last_step >= 0 else 0
+    for row in rows if size else ():
+        step = row.split(b",")[0]
+        if not row.endswith(b"\n") or not step.isdigit() or int(step) > last_step:
+            break
+        size += len(row)
+    os.truncate(path, size)
+
+
+def _trim_events(path: Path, last_step: int) -> None:
+    """Cuts an event file after its last whole event of at most `last_step`; without any, the file goes."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    size, has_points = 0, False
+    with path.open("rb") as file, contextlib.suppress(DecodeError):
+        while data := _read_record(file):
+            event = Event.FromString(data)
+            if event.step > last_step:
+                break
+            size += len(data) + _RECORD_FRAME
+            has_points |= event.HasField("summary")
+    if has_points:
+        os.truncate(path, size)
+    else:
+        path.unlink()
+
+
+def _read_record(file: io.BufferedReader) -> bytes:
+    """The data of the next record; nothing at the end of the file or at a torn record."""
+    header = file.read(12)
+    if len(header) < 12:
+        return b""
+    (length,) = _RECORD_LENGTH.unpack_from(header)
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if length + 4 > left:
+        return b""
+    data = file.read(length)
+    file.read(4)
+    return data

@@ -1,0 +1,71 @@
+"""results.json: what a finished run came to. TensorFlow-free, so that reports can read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrl.evaluation.episodes import LEVEL_SETS, split_episodes
+from tfrl.run.folder import RESULTS_FILE, read_json, write_text
+
+
+def evaluation(metrics: Mapping[str, float], episodes: int) -> dict[str, Any]:
+    """The `eval` part, from the `eval_` metrics of the last evaluation and --eval-episodes."""
+    num_envs, each = split_episodes(episodes)
+    part: dict[str, Any] = {
+        level_set: {
+            "return": metrics[f"eval_{level_set}/return"],
+            "normalized_return": metrics[f"eval_{level_set}/normalized_return"],
+            "episodes": num_envs * each,
+        }
+        for level_set in LEVEL_SETS
+    }
+    return part | {"generalization_gap": metrics["eval/generalization_gap"]}
+
+
+def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
+    """A fingerprint of names, shapes and bytes of float32 weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}{weights[name].shape}".encode())
+        digest.update(np.ascontiguousarray(weights[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def write(run: Path, results: Mapping[str, Any]) -> None:
+    """Writes results.json in one step; what is not a number becomes null."""
+    write_text(run / RESULTS_FILE, json.dumps(_finite(results), indent=2) + "\n")
+
+
+def read(run: Path) -> dict[str, Any] | None:
+    """The content of results.json, or None if there is none that can be read."""
+    return read_json(run / RESULTS_FILE)
+
+
+def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows for people."""
+    header = [f"{results['env']}, {results['env_steps']:,} env steps", "return", "normalised", "episodes"]
+    rows = [_row("while training", results, "last 100")]
+    for level_set in LEVEL_SETS:
+        score = results["eval"][level_set]
+        rows.append(_row(f"{level_set} levels", score, str(score["episodes"])))
+    return header, rows
+
+
+def _row(name: str, score: Mapping[str, Any], episodes: str) -> list[str]:
+    episode_return = score.get("return", score.get("episode_return"))
+    cells = (episode_return, score["normalized_return"])
+    return [name, *("-" if _finite(c) is None else f"{c:.2f}" for c in cells), episodes]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,279 @@
+"""What any trainer needs around its loop: checkpoints, the run's folder, clock, stop requests, the end.
+
+A trainer is a loop that uses a `Session`: tfrl/training/on_policy.py, resnet/supervised/trainer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.cli.settings import to_yaml
+from tfrl.run import results
+from tfrl.run.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
+from tfrl.run.console import Console
+from tfrl.run.folder import SETTINGS_FILE, write_text
+from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
+from tfrl.run.stop import Stopped, StopRequest, stop_code
+from tfrl.workers.strategy import Runtime
+from tfrl.workers.watchdog import Watchdog
+
+
+@contextlib.contextmanager
+def open_session(
+    config: Any, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
+) -> Iterator[Session]:
+    """A session, which listens to signals inside.
+
+    Args:
+      config: the trainer's settings.
+      runtime: the strategy and this worker's place in it.
+      watchdog: gets its steps.
+      console: this process's.
+      step_name: what one step is called.
+      saves: when a signal makes it save, for the sentence that answers one.
+    """
+    stop = StopRequest(config.run_dir / "stop")
+    session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
+
+    def on_first(name: str) -> None:
+        console.message(f"{name}: saving {saves}, then ending; once more ends at once")
+
+    def on_second() -> None:
+        console.stop()
+        console.message(f"Ended without saving; {session.kept()}.")
+
+    with stop.listening(on_first, on_second):
+        try:
+            yield session
+        finally:
+            console.stop()
+
+
+class Session:
+    """What a trainer needs around its loop. All workers make the same calls in the same order.
+
+    Attributes:
+      runtime, console, stop, watchdog: as given.
+      writer: where metrics go, from `open_folder` on.
+      step: finished steps, updates say.
+      seconds: of training, in all processes of the run.
+      found: the checkpoint that this process goes on from, if any.
+      progress: what `save` was given as `progress` for that checkpoint; empty without one.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        runtime: Runtime,
+        console: Console,
+        stop: StopRequest,
+        watchdog: Watchdog,
+        *,
+        step_name: str,
+    ) -> None:
+        self.runtime = runtime
+        self.console = console
+        self.stop = stop
+        self.watchdog = watchdog
+        self.writer: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
+        self.step = 0
+        self.seconds = 0.0
+        self.found: Checkpoint | None = None
+        self.progress: dict[str, Any] = {}
+        self._config = config
+        self._step_name = step_name
+        self._store = CheckpointStore(
+            config.run_dir / "checkpoints",
+            keep=config.keep_checkpoints,
+            worker=runtime.worker,
+            num_workers=runtime.num_workers,
+            agree=runtime.all_agree,
+        )
+        self._resumed_at: list[int] = []  # on the x-axis: env steps, or images
+        self._saved_at = -1
+
+    def phase(self, name: str) -> None:
+        """Tells people and the other workers what is being done."""
+        self.console.phase(name)
+        self.watchdog.beat(name, self.step)
+
+    # Checkpoints
+
+    def restore(self) -> Checkpoint | None:
+        """The newest valid checkpoint, the same on all workers, if there is one; its clock goes on.
+
+        Raises:
+          UserError: there are checkpoints, but none is valid.
+          PeerError: some workers see none where others do. To begin with them would overwrite the run.
+        """
+        found, skipped = self._find()
+        mine = -1 if found is None else found.update
+        newest = self._of_workers(mine)
+        if newest.min() < 0 <= newest.max():
+            raise PeerError(
+                f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
+                f"{newest.argmax()} that of {self._step_name} {newest.max()}: all must share one disk"
+            )
+        if mine < newest.max():  # others could read what this worker cannot, and did not warn of it
+            self._warn(skipped)
+        if newest.min() != mine:
+            found = self._store.load(self.console.warn, int(newest.min()))
+        if found is None:
+            return None
+        self.found = found
+        self.progress = unpack_json(found.learner["progress"])
+        self.step = self._saved_at = found.update
+        self.seconds = self.progress["seconds"]
+        self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
+        return found
+
+    def _find(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that this worker can read, and why it skips others, if it has not told.
+
+        All workers skip the same ones where the files are damaged: the chief tells that for all of them.
+        """
+        skipped: list[str] = []
+        try:
+            found = self._store.load(self.console.warn if self.runtime.is_chief else skipped.append)
+        except UserError:
+            self._warn(skipped)
+            raise
+        return found, skipped
+
+    def _warn(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            self.console.warn(sentence)
+
+    def _of_workers(self, number: int) -> np.ndarray:
+        """Every worker's number, int64 [workers]. A collective."""
+        numbers = np.zeros(self.runtime.num_workers, np.int64)
+        numbers[self.runtime.worker] = number
+        return self.runtime.sum_over_workers(numbers)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the present step has its checkpoint."""
+        return self._saved_at == self.step
+
+    def save(
+        self,
+        x: int,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+        progress: Mapping[str, Any],
+    ) -> None:
+        """Saves; a disk that is full costs this checkpoint, not the run.
+
+        Args:
+          x: where on the x-axis the run stands: env steps, or images.
+          learner: what is the same on all workers.
+          worker_part: what is this worker's own.
+          progress: what the trainer's loop needs to go on, as JSON values.
+        """
+        self.phase("saving")
+        self.writer.flush()
+        clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
+        learner = {**learner, "progress": pack_json(clock | {**progress})}
+        try:
+            self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
+            self._saved_at = self.step
+        except CheckpointError as error:
+            if self.runtime.is_chief or error.__cause__ is not None:  # those who know why tell
+                self.console.warn(f"{error} Training goes on.")
+
+    def kept(self) -> str:
+        """What remains of a run that fails now, as the end of a sentence."""
+        saved = self._store.updates()
+        if not saved:
+            return "there is no checkpoint yet"
+        return f"the checkpoint of {self._step_name} {saved[-1]} is kept"
+
+    # The run's folder
+
+    def open_folder(
+        self, columns: Sequence[str], *, again: bool = False, step_column: str = "env_steps"
+    ) -> None:
+        """The chief writes the settings and goes on with the metrics.
+
+        Args:
+          columns: of progress.csv, after the steps.
+          again: the row of the checkpoint's own step is to be written again.
+          step_column: what the x-axis is.
+        """
+        if not self.runtime.is_chief:
+            return
+        run, found = self._config.run_dir, self.found
+        # The resolved precision: `auto` may mean another one where the run goes on.
+        settings = to_yaml(dataclasses.replace(self._config, precision=self.runtime.precision))
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            write_text(run / SETTINGS_FILE, settings)
+        except OSError as error:
+            raise UserError(f"cannot write in {run}: {error.strerror}") from None
+        resume_at = None if found is None else found.env_steps - again
+        self.writer = MetricsWriter(
+            run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
+        )
+        if found is None:
+            self.writer.describe(settings)
+
+    def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
+        """Whether an earlier process has come to these weights and done all of it, down to results.json.
+
+        A collective: a shared disk may show the file to one worker before another.
+        """
+        written = results.read(self._config.run_dir) or {}
+        return self.runtime.any_says(written.get("weights_sha256") == results.weights_sha256(weights))
+
+    def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The part of results.json that says where these weights come from."""
+        return {
+            "workers": self.runtime.num_workers,
+            "replicas": self.runtime.replicas,
+            "precision": self.runtime.precision,
+            "weights_sha256": results.weights_sha256(weights),
+            "resumed_at": self._resumed_at,
+        }
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Around the export and the results, which the chief writes."""
+        self.writer.close()
+        self.phase("exporting")
+        try:
+            yield
+        except OSError as error:
+            run = self._config.run_dir
+            raise TrainingError(f"cannot write the results in {run}: {error.strerror}") from None
+
+    # The end
+
+    def obey(self) -> None:
+        """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
+        code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+        if code is not None:
+            raise Stopped(code)
+
+    def end_early(self, code: int, where: str) -> int:
+        """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""
+        self.writer.close()
+        self.console.stop()
+        self.stop.saved = self.is_saved
+        saved = f"saved at {where}" if self.is_saved else "but it could not be saved"
+        self.console.message(f"Stopped, {saved}; the same command goes on from its last checkpoint.")
+        return self.leave(code if self.is_saved else 1)
+
+    def leave(self, code: int) -> int:
+        """Ends with the other workers; the exit code."""
+        self.phase("leaving")
+        self.runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
+        self.watchdog.close()
+        if self.runtime.is_chief:  # after the barrier: all have seen it, and it must not end the next run
+            self.stop.forget_file()
+        return code

@@ -1,0 +1,124 @@
+"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes (SIGHUP), the run's `stop` file.
+
+And how all workers come to obey the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.endings import STOP_CODES, end_at_once, heeded_signals
+
+_CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
+NUM_VOTES = len(_CODES)
+
+
+def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
+    """The exit code that all workers leave with, by the sum of their votes [NUM_VOTES]; None: go on."""
+    return next((code for code, count in zip(_CODES, votes, strict=True) if count > 0), None)
+
+
+class Stopped(Exception):  # noqa: N818  # no error: the loop is told to end
+    """Raised on every worker in the same place, where they agree that the run is to stop.
+
+    Attributes:
+      code: the exit code that all leave with once they have saved.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class StopRequest:
+    """Remembers that this process was told to stop, until its loop asks.
+
+    Attributes:
+      exit_code: what the first signal asks for, 130 or 143; 0 before it.
+      saved: set by the loop that has obeyed: to end now loses nothing.
+    """
+
+    def __init__(self, stop_file: Path) -> None:
+        self._stop_file = stop_file
+        self.exit_code = 0
+        self.saved = False
+
+    @contextlib.contextmanager
+    def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
+        """Heeds SIGINT, SIGTERM and SIGHUP inside. A second one ends the process at once, whatever it is in.
+
+        But not a second SIGHUP: a terminal that closes may send several. And nohup has them ignored.
+
+        Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
+        own, which swallows the signal.
+
+        A handler of Python's runs in the main thread, between two lines of it: not before a long call of
+        TensorFlow's returns, and maybe while that thread holds the lock of a stream. So ours sets a number
+        and does nothing else. What people see is done by threads, which the interpreter's C code wakes.
+
+        Args:
+          on_first: told the first signal's name, in a thread of its own.
+          on_second: the same before the process ends, with exit code 1, for what was not saved is lost.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, self._note) for number in heeded_signals()}
+        _start(self._listen, reader, on_first, on_second)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            os.close(writer)  # which ends the thread
+
+    def _note(self, number: int, _frame: Any) -> None:
+        self.exit_code = self.exit_code or STOP_CODES[number]
+
+    def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
+        """Reads the numbers of signals, a byte each, as they come."""
+        first = 0
+        while data := os.read(reader, 1):
+            if data[0] not in STOP_CODES or (first and data[0] == signal.SIGHUP):
+                continue
+            if first and self.saved:
+                os._exit(STOP_CODES[first])
+            if first:
+                end_at_once(1, on_second)
+            first = data[0]
+            _start(on_first, signal.Signals(first).name)  # not here: it may have to wait for a stream
+        os.close(reader)
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal came, which, unlike the file, cannot go away again: the run will stop."""
+        return bool(self.exit_code)
+
+    def requested(self) -> bool:
+        """Whether this worker was told to stop."""
+        return self.signalled or self._stop_file.is_file()
+
+    def forget_file(self) -> None:
+        """Removes the `stop` file, if there is one. A folder of that name asks for nothing."""
+        if self._stop_file.is_file():
+            self._stop_file.unlink(missing_ok=True)
+
+    def votes(self) -> np.ndarray:
+        """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was told."""
+        wanted = self.requested()
+        return np.array([wanted and self.exit_code == code for code in _CODES], np.float32)
+
+
+def _start(target: Callable[..., None], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, name="signals", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,106 @@
+"""The evaluator of a cluster: follows a run's checkpoints beside the workers, which need not wait for it.
+
+It takes no part in the strategy. TF_CONFIG's task type `evaluator` makes a process one:
+`cluster/README.md` shows how. Its metrics go to an event file of its own in the run's folder.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tfrl import evaluate
+from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.config.ppo import Config
+from tfrl.evaluation import policy, policy_files
+from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.console import Console
+from tfrl.run.metrics import EventFile
+
+POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
+SIGTERM_CODE = 143
+
+
+def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Evaluates the newest checkpoint whenever there is a new one, until that of the last update is there.
+
+    With --eval-every, that many updates lie between two evaluations. The last update is left to the workers,
+    which evaluate it for results.json.
+
+    Args:
+      config: the settings; those of the network come from the run's own config.yaml.
+      sleep: waits for that many seconds.
+
+    Returns:
+      The exit code, 0. SIGTERM raises SystemExit(143): there is nothing to save.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    console = Console(enabled=True)
+    store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
+    events = EventFile(config.run_dir)
+    console.message(f"Following the checkpoints in {config.run_dir}.")
+    player: policy.Policy | None = None
+    warn = _once(console.warn)
+    evaluated, updates = 0, store.updates()
+    while not updates or updates[-1] < config.num_updates:
+        if updates and updates[-1] - evaluated >= max(1, config.eval_every):
+            source = _find(config, updates[-1], warn)
+            if source is not None:
+                evaluated = updates[-1]
+                if player is None:  # built once: to trace again for each checkpoint would take seconds
+                    with quiet_start():
+                        player = policy.load(source)
+                else:
+                    player.set_weights(source.weights)
+                found = _evaluate(player, source, config.eval_episodes)
+                try:
+                    events.scalars(source.env_steps, found)
+                except OSError as error:  # as in training, a full disk costs a point of the curves
+                    console.warn(f"{source.env_steps:,} env steps are not in TensorBoard: {error.strerror}.")
+                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
+                console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
+        sleep(POLL_EVERY)
+        updates = store.updates()
+    console.message("The run is complete.")
+    return 0
+
+
+def _find(config: Config, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
+    """That checkpoint's policy; None for one that cannot be read, or was pruned: there will be another."""
+    try:
+        return policy_files.find(config.run_dir, str(update), warn)
+    except UserError as error:
+        warn(str(error))
+        return None
+
+
+def _once(warn: Callable[[str], None]) -> Callable[[str], None]:
+    """Warns of each thing once: what is looked at every two seconds may stay wrong for long."""
+    said = set[str]()
+
+    def warn_once(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            warn(sentence)
+
+    return warn_once
+
+
+def _evaluate(player: policy.Policy, source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
+    """The metrics that the workers would write: the same envs and random numbers."""
+    found: dict[str, float] = {}
+    for level_set in LEVEL_SETS:
+        played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)
+        found[f"eval_{level_set}/return"] = played["return_mean"]
+        if played["normalized_return"] is not None:
+            found[f"eval_{level_set}/normalized_return"] = played["normalized_return"]
+    return found | {"eval/generalization_gap": generalization_gap(source.config, found)}
+
+
+def _end(_signal: int, _frame: Any) -> NoReturn:
+    sys.exit(SIGTERM_CODE)

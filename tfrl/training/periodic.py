@@ -1,0 +1,112 @@
+"""What a run does every so many updates besides learning: evaluates, keeps its best policy, shows itself.
+
+None of it touches the training envs or the run's random numbers, so a run takes the same steps without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tfrl import record
+from tfrl.cli.errors import UserError
+from tfrl.config.ppo import Config
+from tfrl.envs.published import normalized_return
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
+from tfrl.run.session import Session
+
+_VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
+_VIDEO_ZOOM = 3
+
+Sample = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Periodic:
+    """Evaluations and videos of one run. All workers make the same calls; the chief writes.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run, its folder open by the time of the first call.
+    """
+
+    def __init__(self, config: Config, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._runtime = session.runtime
+
+    def evaluate(self, sample: Sample, env_steps: int) -> dict[str, float]:
+        """Metrics of training and unseen levels; every worker plays its share of the envs.
+
+        Args:
+          sample: actions int32 [B] of observations uint8 [B, H, W, C] and uniforms float32 [B].
+          env_steps: how long the policy was trained.
+
+        Raises:
+          Stopped: a worker was told to stop. One that got a signal breaks off at once, the others when they
+            have played the level set.
+        """
+        metrics: dict[str, float] = {}
+        self._session.obey()
+        for level_set in LEVEL_SETS:
+            self._session.phase(f"evaluating on {level_set} levels")
+            mean = self._mean_return(sample, level_set, env_steps)
+            score = normalized_return(self._config.env, self._config.distribution_mode, mean)
+            metrics[f"eval_{level_set}/return"] = mean
+            metrics[f"eval_{level_set}/normalized_return"] = float("nan") if score is None else score
+        return metrics | {"eval/generalization_gap": generalization_gap(self._config, metrics)}
+
+    def keep_best(self, weights: dict[str, np.ndarray], score: float, env_steps: int) -> None:
+        """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""
+        if not self._runtime.is_chief:
+            return
+        try:
+            policy_files.keep_best(self._config.run_dir, weights, score=score, env_steps=env_steps)
+        except OSError as error:
+            self._session.console.warn(
+                f"The best policy so far could not be saved ({error.strerror}). Training goes on."
+            )
+
+    def record(self, sample: Sample, env_steps: int) -> None:
+        """A short video on unseen levels, in the run's `videos` folder and in TensorBoard."""
+        self._session.phase("recording")  # on all workers, which compare the phases they are in
+        if not self._runtime.is_chief:
+            return
+        options = record.Options(episodes=1, max_steps=_VIDEO_STEPS)
+        path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
+        try:
+            frames = record.save(sample, self._config, path, options)
+        except UserError as error:
+            self._session.console.warn(f"{error} Training goes on.")
+        else:
+            self._session.writer.video("video/test", frames, env_steps)
+
+    def _mean_return(self, sample: Sample, level_set: str, env_steps: int) -> float:
+        num_envs, each = split_episodes(self._config.eval_episodes)
+        mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
+        frames: list[np.ndarray] = []
+
+        def keep(frame: np.ndarray) -> None:
+            if len(frames) < _VIDEO_STEPS:
+                frames.append(frame.copy())  # the view would keep what all envs showed
+
+        returns = np.zeros((num_envs, each))
+        if mine:
+            spec = level_spec(self._config, level_set, num_envs)
+            played = play(
+                sample,
+                spec,
+                mine,
+                episodes_each=each,
+                on_frame=keep,
+                broken_off=lambda: self._session.stop.signalled,
+            )
+            returns[mine] = played.returns
+        self._session.phase(f"evaluated on {level_set} levels")  # the other workers may still play
+        self._session.obey()  # before anything is used of episodes that may have been broken off
+        if frames:
+            video = np.stack(frames).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
+            video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
+            self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
+        return float(self._runtime.sum_over_workers(returns).mean())

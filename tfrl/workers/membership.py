@@ -1,0 +1,56 @@
+"""A process's place among the workers of a run: it comes in, is watched, and learns that others are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.cli.quiet import native_log, quiet_start
+from tfrl.cli.streams import tell
+from tfrl.workers import agreement, strategy
+from tfrl.workers.rendezvous import rendezvous
+from tfrl.workers.strategy import Runtime
+from tfrl.workers.tf_config import RESTARTED, TFConfig
+from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
+
+
+@contextlib.contextmanager
+def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
+    """Meets the other workers, if there are any, and makes the strategy; TensorFlow's errors become ours.
+
+    Args:
+      config: a trainer's settings, which the workers compare.
+      cluster: what TF_CONFIG says; None for a single process.
+
+    Yields:
+      The strategy and this worker's place in it, and the watchdog that gets its steps.
+
+    Raises:
+      UserError: a worker has other settings; the settings do not fit this machine.
+      PeerError: another worker did not come, died or was cut off.
+      TrainingError: TensorFlow failed here.
+    """
+    if cluster is not None:
+        with quiet_start():
+            mine = agreement.fingerprint(config)
+        # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
+        rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
+    addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
+    watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
+    watchdog.beat(CONNECTING)
+    watchdog.start()
+    log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
+    with native_log(log) if len(addresses) > 1 else contextlib.nullcontext():
+        try:
+            with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet_start():
+                runtime = strategy.make(config, cluster)
+            watchdog.beat("preparing")
+            yield runtime, watchdog
+        except tf.errors.OpError as error:
+            raise strategy.failure(error, len(addresses), watchdog.missing) from error
+        finally:
+            watchdog.close()

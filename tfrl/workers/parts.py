@@ -1,0 +1,68 @@
+"""How a process's CPU cores share a network's work: several parts at once, each on one thread.
+
+By default TensorFlow spreads every operation over all cores, and at its end they wait for the slowest; a
+network has hundreds. Parts side by side do not wait (docs/results.md has the figures), and an operation on
+one thread adds its numbers in the same order on any machine, however many cores it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.workers import machine
+
+# Rows of a part of a forward pass, at most and at least: TensorFlow rounds a convolution of a single image in
+# another way than that of the same image among others.
+_MOST_ROWS, _LEAST_ROWS = 8, 2
+
+
+def cores() -> int:
+    """Cores that this process may use: TF_NUM_INTRAOP_THREADS, which launchers set, or all it can have."""
+    wanted = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else machine.cores()
+
+
+def one_thread_each() -> None:
+    """Gives TensorFlow's operations one thread each, in all of this process and from now on.
+
+    It does nothing once TensorFlow has computed something, because its threads are there already. More of
+    them cost speed, and equality with runs on other numbers of cores.
+    """
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def map_rows(
+    function: Callable[[tf.Tensor], Any], rows: tf.Tensor, signature: Sequence[tf.TensorSpec], at_once: int
+) -> list[tf.Tensor]:
+    """`function` on parts of a few rows each, `at_once` of them at the same time.
+
+    The last part is filled up, and none is of a single row, so that a row's results do not depend on how many
+    others there are, on any topology.
+
+    Args:
+      function: takes rows [b, ...], gives tensors [b, ...], one for each of `signature`.
+      rows: [B, ...].
+      signature: of one row's results.
+      at_once: parts.
+
+    Returns:
+      Tensors [B, ...].
+    """
+    rows = tf.convert_to_tensor(rows)
+    count = tf.shape(rows)[0]
+    size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
+    missing = -count % size
+    filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
+    results = tf.map_fn(
+        lambda part: list(function(part)),
+        tf.reshape(filled, (-1, size, *rows.shape[1:])),
+        fn_output_signature=[tf.TensorSpec((None, *s.shape), s.dtype) for s in signature],
+        parallel_iterations=at_once,
+    )
+    return [tf.reshape(x, (-1, *s.shape))[:count] for x, s in zip(results, signature, strict=True)]

@@ -1,0 +1,335 @@
+"""From settings and TF_CONFIG to a strategy, and the few collectives that the rest of tfrl needs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.workers import parts
+from tfrl.workers.split_cpu import SplitCPUStrategy
+from tfrl.workers.tf_config import TFConfig
+
+# Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
+# many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
+PART_ROWS, _SERIAL_PART_ROWS = 128, 512
+# CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
+_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
+_ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
+# What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
+_LOST_PEER = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+# The lines before the reason in an error of TensorFlow's.
+_STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
+
+
+def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
+    """The sum over the first dimension in a fixed order: neighbours, then pairs of neighbours, and so on.
+
+    Written with `reduce_sum` because TensorFlow's graph optimizer turns trees of additions into chains.
+    """
+    while parts.shape[0] > 1:
+        count = parts.shape[0]
+        pairs = tf.reshape(parts[: count // 2 * 2], (count // 2, 2, *parts.shape[1:]))
+        sums = tf.reduce_sum(pairs, axis=1)
+        parts = sums if count % 2 == 0 else tf.concat([sums, parts[-1:]], axis=0)
+    return parts[0]
+
+
+def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return pairwise_sum(tf.stack(tensors))
+
+
+class TrainerSettings(Protocol):
+    """Where any trainer runs (see `tfrl.cli.settings.Hardware`), and the size of its steps."""
+
+    strategy: str
+    replicas: int
+    precision: str
+    communication: str
+    micro_batch: int
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an update, all workers together."""
+
+    @property
+    def num_minibatches(self) -> int:
+        """Gradient steps of an update."""
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its trainer computes all that is large in parts, which CPU cores then share."""
+
+
+class Runtime:
+    """A strategy and this process's place in it.
+
+    Attributes:
+      strategy: the `tf.distribute.Strategy`.
+      worker: this process's index among `num_workers`.
+      local_replicas: replicas in this process; `replicas` counts those of all workers.
+      precision: "float32" or "bfloat16", resolved.
+      parts_at_once: how many parts of its work a replica computes at the same time (`tfrl.workers.parts`).
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        *,
+        worker: int,
+        num_workers: int,
+        precision: str,
+        parts_at_once: int = 1,
+    ) -> None:
+        self.strategy = strategy
+        self.worker = worker
+        self.num_workers = num_workers
+        self.replicas = strategy.num_replicas_in_sync
+        self.local_replicas = self.replicas // num_workers
+        self.precision = precision
+        self.parts_at_once = parts_at_once
+        self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes what is written once."""
+        return self.worker == 0
+
+    @property
+    def device(self) -> str:
+        """For people: what computes."""
+        kind = "GPU" if self.uses_gpu else "CPU"
+        return f"{self.local_replicas} x {kind}" if self.local_replicas > 1 else kind
+
+    def local_envs(self, num_envs: int) -> range:
+        """The global indices of the envs that this worker steps."""
+        share = num_envs // self.num_workers
+        return range(self.worker * share, (self.worker + 1) * share)
+
+    def micro_batch(self, config: TrainerSettings) -> int:
+        """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
+        rows = config.batch_size // config.num_minibatches // self.replicas
+        if self.uses_gpu and not config.micro_batch:
+            return rows
+        return _cpu_micro_batch(config, self.replicas)
+
+    # Values per replica
+
+    def per_replica(self, values: Sequence[np.ndarray]) -> Any:
+        """Gives replica r of this worker `values[r]`."""
+        tensors = [tf.convert_to_tensor(v) for v in values]
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: tensors[context.replica_id_in_sync_group % self.local_replicas]
+        )
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """This worker's parts of a value that `strategy.run` returned."""
+        return self.strategy.experimental_local_results(value)
+
+    def first(self, value: Any) -> tf.Tensor:
+        """One part of a value that is the same on all replicas."""
+        return self.local_results(value)[0]
+
+    # Collectives: every worker must call them in the same order
+
+    def sum_over_workers(self, array: np.ndarray) -> np.ndarray:
+        """The element-wise sum of every worker's array, on every worker."""
+        if self.num_workers == 1:
+            return array
+        # One shape and type, so that one trace serves; float64 holds float32 and any count exactly.
+        flat = array.astype(np.float64).reshape(-1)
+        parts = [flat] + [np.zeros_like(flat)] * (self.local_replicas - 1)
+        total = self.first(self._sum(self.per_replica(parts))).numpy()
+        return total.reshape(array.shape).astype(array.dtype)
+
+    @tf.function(reduce_retracing=True)
+    def _sum(self, values: Any) -> Any:
+        def reduce(x: tf.Tensor) -> tf.Tensor:
+            # An argument has no device yet, and MultiWorkerMirroredStrategy asks for the replica's.
+            x = tf.identity(x)
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+        return self.strategy.run(reduce, args=(values,))
+
+    def time_all_reduce(self, num_floats: int) -> float:
+        """Seconds of one sum of that many float32 over all replicas. A collective, too."""
+        values = self.per_replica([np.zeros(num_floats, np.float32)] * self.local_replicas)
+        self._sum(values)  # traced, and connected
+        self.all_agree(True)  # so that none counts its waiting for another
+        began = time.perf_counter()
+        self.first(self._sum(values)).numpy()
+        return time.perf_counter() - began
+
+    def communication(self, update: int, num_floats: int, sums: int) -> dict[str, float]:
+        """Now and then an estimate of the seconds that the workers' sums of an update take.
+
+        What a sum inside an update takes cannot be told from the waiting for the slowest worker, so one more
+        of the same size is timed after a barrier.
+        """
+        if self.num_workers == 1 or update % _ALL_REDUCE_EVERY != 1:
+            return {}
+        return {"time/allreduce_seconds": sums * self.time_all_reduce(num_floats)}
+
+    def gather_envs(self, array: np.ndarray) -> np.ndarray:
+        """Joins every worker's [..., B] into [..., N], in the order of the global envs.
+
+        Sums of zeros and one number are exact, so one all-reduce serves as a gather.
+        """
+        if self.num_workers == 1:
+            return array
+        share = array.shape[-1]
+        whole = np.zeros((*array.shape[:-1], share * self.num_workers), array.dtype)
+        whole[..., self.worker * share : (self.worker + 1) * share] = array
+        return self.sum_over_workers(whole)
+
+    def all_agree(self, mine: bool) -> bool:
+        """True where every worker says True. A barrier, too."""
+        return int(self.sum_over_workers(np.int32([not mine]))[0]) == 0
+
+    def any_says(self, mine: bool) -> bool:
+        """True where any worker says True. A barrier, too."""
+        return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
+
+
+def set_up_tensorflow() -> None:
+    """What every process that computes asks of TensorFlow, before anything else uses it; twice is once."""
+    # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    # float32 is to mean that on GPUs, too: by default Ampere and later round convolutions to ten bits.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    for gpu in tf.config.list_physical_devices("GPU"):  # of which an evaluation may have to share one
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
+    """The strategy that the settings and TF_CONFIG ask for.
+
+    Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
+    first. On a CPU whose cores share a trainer's parts, TensorFlow's operations have one thread from then on.
+
+    Args:
+      config: checked settings.
+      cluster: of `tf_config.for_strategy`.
+
+    Raises:
+      UserError: more replicas than devices, or a way to communicate that needs GPUs.
+    """
+    set_up_tensorflow()
+    strategy_name = config.strategy
+    gpus = tf.config.list_physical_devices("GPU")
+    if strategy_name == "auto":
+        many = config.replicas > 1 or (config.replicas == 0 and len(gpus) > 1)
+        strategy_name = "multi-worker" if cluster else "mirrored" if many else "one-device"
+
+    replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
+    if gpus and strategy_name == "mirrored" and replicas > len(gpus):
+        raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
+    worker, num_workers = (cluster.worker, cluster.num_workers) if strategy_name == "multi-worker" else (0, 1)
+    at_once = 1 if gpus else _parts_at_once(config, num_workers, replicas)
+    if strategy_name == "multi-worker":
+        strategy = _multi_worker(config, len(gpus))
+    elif strategy_name == "mirrored":
+        # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
+        exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_list)
+        strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
+    else:
+        strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
+    precision = resolve_precision(config.precision)
+    return Runtime(
+        strategy, worker=worker, num_workers=num_workers, precision=precision, parts_at_once=at_once
+    )
+
+
+def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: int) -> int:
+    """How many parts of a minibatch each replica computes at once, sharing this process's cores.
+
+    Operations get one thread each if the parts of the whole minibatch could keep the cores busy. All workers
+    together decide that alike, and like a single process: with more threads they would round otherwise.
+    """
+    if not config.in_parts:
+        return 1
+    minibatch = config.batch_size // config.num_minibatches
+    replicas = num_workers * local_replicas
+    if minibatch // _cpu_micro_batch(config, replicas) >= parts.cores():
+        parts.one_thread_each()
+    return -(-parts.cores() // local_replicas)
+
+
+def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
+    """Rows of a part; they divide a replica's share of the minibatch."""
+    minibatch = config.batch_size // config.num_minibatches
+    share = max(1, minibatch // replicas)
+    if config.micro_batch:
+        return min(config.micro_batch, share)
+    # A power of two of equal parts, four or more, is shared out evenly by 1, 2 and 4 replicas, which add
+    # them in the same pairs, bit for bit. No more than 32, as each one's gradients are kept until then.
+    most = PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
+    parts = next((2**k for k in range(2, 6) if minibatch <= most * 2**k), 32)
+    if minibatch % parts == 0 and share % (minibatch // parts) == 0:
+        return minibatch // parts
+    return max(d for d in range(1, min(share, most) + 1) if share % d == 0)
+
+
+def _multi_worker(config: TrainerSettings, gpus: int) -> tf.distribute.Strategy:
+    if gpus and config.replicas not in (0, gpus):
+        raise UserError(
+            f"--replicas {config.replicas}: with TF_CONFIG each worker has one for each of its {gpus} GPU(s)"
+        )
+    if config.communication == "nccl" and not gpus:
+        raise UserError("--communication nccl is for GPUs, and this machine has none; use auto or ring")
+    kind = tf.distribute.experimental.CommunicationImplementation[config.communication.upper()]
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    if not gpus and config.replicas > 1:
+        _devices(False, config.replicas)
+        return SplitCPUStrategy(options)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def _devices(on_gpu: bool, replicas: int) -> list[str]:
+    if not on_gpu:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        # A process can be split only once; a second strategy takes what the first has left.
+        if len(tf.config.get_logical_device_configuration(cpu) or ()) < replicas:
+            parts = [tf.config.LogicalDeviceConfiguration()] * replicas
+            tf.config.set_logical_device_configuration(cpu, parts)
+    return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
+
+
+def resolve_precision(name: str) -> str:
+    """ "auto" becomes bfloat16 where the first GPU, or else the CPU, multiplies it in hardware."""
+    if name != "auto":
+        return name
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))
+        return "bfloat16" if capability >= (8, 0) else "float32"
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # not Linux
+        flags = set()
+    return "bfloat16" if flags & _BFLOAT16_FLAGS else "float32"
+
+
+def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
+    """What an error of TensorFlow's means for the user: a PeerError where another worker is to blame.
+
+    `missing` is asked who is missing, as the beginning of a sentence, then.
+    """
+    lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if num_workers > 1 and isinstance(error, _LOST_PEER):
+        return PeerError(f"{missing()}; TensorFlow says {reason}")
+    return TrainingError(f"TensorFlow failed, {reason}")

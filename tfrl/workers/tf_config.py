@@ -1,0 +1,263 @@
+"""TF_CONFIG: which workers there are and which of them this process is, checked before TensorFlow starts.
+
+TensorFlow answers a wrong TF_CONFIG with an obscure error, a silent wait or by training alone. Here each
+fault is one sentence. Standard library only, so that a bad setting is answered at once.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfrl.cli.errors import UserError
+
+EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+ROLES = ("chief", "worker", "evaluator")
+
+_ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+RESTARTED = "TFRL_RESTARTED"
+"""An environment variable that a launcher sets for workers that it starts again after a failure."""
+
+
+class PortTakenError(UserError):
+    """A process's own port is taken: by another program, or by a predecessor of this one that still ends."""
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """A checked TF_CONFIG. Make it with `read` or `parse`, which raise UserError for every fault."""
+
+    cluster: Mapping[str, tuple[str, ...]]
+    """Addresses ("host:port") by role: chief, worker, evaluator."""
+    task_type: str
+    task_index: int
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the processes that train, in MultiWorkerMirroredStrategy's order: chief first."""
+        return self.cluster.get("chief", ()) + self.cluster.get("worker", ())
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes train together; evaluators are not among them."""
+        return len(self.workers)
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process only follows the run's checkpoints."""
+        return self.task_type == "evaluator"
+
+    @property
+    def worker(self) -> int:
+        """This process's place in `workers`. An evaluator has none: ValueError."""
+        if self.is_evaluator:
+            raise ValueError("an evaluator is not one of the training workers")
+        return self.task_index + (len(self.cluster.get("chief", ())) if self.task_type == "worker" else 0)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the run's files: the chief, or worker 0 where no chief is named."""
+        return not self.is_evaluator and self.worker == 0
+
+    @property
+    def address(self) -> str | None:
+        """This process's own "host:port"; None for an evaluator that is not listed (as in a TFJob)."""
+        addresses = self.cluster.get(self.task_type, ())
+        return addresses[self.task_index] if addresses else None
+
+    def name(self, worker: int) -> str:
+        """What messages call a worker: "worker 1 (b:2222)"."""
+        return f"worker {worker} ({self.workers[worker]})"
+
+    def to_json(self) -> str:
+        """The value for the environment variable; `parse` takes it back."""
+        return json.dumps(
+            {
+                "cluster": {role: list(addresses) for role, addresses in self.cluster.items()},
+                "task": {"type": self.task_type, "index": self.task_index},
+            }
+        )
+
+
+def read(environ: Mapping[str, str] = os.environ) -> TFConfig | None:
+    """The TF_CONFIG of this process, or None when it is unset or empty. UserError names what is wrong."""
+    text = environ.get("TF_CONFIG", "").strip()
+    return parse(text) if text else None
+
+
+def for_strategy(strategy: str) -> TFConfig | None:
+    """The TF_CONFIG that a trainer goes by, given its --strategy; None: it trains alone.
+
+    Raises UserError for what is wrong with it, and where --strategy multi-worker finds none.
+    """
+    cluster = read() if strategy in ("auto", "multi-worker") else None
+    if strategy == "multi-worker" and cluster is None:
+        raise UserError("--strategy multi-worker needs TF_CONFIG; cluster/README.md shows how to set it.")
+    return cluster
+
+
+def parse(text: str) -> TFConfig:
+    """Reads and checks TF_CONFIG's JSON. UserError: one sentence with the value and what would be right."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError also: an integer of thousands of digits
+        raise UserError(f"TF_CONFIG is not JSON ({error}) but {_short(text)}; write {EXAMPLE}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"TF_CONFIG is {_short(content)}; it must be an object like {EXAMPLE}")
+    for key in ("cluster", "task"):
+        if key not in content:
+            raise UserError(f"TF_CONFIG has no {key!r}: {_short(content)}; write {EXAMPLE}")
+    cluster = _check_cluster(content["cluster"])
+    role, index = _check_task(content["task"], cluster)
+    return TFConfig(cluster, role, index)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[IPv6]:port". UserError says what is wrong with it."""
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None:
+        hint = "; an IPv6 address goes in brackets: [::1]:2222" if str(address).count(":") > 2 else ""
+        raise UserError(f"the address {_short(address)} is not host:port, like a:2222{hint}")
+    host, port = match["host"], int(match["port"])
+    if not 1 <= port <= 65535:
+        raise UserError(f"the address {address!r} has port {port}; ports are 1 to 65535")
+    if host.startswith("[") or re.fullmatch(r"[0-9.]+", host):
+        host = host.strip("[]")
+        try:
+            ipaddress.IPv6Address(host) if ":" in host or not host else ipaddress.IPv4Address(host)
+        except ValueError as error:
+            raise UserError(
+                f"the address {address!r} has no valid IP address ({error}), like [::1]:2222"
+            ) from None
+    return host, port
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens on `port` on all interfaces, as TensorFlow's server will. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
+            )
+        except OSError as error:
+            # IPv6 compiled in but switched off on this machine.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("0.0.0.0", port), backlog=512)
+
+
+def reserve_port(config: TFConfig) -> socket.socket:
+    """A listening socket on this process's own port, which nobody else can take until it is closed.
+
+    Raises PortTakenError when somebody has it; UserError when it is not allowed, or there is no address.
+    """
+    if config.address is None:
+        raise UserError(f"TF_CONFIG lists no address for this {config.task_type}")
+    _, port = split_address(config.address)
+    try:
+        return listen(port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(
+                f"port {port} of {config.address}, this process's own in TF_CONFIG, is already in use on "
+                f"this machine; stop the program that has it (ss -ltnp 'sport = :{port}') "
+                "or choose another port"
+            ) from None
+        raise UserError(
+            f"port {port} of {config.address}, this process's own in TF_CONFIG, cannot be opened "
+            f"({error.strerror}); choose another, above 1023"
+        ) from None
+
+
+def check_port_free(config: TFConfig) -> None:
+    """UserError when this process's own port is taken or not allowed. An unlisted evaluator needs none."""
+    if config.address is not None:
+        with contextlib.closing(reserve_port(config)):
+            pass
+
+
+def _check_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or not cluster:
+        raise UserError(
+            f"TF_CONFIG's cluster is {_short(cluster)}; it must list addresses by role, like {EXAMPLE}"
+        )
+    for role, addresses in cluster.items():
+        _check_role(role, addresses)
+    if not cluster.get("chief") and not cluster.get("worker"):
+        raise UserError(f"TF_CONFIG's cluster has no worker, only {sorted(cluster)}; write {EXAMPLE}")
+    _check_duplicates(cluster)
+    return {role: tuple(cluster[role]) for role in ROLES if cluster.get(role)}
+
+
+def _check_role(role: str, addresses: Any) -> None:
+    if role == "ps":
+        raise UserError(
+            f"TF_CONFIG's cluster has parameter servers ({_short(addresses)}), which do not take part in "
+            "synchronous training; list every training process under 'worker'"
+        )
+    if role not in ROLES:
+        raise UserError(f"TF_CONFIG's cluster has the role {role!r}; the roles are {', '.join(ROLES)}")
+    if not isinstance(addresses, list):
+        raise UserError(
+            f'TF_CONFIG\'s cluster has {role} {_short(addresses)}; it must be a list like ["a:2222"]'
+        )
+    if role != "worker" and len(addresses) > 1:
+        raise UserError(
+            f"TF_CONFIG's cluster has {len(addresses)} {role}s ({', '.join(map(str, addresses))}); "
+            "one is the most"
+        )
+    for address in addresses:
+        try:
+            split_address(address)
+        except UserError as error:
+            raise UserError(f"TF_CONFIG's cluster, {role}: {error}") from None
+
+
+def _check_duplicates(cluster: Mapping[str, list[str]]) -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for role in ROLES:
+        for index, address in enumerate(cluster.get(role, ())):
+            host, port = split_address(address)
+            key = ("loopback" if host.lower() in _LOOPBACK else host.lower(), port)
+            if key in seen:
+                raise UserError(
+                    f"TF_CONFIG gives {address!r} to {seen[key]} and to {role} {index}; "
+                    "each needs an address of its own"
+                )
+            seen[key] = f"{role} {index}"
+
+
+def _check_task(task: Any, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+        raise UserError(
+            f'TF_CONFIG\'s task is {_short(task)}; it must be like {{"type": "worker", "index": 0}}'
+        )
+    role, index = task["type"], task["index"]
+    if role not in ROLES or (role not in cluster and role != "evaluator"):
+        raise UserError(
+            f"TF_CONFIG's task has the type {_short(role)}; this cluster has {', '.join(cluster)}"
+        )
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise UserError(f"TF_CONFIG's task has the index {_short(index)}; it must be a whole number like 0")
+    # Kubeflow tells an evaluator about the cluster it follows, which does not list evaluators.
+    count = len(cluster.get(role, ())) or 1
+    if not 0 <= index < count:
+        right = "0" if count == 1 else f"0 to {count - 1}"
+        raise UserError(
+            f"TF_CONFIG's task is {role} {index}, but the cluster has {count} of that type: index {right}"
+        )
+    return role, index
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,359 @@
+"""Finds a worker that hangs: each writes its progress to a small file, and reads the others' when it waits.
+
+A dead worker breaks its connections, and TensorFlow notices. One that hangs (a stopped process, a disk that
+does not answer, a deadlock) leaves the others in a collective for ever, and no collective can say who is
+missing. So every worker counts its steps in `heartbeats/worker-N.json` of the run's folder, which all workers
+share anyway. When nobody has moved for too long, each one says who is behind, and where it stands itself, and
+ends the process. TensorFlow is not involved, because it may be what hangs.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfrl.cli.endings import end_at_once
+from tfrl.cli.errors import PeerError
+from tfrl.cli.streams import tell
+from tfrl.workers.tf_config import split_address
+
+TICK = 1.0  # seconds between two writes
+LEAST, MULTIPLE = 60.0, 10.0  # the default limit: seconds, and times the measured update
+# Before an update is measured, and the first time of a phase, TensorFlow may trace, for minutes on a busy
+# machine, and nobody knows how long a step takes. But who traces or computes shows signs of life:
+LIFELESS = 180.0  # seconds without a step or a sign of life of any worker
+UNMEASURED = 1800.0  # seconds without a step, whatever the signs of life
+LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
+LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a progress bar
+LOOKS = 5  # at the others, at least, before a verdict
+FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
+CONNECTING = "connecting"  # in it TensorFlow gives no other thread a turn: silence means nothing
+_SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a worker's file says."""
+
+    phases: int
+    """Phases begun so far. All workers go through the same ones, so the lowest number is behind."""
+    steps: int
+    """Steps of any kind since the phase began."""
+    update: int
+    phase: str
+    at: str
+    """Where its main thread is."""
+    age: float
+    """Seconds since the last beat."""
+    signs: int
+    """Signs of life: seconds in which the main thread moved on in our code, or the process computed."""
+    ticks: int
+    """Grows with each write while the process runs at all."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows with each step, and compares one worker with another."""
+        return self.phases, self.steps
+
+
+class _Peer:
+    """What is known of another worker while this one waits, on this worker's clock."""
+
+    def __init__(self) -> None:
+        self.last: Heartbeat | None = None
+        self.moved = -1.0e9  # when it last made a step
+        self.alive = -1.0e9  # when it last made one, or showed a sign of life
+        self.silent = 0  # our looks since its file last changed
+
+    def look(self, now: float, heartbeat: Heartbeat | None) -> None:
+        before, self.last = self.last, heartbeat or self.last
+        self.silent = self.silent + 1 if self.last is None or self.last == before else 0
+        if heartbeat is None:
+            return
+        if before is None:
+            self.moved = self.alive = now - heartbeat.age
+        elif heartbeat.progress != before.progress:
+            self.moved = self.alive = now
+        elif heartbeat.signs != before.signs:
+            self.alive = now
+
+
+class Watchdog:
+    """Watches all workers from one of them.
+
+    Args:
+      folder: where the files go; all workers see it.
+      addresses: "host:port" of each worker, in order.
+      worker: this one's index.
+      stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
+        is more. Before the first update is measured, and the first time of each phase, it is three minutes
+        without a sign of life either, or half an hour, and never less than what is given here.
+      on_stall: called, in the watchdog's thread, with the sentence; it ends the process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        addresses: Sequence[str],
+        worker: int,
+        *,
+        stall_timeout: float,
+        on_stall: Callable[[str], None] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._addresses = addresses
+        self._worker = worker
+        self._stall_timeout = stall_timeout
+        self._on_stall = on_stall or _exit
+        self._main = threading.main_thread().ident
+        self._closed = threading.Event()
+        # Only time in which this process runs: after a pause (a suspended machine) all is as before.
+        self._clock = 0.0
+        self._ticks = self._phases = self._steps = self._update = 0
+        self._last_beat = self._last_sign = 0.0
+        self._signs, self._unhurried = 0, False
+        self._stack: tuple[tuple[int, int], ...] = ()
+        self._computed = (0.0, time.process_time())  # the clock then, and the processor's time
+        self._phase, self._known = "starting", set[str]()
+        self._update_seconds: float | None = None
+        self._traced = False
+        self._forget()
+
+    def start(self) -> None:
+        """Begins to watch, in a thread of its own. With one worker there is nobody to watch."""
+        if len(self._addresses) > 1:
+            self._write()
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    # From the main thread
+
+    def beat(self, phase: str | None = None, update: int | None = None) -> None:
+        """Notes one step of this worker, or that it begins a phase, as all workers do in the same order."""
+        if phase is None:
+            self._steps += 1
+        else:
+            self._known.add(self._phase)
+            self._phase, self._phases, self._steps = phase, self._phases + 1, 0
+        self._update = self._update if update is None else update
+        self._last_beat = self._clock
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """For what has no steps and takes any time, a download say: inside, each second counts as a step."""
+        self._unhurried = True
+        try:
+            yield
+        finally:
+            self._unhurried = False
+
+    def measured(self, seconds: float) -> None:
+        """Tells how long an update took. The first one traces, and says nothing about the others."""
+        if self._traced:
+            self._update_seconds = seconds
+        self._traced = True
+
+    def close(self) -> None:
+        """Ends the watching: from here on this worker waits for nobody."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._path(self._worker).unlink(missing_ok=True)
+            self._folder.rmdir()  # by the last one
+
+    def missing(self) -> str:
+        """Who is missing, as the beginning of a sentence, after TensorFlow has lost a connection.
+
+        The watching ends here: the process is about to end anyway.
+        """
+        self._closed.set()
+        others = [w for w in range(len(self._addresses)) if w != self._worker]
+        gone = [self._name(w) for w in others if _refuses(self._addresses[w])]
+        if gone:
+            return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+        before = {w: self._read(w) for w in others}
+        time.sleep(2.5 * TICK)
+        frozen = [w for w in others if before[w] is not None and self._read(w) == before[w]]
+        return self._silent(before, frozen) or "contact with another worker is lost"
+
+    # The watchdog's thread
+
+    def _watch(self) -> None:
+        while not self._closed.wait(TICK):
+            verdict = self.tick()
+            if verdict is not None and not self._closed.is_set():
+                self._on_stall(verdict)
+                return
+
+    def tick(self) -> str | None:
+        """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
+        self._clock += TICK
+        self._ticks += 1
+        if self._unhurried:
+            self.beat()
+        self._note_life()
+        self._write()
+        limit, lifeless, clock = *self._limits(), self._clock
+        if clock - self._last_beat < min(limit, lifeless) / 2:
+            self._forget()
+            return None
+        self._looks += 1
+        for worker, peer in self._peers.items():
+            peer.look(clock, self._read(worker))
+        # Others may be at work that this one waits for: evaluation, say.
+        moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
+        alive = max(self._last_beat, self._last_sign, *(peer.alive for peer in self._peers.values()))
+        if self._looks < LOOKS or (clock - moved < limit and clock - alive < lifeless):
+            return None
+        return self._verdict(clock - moved)
+
+    def _forget(self) -> None:
+        """Nothing is known of the others: there is no need to look while this worker makes steps."""
+        self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
+        self._looks = 0
+
+    def _limits(self) -> tuple[float, float]:
+        """Seconds without a step, and without a step or a sign of life."""
+        if self._update_seconds is not None and self._phase in self._known:
+            limit = self._stall_timeout or max(LEAST, MULTIPLE * self._update_seconds)
+            return limit, limit
+        known = MULTIPLE * (self._update_seconds or 0.0)
+        return max(self._stall_timeout, UNMEASURED, known), max(self._stall_timeout, LIFELESS, known)
+
+    def _note_life(self) -> None:
+        """Looks whether the main thread has moved since the last tick, or the process has computed."""
+        frames = traceback.walk_stack(sys._current_frames().get(self._main))
+        stack = tuple((id(frame.f_code), frame.f_lasti) for frame, _ in frames)
+        then, before = self._computed
+        moved, computed = stack != self._stack, False
+        if self._clock - then >= LIFE_OVER:
+            used = time.process_time()
+            computed = used - before >= LIFE_SHARE * (self._clock - then)
+            self._computed = self._clock, used
+        self._stack = stack
+        if moved or computed:
+            self._signs += 1
+            self._last_sign = self._clock
+
+    def _verdict(self, seconds: float) -> str:
+        said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._heartbeat()}
+        frozen = [w for w, peer in self._peers.items() if peer.silent >= FROZEN_LOOKS and not _mute(said[w])]
+        progress = {w: heartbeat.progress for w, heartbeat in said.items() if heartbeat is not None}
+        least = min(progress.values())
+        behind = [w for w in progress if progress[w] == least < max(progress.values())]
+        if frozen:
+            found = self._silent(said, frozen)
+        elif behind:
+            found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
+        else:
+            found = f"all of them are {_where(said[self._worker])}"
+        return f"no worker has made a step for {seconds:.0f} s: {found}; start all workers again"
+
+    def _silent(self, said: Mapping[int, Heartbeat | None], frozen: Sequence[int]) -> str:
+        return "; ".join(f"{self._name(w)} has fallen silent {_where(said[w])}" for w in frozen)
+
+    def _heartbeat(self) -> Heartbeat:
+        age = self._clock - self._last_beat
+        return Heartbeat(
+            self._phases,
+            self._steps,
+            self._update,
+            self._phase,
+            self._place(),
+            age,
+            self._signs,
+            self._ticks,
+        )
+
+    def _place(self) -> str:
+        """The innermost line of ours that the main thread is in."""
+        for frame, line in traceback.walk_stack(sys._current_frames().get(self._main)):
+            path = Path(frame.f_code.co_filename)
+            if any(path.is_relative_to(package) for package in _PACKAGES):
+                return f"{path.relative_to(_ROOT)}:{line} in {frame.f_code.co_name}"
+        return "an unknown place"
+
+    def _name(self, worker: int) -> str:
+        return f"worker {worker} ({self._addresses[worker]})"
+
+    def _path(self, worker: int) -> Path:
+        return self._folder / f"worker-{worker}.json"
+
+    def _write(self) -> None:
+        data = json.dumps(asdict(self._heartbeat())).encode().ljust(_SIZE)
+        with contextlib.suppress(OSError):  # the others then know less; it must not end the training
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Opened each time: network file systems show a file to others when it is closed.
+            descriptor = os.open(self._path(self._worker), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, data, 0)
+            finally:
+                os.close(descriptor)
+
+    def _read(self, worker: int) -> Heartbeat | None:
+        try:
+            fields: dict[str, Any] = json.loads(self._path(worker).read_bytes())
+            return Heartbeat(**fields)
+        except (OSError, ValueError, TypeError):  # not there, or caught in the middle of a write
+            return None
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Ends the process, with its stack and SIGALRM, when what is inside takes longer than it ever should.
+
+    While TensorFlow connects, no other Python thread has a turn, a watchdog's neither. It waits for an hour
+    for a worker that went away between the rendezvous and there.
+    """
+    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # when the stack has been written
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _mute(heartbeat: Heartbeat | None) -> bool:
+    return heartbeat is not None and heartbeat.phase == CONNECTING
+
+
+def _where(heartbeat: Heartbeat | None) -> str:
+    if heartbeat is None:
+        return "(it has left no heartbeat)"
+    return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
+
+
+def _refuses(address: str) -> bool:
+    """Whether nothing listens there any more. A stopped process still listens."""
+    try:
+        socket.create_connection(split_address(address), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # a machine that is gone, or one too busy to answer: its heartbeat tells
+        return False
+    return False
+
+
+def _exit(sentence: str) -> None:
+    """Ends the process, whatever its main thread is in, and says where that is."""
+
+    def say() -> None:
+        cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""  # the progress bar hides it
+        tell(f"{cursor}error: {sentence}")
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+        tell(f"This worker's main thread:\n{''.join(stack).rstrip()}")
+
+    end_at_once(PeerError.exit_code, say)
