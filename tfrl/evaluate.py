@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL, check_ranges
-from tfrl.config.ppo import EPISODES, Config, check_game
-from tfrl.envs.published import normalized_return
-from tfrl.envs.registry import family
+from tfrl.config.run import EPISODES
+from tfrl.config.task import check as check_task
+from tfrl.envs import registry
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import LEVEL_SETS, level_spec, play, split_episodes
-from tfrl.reporting import intervals
+from tfrl.reporting.scores import evaluate_levels
 from tfrl.run.folder import EVALUATION_FILE, check_writable, write_text
 
 _USAGE = "python -m tfrl.evaluate RUN"
@@ -32,13 +28,13 @@ class Options:
     """What is played."""
 
     levels: Literal["train", "test", "both"] = "both"
-    """The run's training levels, the full distribution of levels, or both."""
+    """The run's training levels, the full distribution of levels, or both; an env without levels has one set."""
     episodes: int = 256
     """Episodes of each level set, the same number in every env."""
     greedy: bool = False
     """Take the most likely action instead of drawing one."""
     envs: str | None = None
-    """Other games than the run's, with commas between."""
+    """Other envs than the run's, with commas between."""
     seed: int | None = None
     """Decides levels and actions; None: the run's, which plays what the evaluation in training plays."""
     checkpoint: str = "last"
@@ -66,11 +62,13 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from tfrl.evaluation import policy
 
-        player = policy.load(source, options.precision)
-    act = player.greedy if options.greedy else player.sample
-    level_sets = LEVEL_SETS if options.levels == "both" else (options.levels,)
+        player = policy.load(source, options.precision, greedy=options.greedy)
+    known = source.config.level_sets
+    level_sets = known if options.levels == "both" else (options.levels,)
+    if not {*level_sets} <= {*known}:
+        raise UserError(f"{source.config.env} has no levels: leave --levels out.")
     found = [
-        evaluate_levels(act, task, level_set, options.episodes)
+        evaluate_levels(player, task, level_set, options.episodes)
         | {"actions": "greedy" if options.greedy else "sampled"}
         for task in tasks
         for level_set in level_sets
@@ -87,44 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def evaluate_levels(
-    act: Callable[[np.ndarray, np.ndarray], np.ndarray], config: Config, level_set: str, episodes: int
-) -> dict[str, Any]:
-    """Plays `episodes` episodes (rounded up to as many in every env): their statistics, for eval.json."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    num_envs, each = split_episodes(episodes)
-    spec = level_spec(config, level_set, num_envs)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{config.env}, {level_set} levels", total=num_envs * each)
-        played = play(
-            act,
-            spec,
-            range(num_envs),
-            episodes_each=each,
-            on_episode=lambda count: progress.update(bar, completed=count),
-        )
-    returns = played.returns.reshape(-1)
-    mean = float(returns.mean())
-    return {
-        "env": config.env,
-        "distribution_mode": config.distribution_mode,
-        "levels": level_set,
-        "episodes": returns.size,
-        "return_mean": mean,
-        # Of envs' means: episodes of one env follow each other, and may share levels.
-        "return_standard_error": _known(intervals.standard_error(played.returns.mean(axis=1))),
-        "return_median": float(intervals.median(returns)),
-        "return_iqm": float(intervals.iqm(returns)),
-        "normalized_return": normalized_return(config.env, config.distribution_mode, mean),
-        "solve_rate": float(played.solved.mean()),
-        "length_mean": float(played.lengths.mean()),
-    }
-
-
-def _task(config: Config, game: str, options: Options) -> Config:
+def _task(config: Any, game: str, options: Options) -> Any:
     """The run's settings with the game and seed to evaluate.
 
     Raises:
@@ -132,9 +93,8 @@ def _task(config: Config, game: str, options: Options) -> Config:
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
-    check_game(task)
-    shapes = {(family(env).observation_shape, family(env).num_actions) for env in (task.env, config.env)}
-    if len(shapes) > 1:
+    check_task(task)
+    if registry.specs(task.env) != registry.specs(config.env):
         raise UserError(
             f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
         )
@@ -175,11 +135,6 @@ def _show(content: dict[str, Any]) -> None:
             f"{row['length_mean']:.0f}",
         )
     Console().print(table)
-
-
-def _known(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def row(run: runs.Run, now: float) -> list[str]:
     A run is running while the process that holds its lock lives; on another machine, while its rows come at
     least every few updates. `now` is a time of `time.time`.
     """
-    total = run.config.num_updates * run.config.batch_size
+    total = run.config.num_updates * run.config.steps_per_update
     speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
     returns = run.points("rollout/episode_return")[1]
     saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()
@@ -79,7 +79,7 @@ def _state(run: runs.Run, now: float, total: int) -> str:
     held = lock.is_held(run.path)
     if held is None:  # by a process of another machine, if it still lives
         speeds = run.points("time/env_steps_per_second")[1]
-        update_seconds = run.config.batch_size / speeds[-1] if speeds.size else 0.0
+        update_seconds = run.config.steps_per_update / speeds[-1] if speeds.size else 0.0
         written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE)
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
-    lengths = sum(task.config.num_updates * task.config.batch_size for task in tasks)
+    lengths = sum(task.config.num_updates * task.config.steps_per_update for task in tasks)
     _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
     code, failed = _Runs(tasks, options.workers).run()
     if code:
@@ -234,7 +234,7 @@ def _is_done(settings: Config) -> bool:
     if not (settings.run_dir / RESULTS_FILE).is_file():
         return False
     run = runs.load(settings.run_dir)
-    return run.results is not None and run.env_steps >= settings.num_updates * settings.batch_size
+    return run.results is not None and run.env_steps >= settings.num_updates * settings.steps_per_update
 
 
 if __name__ == "__main__":

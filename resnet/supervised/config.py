@@ -120,13 +120,18 @@ class Config(Run, Hardware, Learning, Task):
 
     @property
     def in_parts(self) -> bool:
-        """Not all of it: batch normalization needs whole batches, and tests take them."""
+        """Whether all that is large is computed in parts: no, as batch normalization needs whole batches."""
         return False
 
     @property
-    def num_minibatches(self) -> int:
-        """One gradient step a batch; PPO has several."""
-        return 1
+    def rows_per_step(self) -> int:
+        """Images of one gradient step, all workers together."""
+        return self.batch_size
+
+    @property
+    def steps_per_update(self) -> int:
+        """How far a gradient step goes on the x-axis: images."""
+        return self.batch_size
 
 
 PRESETS: dict[str, dict[str, Any]] = {

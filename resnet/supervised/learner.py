@@ -17,9 +17,11 @@ import resnet
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
+from tfrl.networks.weights import PREFIX, assign_weights, read_weights, weights_of
 from tfrl.run.stop import NUM_VOTES
+from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam, SummedSGD
-from tfrl.workers.strategy import Runtime, pairwise_sum
+from tfrl.workers.strategy import Runtime
 
 
 class Learner:
@@ -79,11 +81,8 @@ class Learner:
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, votes: tf.Tensor
     ) -> tf.Tensor:
         grads, sums, statistics = self._gradients(images, labels, weights, count)
-        context = tf.distribute.get_replica_context()
-        shares = [s / context.num_replicas_in_sync for s in statistics]
-        *summed, sums = context.all_reduce(
-            tf.distribute.ReduceOp.SUM, [*grads, *shares, tf.concat([sums, votes], axis=0)]
-        )
+        shares = [s / self._runtime.replicas for s in statistics]
+        *summed, sums = sum_replicas([*grads, *shares, tf.concat([sums, votes], axis=0)])
         grads, statistics = summed[: len(grads)], summed[len(grads) :]
         with tf.GradientTape() as tape:
             penalty = tf.add_n(self.model.losses) if self.model.losses else tf.constant(0.0)
@@ -97,25 +96,19 @@ class Learner:
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-        """This replica's share of the gradients and of (loss, hits), and its new moving statistics.
-
-        Parts of a batch are summed as in `tfrl.agents.ppo`: in an order that no topology changes.
-        """
-        parts = [tf.reshape(x, (-1, self._part, *x.shape[1:])) for x in (images, labels, weights)]
-        if parts[0].shape[0] == 1:
-            return self._part_gradients(*(p[0] for p in parts), count)
-        shapes = [tf.TensorSpec(v.shape) for v in self._variables]
-        grads, sums = tf.map_fn(
-            lambda part: self._part_gradients(*part, count)[:2],
-            tuple(parts),
-            fn_output_signature=(shapes, tf.TensorSpec([2])),
-            parallel_iterations=1,  # one part's activations in memory at a time
+        """This replica's share of the gradients and of (loss, hits), and its new moving statistics."""
+        (grads, sums), statistics = sum_parts(
+            lambda part: self._part_gradients(*part, count),
+            (images, labels, weights),
+            part_rows=self._part,
+            signature=(([tf.TensorSpec(v.shape) for v in self._variables], tf.TensorSpec([2])), []),
+            at_once=1,  # one part's activations in memory at a time
         )
-        return [pairwise_sum(g) for g in grads], pairwise_sum(sums), []
+        return grads, sums, [value[0] for value in statistics]  # of the only part: others have none
 
     def _part_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]:
         # The scope keeps what batch normalization would assign to one replica's variables alone.
         with tf.GradientTape() as tape, keras.StatelessScope() as scope:
             logits = self._logits(images, training=True)
@@ -123,7 +116,7 @@ class Learner:
             loss = tf.reduce_sum(weights * losses) / count
         grads = tape.gradient(loss, [v.value for v in self._variables])
         hits = tf.reduce_sum(weights * _hits(labels, logits)) / count
-        return grads, tf.stack([loss, hits]), [scope.get_current_value(v) for v in self._statistics]
+        return (grads, tf.stack([loss, hits])), [scope.get_current_value(v) for v in self._statistics]
 
     # Testing
 
@@ -139,15 +132,13 @@ class Learner:
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
-        slots = {f"optimizer/{i:03d}": v.numpy() for i, v in enumerate(self._optimizer.variables)}
-        return {f"weights/{k}": v for k, v in get_weights(self.model).items()} | slots
+        weights = {f"{PREFIX}{k}": v for k, v in get_weights(self.model).items()}
+        return weights | self._optimizer.get_state()
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
-        prefix = "weights/"
-        set_weights(self.model, {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-        for i, variable in enumerate(self._optimizer.variables):
-            variable.assign(state[f"optimizer/{i:03d}"])
+        set_weights(self.model, weights_of(state))
+        self._optimizer.set_state(state)
 
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -167,16 +158,12 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def get_weights(model: keras.Model) -> dict[str, np.ndarray]:
     """All weights as float32 arrays."""
-    return {name: np.asarray(v.numpy(), np.float32) for name, v in named_variables(model).items()}
+    return read_weights(named_variables(model))
 
 
 def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
     """Assigns arrays from `get_weights`. Raises ValueError if names or shapes differ."""
-    mine = named_variables(model)
-    if {k: tuple(v.shape) for k, v in mine.items()} != {k: v.shape for k, v in weights.items()}:
-        raise ValueError("the weights are of another network")
-    for name, variable in mine.items():
-        variable.assign(weights[name])
+    assign_weights(named_variables(model), weights)
 
 
 def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from resnet.supervised.config import Config
 from resnet.supervised.data import Dataset
 from tfrl.run.checkpoint import Checkpoint
-from tfrl.training.summary import folder, hardware, network, tensorboard
+from tfrl.run.summary import folder, hardware, network, tensorboard
 from tfrl.workers.strategy import Runtime
 
 

@@ -14,10 +14,10 @@ from resnet.supervised.config import Config, check_topology
 from resnet.supervised.data import Batch, Dataset, Share, Timed
 from resnet.supervised.export import export
 from resnet.supervised.learner import Learner, get_weights
-from resnet.supervised.schedule import learning_rate
 from resnet.supervised.window import Window
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.quiet import quiet_start
+from tfrl.ops.schedules import learning_rate
 from tfrl.run import results
 from tfrl.run.console import Console
 from tfrl.run.session import Session, open_session

@@ -73,6 +73,53 @@ def test_value_error_is_half_the_square():
     np.testing.assert_allclose(slope, [-2.0, 0.5], rtol=1e-12)
 
 
+# value, target, delta, loss, d loss / d value
+HUBER = [
+    (1.0, 1.0, 1.0, 0.0, 0.0),
+    (1.5, 1.0, 1.0, 0.125, 0.5),  # within: half the square
+    (0.0, 1.0, 1.0, 0.5, -1.0),  # where both meet
+    (4.0, 1.0, 1.0, 2.5, 1.0),
+    (-9.0, 1.0, 1.0, 9.5, -1.0),
+    (4.0, 1.0, 2.0, 4.0, 2.0),
+    (1.25, 1.0, 0.5, 0.03125, 0.25),
+]
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0, 2.0])
+def test_huber_value_error_by_hand(delta):
+    rows = np.array([row for row in HUBER if row[2] == delta])
+    value, target, _, expected, gradient = rows.T
+    loss, slope = values_and_gradients(
+        lambda v: losses.huber_value_error(v, tf.constant(target), delta), value
+    )
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-12)
+
+
+def test_huber_is_smooth_and_half_the_square_while_delta_is_large():
+    errors = np.linspace(-5, 5, 2001)
+    loss, slope = values_and_gradients(lambda v: losses.huber_value_error(v, 0 * errors), errors)
+    np.testing.assert_allclose(slope, np.clip(errors, -1, 1), rtol=1e-12)
+    np.testing.assert_allclose(np.diff(loss), np.diff(errors) * (slope[1:] + slope[:-1]) / 2, atol=1e-5)
+    square, _ = values_and_gradients(lambda v: losses.value_error(v, 0 * errors), errors)
+    np.testing.assert_allclose(losses.huber_value_error(errors, 0 * errors, 6.0), square, rtol=1e-12)
+    keras_loss = tf.keras.losses.Huber(delta=0.7, reduction=None, dtype="float64")
+    mine = losses.huber_value_error(errors, 0 * errors, 0.7)
+    np.testing.assert_allclose(mine, keras_loss(0 * errors[:, None], errors[:, None]), rtol=1e-12)
+
+
+def test_the_clip_takes_either_error():
+    value, old, target = map(tf.constant, np.random.default_rng(2).normal(0, 2, (3, 500)))
+    found, slope = values_and_gradients(
+        lambda v: losses.clipped_value_error(v, old, target, 0.2, losses.huber_value_error), value
+    )
+    kept = np.clip(value, old - 0.2, old + 0.2)
+    plain, clipped = (losses.huber_value_error(v, target).numpy() for v in (value, kept))
+    np.testing.assert_allclose(found, np.maximum(plain, clipped), rtol=1e-9)
+    moved = (np.abs(value - old) > 0.2) & (clipped > plain + 1e-9)
+    assert moved.any() and (slope[moved] == 0).all()
+
+
 def test_approx_kl_by_hand_and_never_negative():
     ratio = np.array([0.5, 1.0, 2.0])
     kl, slope = values_and_gradients(losses.approx_kl, np.log(ratio))
@@ -113,3 +160,5 @@ def test_shapes_that_would_broadcast_are_refused():
         losses.clipped_surrogate(column, row, 0.2)
     with pytest.raises(ValueError):
         losses.value_error(column, row)
+    with pytest.raises(ValueError):
+        losses.huber_value_error(column, row)

@@ -15,7 +15,6 @@ from resnet.supervised import learner, pictures, trainer
 from resnet.supervised.config import Config, from_yaml, parse
 from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.supervised.learner import Learner, get_weights
-from resnet.supervised.schedule import learning_rate
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.networks import torso_weights
@@ -169,15 +168,6 @@ def test_every_test_image_counts_once(replicas, size):
     right = probabilities[order, DATA.test.labels]
     assert hits == (probabilities.argmax(1) == DATA.test.labels).sum()
     assert loss == pytest.approx(-np.log(right).mean(), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "kind,step,rate",
-    [("constant", 99, 1.0), ("step", 49, 1.0), ("step", 50, 0.1), ("step", 75, 0.01), ("cosine", 50, 0.5)],
-)
-def test_schedules(kind, step, rate):
-    assert learning_rate(kind, 1.0, step, 100, 0) == pytest.approx(rate)
-    assert learning_rate(kind, 1.0, 0, 100, 10) == pytest.approx(0.1)
 
 
 # Runs

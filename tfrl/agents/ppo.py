@@ -6,7 +6,9 @@ with the metrics, and clipped after that; so N replicas or workers take the step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,60 +18,62 @@ from tfrl.cli.errors import TrainingError
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import actor_critic, torso_weights
+from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops import losses, returns
+from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
+from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam
-from tfrl.workers.strategy import Runtime, pairwise_sum
+from tfrl.workers.strategy import Runtime
 
 # What a minibatch reports, in the order of the vectors below: means over the global minibatch.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 _OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+_SECONDS_A_CALL = 1.0  # of gradient steps, after which the terminal may move
 
 
 class PPOAgent:
-    """Actor, critic and optimizer under a strategy; follows `tfrl.agents.Agent`.
+    """Actor, critic and optimizer under a strategy; follows `tfrl.agents.agent.Agent`.
 
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
-      observation_shape: (H, W, C).
-      num_actions: A.
     """
 
     metric_names = tuple(f"train/{name}" for name in (*_MEANS, *_OF_UPDATES))
+    charts = {
+        "losses": {
+            "policy and value": ("train/policy_loss", "train/value_loss"),
+            "entropy": ("train/entropy",),
+            "size of updates": ("train/approx_kl", "train/clip_fraction"),
+        }
+    }
+    extras = {"log_prob": (), "value": ()}
 
-    def __init__(
-        self, config: Config, runtime: Runtime, *, observation_shape: tuple[int, ...], num_actions: int
-    ) -> None:
+    def __init__(self, config: Config, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
-        self._global_minibatch = config.batch_size // config.num_minibatches
         with runtime.strategy.scope():
-            self.network = actor_critic.build(
-                torso=config.torso,
-                torso_options=config.torso_options,
-                observation_shape=observation_shape,
-                num_actions=num_actions,
-                share_torso=config.share_torso,
-                precision=runtime.precision,
-                seed=config.seed,
-            )
+            self.network = actor_critic.of_settings(config, runtime.precision)
             if config.torso_weights is not None:
                 torso_weights.start(self.network, config.torso_weights, freeze=config.freeze_torso)
             self._variables = self.network.trained_variables
             self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
             self._optimizer.build(self._variables)
+        self.draw_noise = self.network.distribution.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         self._forward_alone = self.network.forward_pass(
             on_gpu=on_gpu, at_once=at_once * runtime.local_replicas
         )
+        self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
+        self._seconds_per_step: float | None = None
         if config.critic_lr is not None and not config.share_torso:
             self._optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(int(np.prod(v.shape)) for v in self._variables)
 
     @property
@@ -78,54 +82,77 @@ class PPOAgent:
         return self.num_parameters + len(_MEANS) + self._runtime.replicas
 
     @property
-    def sums_per_update(self) -> int:
+    def steps_per_update(self) -> int:
         """One for each minibatch of each epoch, where `target_kl` does not end the update early."""
-        return self._config.epochs * self._config.num_minibatches
+        return self._config.epochs * self._config.steps_per_epoch
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What it does in an update, by title."""
+        config = self._config
+        envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
+        return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
 
     # Acting
 
-    def act(
-        self, observations: np.ndarray, uniforms: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Samples actions.
-
-        Args:
-          observations: uint8 [R, B, H, W, C], B envs for each of this worker's R replicas.
-          uniforms: float32 [R, B] in [0, 1): the randomness.
-
-        Returns:
-          Actions int32, their log-probabilities float32 and state values float32, each [R, B].
-        """
-        results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(uniforms))
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
+        results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
         actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
-        return actions, log_probs, values
+        return actions, {"log_prob": log_probs, "value": values}
 
     @tf.function(reduce_retracing=True)
-    def _act(self, observations: Any, uniforms: Any) -> Any:
-        return self._runtime.strategy.run(self._act_on_replica, args=(observations, uniforms))
+    def _act(self, observations: Any, noise: Any) -> Any:
+        return self._runtime.strategy.run(self._act_on_replica, args=(observations, noise))
 
-    def _act_on_replica(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        logits, values = self._forward(observations)
-        policy = self.network.distribution(logits)
-        actions = policy.sample(uniforms)
+    def _act_on_replica(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        parameters, values = self._forward(observations)
+        policy = self.network.distribution(parameters)
+        actions = policy.sample(noise)
         return actions, policy.log_prob(actions), values
 
-    def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Actions int32 [B] of observations uint8 [B, H, W, C], by uniforms float32 [B], on one device."""
-        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(uniforms)).numpy()
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
+        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
 
     @tf.function(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self._forward_alone(observations)[0]).sample(uniforms)
+    def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return self.network.distribution(self._forward_alone(observations)[0]).sample(noise)
+
+    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
+        """The most likely actions [B, *shape]; ignores `noise`."""
+        return self._greedy(tf.convert_to_tensor(observations)).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
+        return self.network.distribution(self._forward_alone(observations)[0]).mode()
+
+    def _values(self, observations: np.ndarray) -> np.ndarray:
+        """V of observations [..., *shape] by the weights of now, float32 [...], on one device."""
+        shape = self._observation_shape
+        leading = observations.shape[: observations.ndim - len(shape)]
+        flat = tf.convert_to_tensor(observations.reshape(-1, *shape))
+        return self._value(flat).numpy().reshape(leading)
+
+    @tf.function(reduce_retracing=True)
+    def _value(self, observations: tf.Tensor) -> tf.Tensor:
+        return self._forward_alone(observations)[1]
+
+    @property
+    def _observation_shape(self) -> tuple[int, ...]:
+        return tuple(self.network.actor.torso.input_shape[1:])
 
     # Learning
 
-    def update(self, rollout: Rollout, number: int) -> dict[str, float]:
+    def update(
+        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
         """All epochs and minibatches of one update.
 
         Args:
           rollout: what the envs did, with normalised rewards.
           number: the updates before this one, which decide its minibatches and its learning rate.
+          on_step: called now and then with the number of minibatches done.
 
         Returns:
           The `train/` metrics, the same on every worker.
@@ -133,24 +160,45 @@ class PPOAgent:
         Raises:
           TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
         """
-        config = self._config
-        learning_rate = config.lr * (1.0 - number / config.num_updates if config.anneal_lr else 1.0)
-        self._optimizer.learning_rate.assign(learning_rate)
-        fields = [rollout.observations, rollout.actions, rollout.log_probs, rollout.values]
-        fields += [rollout.last_values, rollout.rewards, rollout.first, self._minibatches(number)]
-        results = self._update(*(self._runtime.per_replica(f) for f in fields))
-        metrics = {name: float(value) for name, value in results.items()}
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
-        if bad:
-            minibatch = int(metrics["minibatches"])
-            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {minibatch} of the update)")
-        del metrics["minibatches"]
-        return {f"train/{name}": value for name, value in metrics.items()} | {
-            "train/learning_rate": learning_rate
-        }
+        config, per_replica = self._config, self._runtime.per_replica
+        rate = learning_rate(config.schedule, config.lr, number, config.num_updates)
+        self._optimizer.learning_rate.assign(rate)
+        observations = rollout.observations[:, : config.num_steps]
+        kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
+        batch = tuple(per_replica(x) for x in kept)
+        rows = per_replica(self._minibatches(number))
+        totals = _Totals()
+        for epoch in range(config.epochs):
+            if epoch == 0:
+                estimates = self._estimates(rollout, rollout.extras["value"], rows)
+                totals.explained_variance = float(self._runtime.first(estimates[-1]))
+            elif config.renew_advantages:
+                estimates = self._estimates(rollout, self._values(observations), rows)
+            self._epoch(epoch, (*batch, *estimates[:-1], rows), totals, on_step)
+            if totals.ended:
+                break
+        return totals.metrics() | {"train/learning_rate": rate}
+
+    def _epoch(self, epoch: int, batch: tuple, totals: _Totals, on_step: Callable[[int], None]) -> None:
+        """The minibatches of one pass, a few to a call, so that the terminal moves where they are slow."""
+        index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
+        while index < end and not totals.ended:
+            most = self._steps_a_call(int(end - index))
+            began = time.perf_counter()
+            steps, ended, sums, error = self._steps(batch, index, tf.minimum(index + most, end))
+            totals.add(int(steps), bool(ended), sums.numpy(), float(error))
+            if index > 0:  # the first call was traced
+                self._seconds_per_step = (time.perf_counter() - began) / int(steps)
+            index += steps
+            on_step(int(index))
+
+    def _steps_a_call(self, most: int) -> int:
+        if self._seconds_per_step is None:  # of an update that may take minutes: let it be seen at once
+            return 1
+        return max(1, min(most, int(_SECONDS_A_CALL / self._seconds_per_step)))
 
     def _minibatches(self, number: int) -> np.ndarray:
-        """Time steps of an update's minibatches, int32 [R, E, M, B, T / M], for B envs in each replica."""
+        """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica."""
         config, runtime = self._config, self._runtime
         steps = rng.minibatch_steps(
             config.seed,
@@ -158,156 +206,167 @@ class PPOAgent:
             runtime.local_envs(config.num_envs),
             num_steps=config.num_steps,
             epochs=config.epochs,
-            num_minibatches=config.num_minibatches,
-        )  # [E, M, R * B, T / M]
+            num_minibatches=config.steps_per_epoch,
+            steps_each=config.rows_per_step // config.num_envs,
+        )  # [E, M, R * B, b]
         return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
 
+    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
+        """Advantages and value targets [T * B], the moments of every minibatch, and the explained variance.
+
+        Values float32 [R, T, B] are of the acting weights, or, where advantages are renewed, of the present
+        ones; those of o_T and of the last observations of truncated episodes always are of the present.
+        """
+        final_values = np.zeros_like(values)
+        if rollout.final_observations:
+            at = tuple(np.array(list(rollout.final_observations)).T)
+            final_values[at] = self._values(np.stack(list(rollout.final_observations.values())))
+        last_values = self._values(rollout.observations[:, -1])
+        fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
+        return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
+
     @tf.function
-    def _update(
+    def _prepare(self, *fields: Any) -> Any:
+        return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
+
+    def _prepare_on_replica(
         self,
-        observations: Any,
-        actions: Any,
-        log_probs: Any,
-        values: Any,
-        last_values: Any,
-        rewards: Any,
-        first: Any,
-        steps: Any,
-    ) -> dict[str, tf.Tensor]:
-        run, config = self._runtime.strategy.run, self._config
-        batch, moments, explained = run(
-            self._prepare, args=(observations, actions, log_probs, values, last_values, rewards, first, steps)
+        rewards: tf.Tensor,  # [T, B], like the next three
+        first: tf.Tensor,
+        truncated: tf.Tensor,
+        values: tf.Tensor,
+        last_values: tf.Tensor,  # [B]
+        final_values: tf.Tensor,  # [T, B]
+        steps: tf.Tensor,  # [E, M, B, b]
+    ) -> tuple[tf.Tensor, ...]:
+        """Advantages, and the global moments that need every replica: one small collective."""
+        config = self._config
+        rewards, discounts = returns.rewards_and_discounts(
+            rewards, first, truncated, final_values, gamma=config.gamma
         )
-        total = self.sums_per_update
-        index, stop = tf.constant(0), tf.constant(False)
-        sums, first_error = tf.zeros(len(_MEANS) + 1), tf.constant(0.0)
-        while index < total and not stop:
-            means, errors = run(self._train_step, args=(batch, moments, index))
+        advantages, targets = returns.gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+        flat_advantages = tf.reshape(advantages, [-1])
+        # float64: sums of squares must not depend on how the samples are spread over replicas.
+        shuffled = tf.cast(tf.gather(flat_advantages, self._rows(steps)), tf.float64)  # [E * M, b]
+        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
+        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+        if config.normalize_advantages == "batch":
+            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
+        sums = sum_replicas(sums)
+        if config.normalize_advantages == "batch":
+            mean, variance = _moments(sums.pop(), config.steps_per_update)
+            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
+        else:
+            mean, variance = _moments(sums[0], config.rows_per_step)
+        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
+        varies, unexplained = (_moments(s, config.steps_per_update)[1] for s in sums[1:3])
+        # Of targets that do not vary, values that do explain nothing (scikit-learn's convention).
+        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
+        return flat_advantages, tf.reshape(targets, [-1]), moments, tf.cast(1.0 - share, tf.float32)
+
+    def _rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its time steps [E, M, B, b / B]."""
+        num_envs = tf.shape(steps)[2]
+        rows = steps * num_envs + tf.range(num_envs)[:, None]
+        return tf.reshape(rows, (self.steps_per_update, -1))
+
+    @tf.function
+    def _steps(self, batch: tuple, index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
+
+        Returns their number, whether the update ends, the sums of their metrics and, where the first one is
+        among them, its largest |ratio - 1|.
+        """
+        config, began = self._config, index
+        ended, sums, first_error = tf.constant(False), tf.zeros(len(_MEANS) + 1), tf.constant(0.0)
+        while index < end and not ended:
+            means, errors = self._runtime.strategy.run(self._train_step, args=(*batch, index))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             means, error = self._runtime.first(means), tf.reduce_max(self._runtime.first(errors))
-            stop = not tf.reduce_all(tf.math.is_finite(means))
+            ended = not tf.reduce_all(tf.math.is_finite(means))
             if config.target_kl is not None:
-                stop = stop or means[_MEANS.index("approx_kl")] > config.target_kl
+                ended = ended or means[_MEANS.index("approx_kl")] > config.target_kl
             if index == 0:
                 first_error = error
             sums, index = sums + means, index + 1
-        done = tf.cast(index, tf.float32)
-        metrics = dict(zip((*_MEANS, "grad_norm"), tf.unstack(sums / done), strict=True))
-        metrics |= {"explained_variance": self._runtime.first(explained), "first_ratio_error": first_error}
-        return metrics | {"minibatches": done}
-
-    def _prepare(
-        self,
-        observations: tf.Tensor,  # [T, B, H, W, C]
-        actions: tf.Tensor,  # [T, B], like the next three
-        log_probs: tf.Tensor,
-        values: tf.Tensor,
-        last_values: tf.Tensor,  # [B]
-        rewards: tf.Tensor,  # [T, B], like `first`
-        first: tf.Tensor,
-        steps: tf.Tensor,  # [E, M, B, T / M]
-    ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor]:
-        """Advantages, and the global moments that need every replica: one small collective an update."""
-        config = self._config
-        advantages, targets = returns.gae(
-            rewards, values, last_values, first, gamma=config.gamma, lam=config.gae_lambda
-        )
-        num_envs = tf.shape(actions)[1]
-        rows = steps * num_envs + tf.range(num_envs)[:, None]  # into the [T * B] arrays
-        rows = tf.reshape(rows, (self.sums_per_update, -1))  # [E * M, b]
-
-        def flat(x: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
-
-        batch = (observations, actions, log_probs, values, advantages, targets)
-        batch = (rows, *(flat(x) for x in batch))
-        # float64: sums of squares must not depend on how the samples are spread over replicas.
-        shuffled = tf.cast(tf.gather(flat(advantages), rows), tf.float64)  # [E * M, b]
-        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
-        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
-        sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        mean, variance = _moments(sums[0], self._global_minibatch)
-        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
-        varies, unexplained = (_moments(s, config.batch_size)[1] for s in sums[1:])
-        # Of targets that do not vary, values that do explain nothing (scikit-learn's convention).
-        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
-        explained = 1.0 - share
-        return batch, moments, tf.cast(explained, tf.float32)
+        return index - began, ended, sums, first_error
 
     def _train_step(
-        self, batch: tuple[tf.Tensor, ...], moments: tf.Tensor, index: tf.Tensor
+        self,
+        observations: tf.Tensor,  # [T, B, *shape]
+        actions: tf.Tensor,  # [T, B, *shape]
+        log_probs: tf.Tensor,  # [T, B], like the next
+        values: tf.Tensor,
+        advantages: tf.Tensor,  # [T * B], like the next
+        targets: tf.Tensor,
+        moments: tf.Tensor,  # [E * M, 2]
+        steps: tf.Tensor,  # [E, M, B, b]
+        index: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam."""
-        rows, data = batch[0][index], batch[1:]
-        grads, sums, error = self._gradients(rows, data, moments[index])
-        context = tf.distribute.get_replica_context()
-        # A sum cannot carry a maximum, so each replica's error travels in a place of its own.
-        place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        *grads, sums, errors = context.all_reduce(
-            tf.distribute.ReduceOp.SUM, [*grads, sums, tf.where(place > 0, error, 0.0)]
+        data = [_flat(x) for x in (observations, actions, log_probs, values)] + [advantages, targets]
+        (grads, sums), errors = sum_parts(
+            lambda rows: self._part_gradients(rows, data, moments[index]),
+            self._rows(steps)[index],
+            part_rows=self._runtime.micro_batch(self._config),
+            signature=((self._gradient_specs, tf.TensorSpec([len(_MEANS)])), tf.TensorSpec([])),
+            at_once=self._runtime.parts_at_once,
         )
+        *grads, sums, errors = sum_replicas([*grads, sums, in_own_place(tf.reduce_max(errors))])
         norm = tf.linalg.global_norm(grads)
         grads, _ = tf.clip_by_global_norm(grads, self._config.max_grad_norm, use_norm=norm)
         self._optimizer.apply(grads)
         return tf.concat([sums, [norm]], axis=0), errors
 
-    def _gradients(
-        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """This replica's share of the gradients, metrics, and its largest |ratio - 1|.
-
-        Parts of `micro_batch` rows are computed `parts_at_once` at a time, and summed in pairs of
-        neighbours, pairs of those, and so on. Rows are in the order of the global envs, and replicas are
-        summed in the same way, so the additions are the same ones however many replicas share them: without
-        that, rounding grows to a different run within a few dozen steps of Adam.
-        """
-        parts = tf.reshape(rows, (-1, self._runtime.micro_batch(self._config)))
-        if parts.shape[0] == 1:
-            return self._part_gradients(parts[0], data, moments)
-        shapes = [tf.TensorSpec(v.shape) for v in self._variables]
-        grads, sums, errors = tf.map_fn(
-            lambda part: self._part_gradients(part, data, moments),
-            parts,
-            fn_output_signature=(shapes, tf.TensorSpec([len(_MEANS)]), tf.TensorSpec([])),
-            parallel_iterations=self._runtime.parts_at_once,  # whose activations are in memory together
-        )
-        return [pairwise_sum(g) for g in grads], pairwise_sum(sums), tf.reduce_max(errors)
-
     def _part_gradients(
         self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
+        """Gradients and sums of metrics of some rows, and their largest |ratio - 1|."""
         config = self._config
         observations, actions, old_log_probs, old_values, advantages, targets = (
             tf.gather(x, rows) for x in data
         )
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
         with tf.GradientTape() as tape:
-            logits, values = self.network(observations, training=True)
-            policy = self.network.distribution(logits)
+            parameters, values = self.network(observations, training=True)
+            policy = self.network.distribution(parameters)
             log_ratio = policy.log_prob(actions) - old_log_probs
             ratio = tf.exp(log_ratio)
             policy_loss = losses.clipped_surrogate(ratio, advantages, config.clip_ratio)
-            if config.clip_value:
-                value_loss = losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
-            else:
-                value_loss = losses.value_error(values, targets)
+            value_loss = self._value_loss(values, old_values, targets)
             entropy = policy.entropy()
             loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
             # Divided by the global minibatch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(loss) / self._global_minibatch
+            loss = tf.reduce_sum(loss) / config.rows_per_step
         grads = tape.gradient(loss, [v.value for v in self._variables])
         clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
         samples = [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), clipped]
-        sums = tf.reduce_sum(tf.stack(samples), axis=1) / self._global_minibatch
-        return grads, sums, tf.reduce_max(tf.abs(ratio - 1.0))
+        sums = tf.reduce_sum(tf.stack(samples), axis=1) / config.rows_per_step
+        return (grads, sums), tf.reduce_max(tf.abs(ratio - 1.0))
+
+    def _value_loss(self, values: tf.Tensor, old_values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        config = self._config
+        if config.value_loss == "huber":
+            return losses.huber_value_error(values, targets)
+        if config.clip_value:
+            return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
+        return losses.value_error(values, targets)
 
     # State
 
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The network's weights by name."""
+        return self.network.get_weights()
+
+    def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
+        """Standardises observations by float32 [D] each from now on."""
+        self.network.scaling.mean.assign(mean)
+        self.network.scaling.scale.assign(scale)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
-        weights = {f"weights/{k}": v for k, v in self.network.get_weights().items()}
-        slots = {f"optimizer/{i:03d}": v.numpy() for i, v in enumerate(self._optimizer.variables)}
-        return weights | slots
+        weights = {f"{PREFIX}{k}": v for k, v in self.network.get_weights().items()}
+        return weights | self._optimizer.get_state()
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`.
@@ -315,10 +374,39 @@ class PPOAgent:
         Raises:
           ValueError: they belong to another network.
         """
-        prefix = "weights/"
-        self.network.set_weights({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
-        for i, variable in enumerate(self._optimizer.variables):
-            variable.assign(state[f"optimizer/{i:03d}"])
+        self.network.set_weights(weights_of(state))
+        self._optimizer.set_state(state)
+
+
+@dataclass
+class _Totals:
+    """What the gradient steps of an update came to."""
+
+    steps: int = 0
+    ended: bool = False  # before all epochs: by --target-kl, or because something is no number
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(len(_MEANS) + 1, np.float32))
+    first_error: float = 0.0
+    explained_variance: float = 0.0
+
+    def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
+        """Takes in the steps of one call."""
+        self.first_error = first_error if self.steps == 0 else self.first_error
+        self.steps, self.ended, self.sums = self.steps + steps, ended, self.sums + sums
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the steps, named as in progress.csv. Raises TrainingError for what is no number."""
+        means = (self.sums / np.float32(self.steps)).tolist()
+        metrics = dict(zip((*_MEANS, "grad_norm"), means, strict=True))
+        metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {self.steps} of the update)")
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+
+def _flat(x: tf.Tensor) -> tf.Tensor:
+    """[T, B, ...] as [T * B, ...]."""
+    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
 
 
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
@@ -91,14 +92,17 @@ class Reader(Generic[Settings]):
     """Reads the settings of one trainer.
 
     Attributes:
-      kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`.
+      kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`, and may have an
+        `algorithm`, a class variable that its files then begin with.
       sections: dataclasses that together have its fields: the groups of --help. The text under a field is its
         help.
-      presets: what each preset changes in the defaults.
+      presets: by name, what each preset changes in the defaults; preset_summaries: what they are, in words.
       complete: the settings with what follows from others, such as the run's name, filled in.
       check: raises UserError for the first setting that cannot work on any machine.
       prog: how the command is called.
       summary: what --help says before the flags.
+      defaults: what a command line begins with otherwise than the dataclass; files do not.
+      default_preset: the preset of a task that is given none, by its `env`; None: the dataclass's.
       aliases: further names of fields.
     """
 
@@ -109,6 +113,9 @@ class Reader(Generic[Settings]):
     check: Callable[[Settings], None]
     prog: str
     summary: str
+    preset_summaries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    default_preset: Callable[[str], str] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def parse(self, argv: Sequence[str]) -> Settings:
@@ -123,7 +130,8 @@ class Reader(Generic[Settings]):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
-        config = self._resolve((self._read_file(path, flags.get("preset")) if path else {}) | flags)
+        given = (self._read_file(path, flags.get("preset")) if path else {}) | flags
+        config = self._resolve(given, self.defaults)
         self.check(config)
         if print_config:
             sys.stdout.write(to_yaml(config))
@@ -132,7 +140,7 @@ class Reader(Generic[Settings]):
 
     def from_yaml(self, path: str | Path) -> Settings:
         """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
-        return self._resolve(read_yaml(self._kinds, self.aliases, path))
+        return self._resolve(self._read_yaml(path))
 
     @property
     def flag_kinds(self) -> dict[str, Any]:
@@ -141,14 +149,24 @@ class Reader(Generic[Settings]):
 
     @cached_property
     def _kinds(self) -> dict[str, Any]:
-        return typing.get_type_hints(self.kind)
+        hints = typing.get_type_hints(self.kind)
+        kinds = {field.name: hints[field.name] for field in dataclasses.fields(self.kind)}
+        return kinds | {"preset": Literal[tuple(self.presets)]}
+
+    def _read_yaml(self, path: str | Path) -> dict[str, Any]:
+        values = read_yaml(self._kinds | {"algorithm": str}, self.aliases, path)
+        mine = getattr(self.kind, "algorithm", None)
+        algorithm = values.pop("algorithm", mine)
+        if algorithm != mine:
+            raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
+        return values
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without what follows from others that the flags may change.
 
         That is its run's name, and what it has from a preset of its own where the flags give another.
         """
-        values = read_yaml(self._kinds, self.aliases, path)
+        values = self._read_yaml(path)
         if self._resolve(values).run_name == self._resolve({**values, "run_name": None}).run_name:
             values.pop("run_name", None)
         own = values.get("preset")
@@ -157,26 +175,45 @@ class Reader(Generic[Settings]):
         plain = self.kind(**self.presets[own])
         return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
-    def _resolve(self, values: Mapping[str, Any]) -> Settings:
-        preset = values.get("preset", self.kind.preset)
-        return self.complete(self.kind(**{**self.presets[preset], **values}))
+    def _resolve(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> Settings:
+        preset = values.get("preset")
+        if preset is None:
+            env = values.get("env", defaults.get("env", getattr(self.kind, "env", "")))
+            preset = self.default_preset(env) if self.default_preset else self.kind.preset
+        given = {**defaults, **self.presets[preset], **values, "preset": preset}
+        return self.complete(self.kind(**given))
 
     def _help(self, argv: Sequence[str]) -> NoReturn:
         """Print the help, and end."""
         import tyro
 
-        fields = [
-            (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default_factory=section))
-            for section in (*self.sections, Command)
-        ]
+        values = vars(self._resolve({}, self.defaults)) | {"run_name": None}
+        fields = []
+        for section in self.sections:
+            names = {field.name for field in dataclasses.fields(section)}
+            default = section(**{name: value for name, value in values.items() if name in names})
+            fields.append(
+                (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default=default))
+            )
+        fields.append(("Command", tyro.conf.OmitArgPrefixes[Command], dataclasses.field(default=Command())))
         flags = dataclasses.make_dataclass("Flags", fields)
-        tyro.cli(flags, prog=self.prog, description=self.summary, args=list(argv))
+        presets = map(self._preset_help, self.presets)
+        description = "\n\n".join([self.summary, "The presets:", *presets])
+        tyro.cli(flags, prog=self.prog, description=description, args=list(argv))
         raise SystemExit(0)
+
+    def _preset_help(self, name: str) -> str:
+        changes, summary = in_words(self.presets[name]), self.preset_summaries.get(name, "")
+        return f"{name}{summary and f' ({summary})'}{changes and f': {changes}'}."
 
 
 def to_yaml(config: Any) -> str:
     """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    algorithm = getattr(config, "algorithm", None)
+    named = {"algorithm": algorithm} if algorithm else {}
+    return yaml.safe_dump(named | dataclasses.asdict(config), sort_keys=False)
 
 
 def in_words(preset: Mapping[str, Any]) -> str:

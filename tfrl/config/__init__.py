@@ -1,1 +1,60 @@
-"""Settings: one file a section or algorithm, with ranges, presets and checks."""
+"""Settings: one file a section or algorithm, with ranges, presets and checks.
+
+A run's config.yaml begins with its algorithm; what reads runs of any algorithm asks here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
+from tfrl.cli.settings import Reader
+
+ALGORITHMS = ("ppo",)
+"""The names of `python -m tfrl.NAME`, each with a module here that has a `READER`."""
+
+
+def reader(algorithm: str) -> Reader:
+    """The reader of an algorithm's settings. Raises UserError if there is no such algorithm."""
+    if algorithm not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise UserError(
+            f"there is no algorithm {algorithm!r}{nearest(algorithm, ALGORITHMS)}; known: {known}."
+        )
+    return importlib.import_module(f"tfrl.config.{algorithm}").READER
+
+
+def algorithm_of(path: Path) -> str:
+    """The algorithm of a config.yaml: PPO where it names none, as those of the first version do."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "ppo"
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("algorithm:"))
+    return next(named, "ppo")
+
+
+def from_yaml(path: Path) -> Any:
+    """The settings of a run of any algorithm, unchecked. Raises UserError."""
+    return reader(algorithm_of(path)).from_yaml(path)
+
+
+def validate(config: Any) -> None:
+    """Raises UserError for the first setting of any algorithm that cannot work on any machine."""
+    reader(config.algorithm).check(config)
+
+
+def hyperparameters(config: Any) -> tuple[dict[str, Any], set[str]]:
+    """What a result depends on, by name, and which of it tells this run from others of the same preset."""
+    of = reader(config.algorithm)
+    names = [field.name for section in config.decisive for field in dataclasses.fields(section)]
+    values = {
+        "algorithm": config.algorithm,
+        **{name: getattr(config, name) for name in (*names, "precision")},
+    }
+    plain = of.complete(of.kind(**of.presets[config.preset]))
+    return values, {"env", "seed"} | {name for name in names if values[name] != getattr(plain, name)}

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tfrl.envs import EnvSpec
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from tfrl.envs.vec_env import Step
 
 
 class Catch:
     """A ball falls down a 10 x 5 board, the paddle in the last row must be under it: reward 1, else -1.
 
-    An episode takes 9 steps. Follows `tfrl.envs.VecEnv`: observations uint8 [B, 10, 5, 1], actions left,
+    An episode takes 9 steps. Follows `VecEnv`: observations uint8 [B, 10, 5, 1], actions left,
     stay, right. As in procgen, each episode draws a level, which decides the column where the ball appears;
     `num_levels=0` means all of them.
     """
 
     rows, columns = 10, 5
+    exact_state = True
+    observation_spec = ArraySpec((rows, columns, 1), "uint8")
+    action_spec = Discrete(3)
 
-    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.num_actions = 3
-        self.observation_shape = (self.rows, self.columns, 1)
+    def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
+        self.num_envs = num_envs = len(indices)
         self._levels = (spec.start_level, spec.num_levels or 2**31 - 1)
-        # Env i's stream does not depend on num_envs.
-        seeds = np.random.SeedSequence(spec.seed).spawn(num_envs)
+        seeds = [np.random.SeedSequence(spec.seed, spawn_key=(i,)) for i in indices]
         self._generators = [np.random.Generator(np.random.PCG64(s)) for s in seeds]
         self._ball = np.zeros((num_envs, 2), np.int64)  # row, column
         self._paddle = np.zeros(num_envs, np.int64)
@@ -43,13 +42,13 @@ class Catch:
         self._ball[i] = 0, np.random.SeedSequence(int(level)).generate_state(1)[0] % self.columns
         self._paddle[i] = self.columns // 2
 
-    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rewards float32 [B], observations uint8 [B, 10, 5, 1], first bool [B]."""
-        board = np.zeros((self.num_envs, *self.observation_shape), np.uint8)
+    def observe(self) -> Step:
+        """Observations are boards uint8 [B, 10, 5, 1]; nothing is ever truncated."""
+        board = np.zeros((self.num_envs, *self.observation_spec.shape), np.uint8)
         env = np.arange(self.num_envs)
         board[env, self._ball[:, 0], self._ball[:, 1]] = 255
         board[env, self.rows - 1, self._paddle] = 255
-        return self._reward.copy(), board, self._first.copy()
+        return Step(self._reward.copy(), board, self._first.copy(), np.zeros(self.num_envs, bool), None)
 
     def act(self, actions: np.ndarray) -> None:
         """One step with actions int32 [B]: 0 left, 1 stay, 2 right."""
@@ -68,7 +67,7 @@ class Catch:
     def render(self) -> Sequence[np.ndarray]:
         """The board in large, uint8 [512, 512, 3] per env."""
         scale = 512 // self.rows
-        boards = self.observe()[1].repeat(scale, 1).repeat(scale, 2).repeat(3, 3)
+        boards = self.observe().observation.repeat(scale, 1).repeat(scale, 2).repeat(3, 3)
         frames = np.full((self.num_envs, 512, 512, 3), 64, np.uint8)
         left = (512 - boards.shape[2]) // 2
         frames[:, : boards.shape[1], left : left + boards.shape[2]] = boards

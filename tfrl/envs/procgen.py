@@ -9,44 +9,44 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from tfrl.envs.vec_env import Step
 
 with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, which prints a banner
     from procgen import ProcgenGym3Env
 
-if TYPE_CHECKING:
-    from tfrl.envs import EnvSpec
-
 
 class Procgen:
-    """A vector of procgen envs, following `tfrl.envs.VecEnv`; `act` returns while C++ threads step.
+    """A vector of procgen envs, following `VecEnv`; `act` returns while C++ threads step.
 
-    `spec.render` makes `render` give 512 x 512 frames, at some cost in speed.
+    A seed seeds a whole procgen vector, so for a part of one the global vector is made, and the states of the
+    wanted envs are set into a vector of their own: env i is the same env whichever worker holds it.
+
+    Args:
+      spec: the global vector; `spec.render` makes `render` give 512 x 512 frames, at some cost in speed.
+      indices: the global indices of the wanted envs.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
-        if spec.distribution_mode == "exploration":  # this mode is one level that procgen picks itself
-            levels = {}
-        self._env = ProcgenGym3Env(
-            num=num_envs,
-            env_name=spec.name,
-            distribution_mode=spec.distribution_mode,
-            rand_seed=spec.seed,  # unset, it would come from the system's random source
-            num_threads=spec.num_threads,
-            render_mode="rgb_array" if spec.render else None,
-            **levels,
-        )
-        self.num_envs = num_envs
-        self.num_actions = 15
-        self.observation_shape = (64, 64, 3)
+    exact_state = True
+    observation_spec = ArraySpec((64, 64, 3), "uint8")
+    action_spec = Discrete(15)
 
-    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Waits for the step; rewards float32 [B], observations uint8 [B, 64, 64, 3], first bool [B]."""
+    def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
+        self.num_envs = len(indices)
+        whole = list(indices) == list(range(spec.num_envs))
+        states = [] if whole else _initial_states(spec, indices)
+        self._env = _vector(spec, self.num_envs)
+        if states:
+            self.set_state(states)
+
+    def observe(self) -> Step:
+        """Waits for the step; observations are uint8 [B, 64, 64, 3], and nothing is ever truncated."""
         reward, observation, first = self._env.observe()
-        return reward, observation["rgb"], first
+        return Step(reward, observation["rgb"], first, np.zeros(self.num_envs, bool), None)
 
     def act(self, actions: np.ndarray) -> None:
         """Starts one step with actions int32 [B]."""
@@ -75,3 +75,25 @@ class Procgen:
     def close(self) -> None:
         """Stops the C++ threads."""
         self._env.close()
+
+
+def _initial_states(spec: EnvSpec, indices: Sequence[int]) -> list[bytes]:
+    whole = _vector(spec, spec.num_envs)
+    states = whole.callmethod("get_state")
+    whole.close()
+    return [states[i] for i in indices]
+
+
+def _vector(spec: EnvSpec, num_envs: int) -> ProcgenGym3Env:
+    levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
+    if spec.distribution_mode == "exploration":  # this mode is one level that procgen picks itself
+        levels = {}
+    return ProcgenGym3Env(
+        num=num_envs,
+        env_name=spec.name,
+        distribution_mode=spec.distribution_mode,
+        rand_seed=spec.seed,  # unset, it would come from the system's random source
+        num_threads=spec.num_threads,
+        render_mode="rgb_array" if spec.render else None,
+        **levels,
+    )

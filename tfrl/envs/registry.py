@@ -1,28 +1,48 @@
-"""The games by family, and what is known of each before any is made. Imports no env."""
+"""The families of envs: what is known of each env before any is made, and how one is made.
+
+Nothing here imports an env's library until an env of its family is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSpec
+from tfrl.envs.vec_env import VecEnv
+
+TRAIN, TEST = LEVEL_SETS = ("train", "test")
+"""The level sets of an env that has levels; one without levels has `test` alone."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Games that one class plays.
+    """Envs that one class plays.
 
     Attributes:
-      module, kind: the class is `kind` of `module`, and follows `tfrl.envs.VecEnv`.
-      names: what `--env` takes.
-      observation_shape: (H, W, C) of its observations, which are uint8.
-      num_actions: A: its actions are 0 ... A - 1.
-      further_modes: distribution modes beyond easy and hard, which all have, with the games that have them.
+      module, kind: the class is `kind` of `module`; it is made of an `EnvSpec` and the global indices of the
+        wanted envs, and follows `VecEnv`.
+      names: what `--env` takes; empty for a family that knows its names itself.
+      specs: the observation and action spec of an env by name; raises ValueError with a sentence for a name
+        that it does not know.
+      level_sets: those that evaluations play.
+      preset: of PPO, for an env of this family.
+      steps_beside: `act` returns while the envs still step.
+      modes: distribution modes that all envs of the family have.
+      further_modes: those that some have, with their names.
     """
 
     module: str
     kind: str
     names: tuple[str, ...]
-    observation_shape: tuple[int, int, int]
-    num_actions: int
+    specs: Callable[[str], tuple[ArraySpec, ActionSpec]]
+    level_sets: tuple[str, ...]
+    preset: str
+    steps_beside: bool = True
+    modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -35,19 +55,61 @@ _PROCGEN_MODES = {
     "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
     "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
 }
+_EASY_AND_HARD = ("easy", "hard")
+
+
+def _images(*shape: int, actions: int) -> Callable[[str], tuple[ArraySpec, ActionSpec]]:
+    return lambda name: (ArraySpec(shape, "uint8"), Discrete(actions))
+
+
+def _gymnasium_specs(name: str) -> tuple[ArraySpec, ActionSpec]:
+    from tfrl.envs.gymnasium_ids import specs_of
+
+    return specs_of(name)
+
 
 FAMILIES: Mapping[str, Family] = {
-    "procgen": Family("tfrl.envs.procgen", "Procgen", _PROCGEN, (64, 64, 3), 15, _PROCGEN_MODES),
-    "toys": Family("tfrl.envs.catch", "Catch", ("catch",), (10, 5, 1), 3),
+    "procgen": Family(
+        *("tfrl.envs.procgen", "Procgen", _PROCGEN, _images(64, 64, 3, actions=15), LEVEL_SETS),
+        *("openai-easy", True, _EASY_AND_HARD, _PROCGEN_MODES),
+    ),
+    "toys": Family(
+        *("tfrl.envs.catch", "Catch", ("catch",), _images(10, 5, 1, actions=3), LEVEL_SETS),
+        *("openai-easy", True, _EASY_AND_HARD),
+    ),
+    "gymnasium": Family(
+        *("tfrl.envs.gymnasium", "GymnasiumVec", (), _gymnasium_specs, (TEST,)),
+        *("gymnasium", False),
+    ),
 }
 
 
 def family(env: str) -> Family:
-    """The family of a game. Raises ValueError if there is none of that name."""
-    for known in FAMILIES.values():
-        if env in known.names:
-            return known
-    raise ValueError(f"there is no game {env!r}")
+    """The family of an env, by name; of an unknown name, Gymnasium's, which looks further."""
+    return next((known for known in FAMILIES.values() if env in known.names), FAMILIES["gymnasium"])
+
+
+def specs(env: str) -> tuple[ArraySpec, ActionSpec]:
+    """What an env shows and takes. Raises ValueError with a sentence if there is none of that name."""
+    return family(env).specs(env)
+
+
+def check(env: str) -> None:
+    """Raise ValueError, with a sentence for the user, if there is no env of that name that can be learned."""
+    # Gymnasium's ids end in a version; anything else is meant to be a game.
+    if family(env).names or re.search(r"-v\d+$", env):
+        specs(env)
+        return
+    near = difflib.get_close_matches(env.lower(), env_names(), n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    known = ", ".join(env_names())
+    raise ValueError(f"there is no env {env!r}{hint}; known: {known}, and Gymnasium's ids, CartPole-v1 say.")
+
+
+def own_name(env: str) -> str:
+    """The registry's name of an env, from any of the spellings that Gym has used for procgen's games."""
+    found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", env)
+    return found[1] if found else env
 
 
 def games() -> tuple[str, ...]:
@@ -56,11 +118,33 @@ def games() -> tuple[str, ...]:
 
 
 def env_names() -> tuple[str, ...]:
-    """Everything `--env` takes."""
+    """The names that `--env` takes beside Gymnasium's ids."""
     return tuple(name for known in FAMILIES.values() for name in known.names)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
-    """The distribution modes that a game has; a toy is the same in both of its own. Raises as `family`."""
-    further = family(env).further_modes
-    return ("easy", "hard", *(mode for mode, having in further.items() if env in having))
+    """The distribution modes that an env has; none for one without levels."""
+    known = family(env)
+    return (*known.modes, *(mode for mode, having in known.further_modes.items() if env in having))
+
+
+def in_words() -> str:
+    """The names of all families, for --help."""
+    named = [f"{name}: {', '.join(known.names)}" for name, known in FAMILIES.items() if known.names]
+    return "; ".join([*named, "gymnasium: ids of Gymnasium, such as CartPole-v1"])
+
+
+def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
+    """Envs `indices` of the global vector that `spec` describes (all of them when None).
+
+    Env i is the same env whichever worker holds it, and in whatever company.
+
+    Raises:
+      ValueError: there is no such env, or not in this distribution mode.
+    """
+    known = family(spec.name)
+    modes = distribution_modes(spec.name)
+    if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
+        raise ValueError(f"{spec.name} has no distribution mode {spec.distribution_mode!r}")
+    kind = getattr(importlib.import_module(known.module), known.kind)
+    return kind(spec, list(range(spec.num_envs) if indices is None else indices))

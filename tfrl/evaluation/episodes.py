@@ -1,4 +1,4 @@
-"""The loop that every evaluation plays, and the levels that it plays on.
+"""The loop that every evaluation plays.
 
 A fixed number of episodes is played in every env, so that short episodes do not count more often.
 """
@@ -6,16 +6,17 @@ A fixed number of episodes is played in every env, so that short episodes do not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from tfrl import envs
-from tfrl.config.ppo import Config
+from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
+from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.run import rng
 
-LEVEL_SETS = ("train", "test")
 _MOST_ENVS = 64
 _NOISE_BLOCK = 256  # steps whose random numbers are drawn at once
 
@@ -33,42 +34,24 @@ class Episodes:
     solved: np.ndarray
 
 
+class Player(Protocol):
+    """A policy that plays: a trainer's, or one that a run left."""
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]; any B from 2 on."""
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one env, float32 [steps, K]."""
+
+
 class Watcher:
     """Looks on while episodes are played; this one does nothing."""
 
-    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Before each step: o_t, uint8 [B, H, W, C], and a_t, int32 [B], of all envs, also of idle ones."""
+    def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+        """Before each step: o_t [B, *shape] and a_t [B, *shape] of all envs, also of idle ones."""
 
-    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """After each step: r_t, float32 [B], and whether it ended the episode, bool [B]."""
-
-
-def level_spec(config: Config, level_set: str, num_envs: int) -> envs.EnvSpec:
-    """The envs of an evaluation: the run's training levels ("train") or the full distribution ("test")."""
-    return envs.EnvSpec(
-        name=config.env,
-        num_envs=num_envs,
-        # Other episodes than training's, also after the largest seed that procgen's 32 bits hold.
-        seed=(config.seed + 1 + LEVEL_SETS.index(level_set)) % 2**31,
-        distribution_mode=config.distribution_mode,
-        num_levels=config.num_levels if level_set == "train" else 0,
-        start_level=config.start_level if level_set == "train" else 0,
-    )
-
-
-def generalization_gap(config: Config, metrics: Mapping[str, float]) -> float:
-    """The score on training levels minus that on unseen ones; NaN where training plays all there are.
-
-    Args:
-      config: the run's settings.
-      metrics: `eval_train/return` and the like: normalised scores count where both are known, else returns.
-    """
-    if not config.has_unseen_levels:
-        return math.nan
-    scores = [metrics.get(f"eval_{s}/normalized_return", math.nan) for s in LEVEL_SETS]
-    if np.isnan(scores).any():  # a game without a published range
-        scores = [metrics[f"eval_{s}/return"] for s in LEVEL_SETS]
-    return scores[0] - scores[1]
+    def after(self, step: Step) -> None:
+        """After each step: what it came to."""
 
 
 def split_episodes(episodes: int) -> tuple[int, int]:
@@ -78,8 +61,8 @@ def split_episodes(episodes: int) -> tuple[int, int]:
 
 
 def play(
-    act: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    spec: envs.EnvSpec,
+    player: Player,
+    spec: EnvSpec,
     indices: Sequence[int],
     *,
     episodes_each: int,
@@ -92,37 +75,37 @@ def play(
     """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
 
     Args:
-      act: actions int32 [B] from observations uint8 [B, H, W, C] and uniform numbers float32 [B]. Only envs
-        that still have episodes to play are asked for; the last one alone is asked for twice.
+      player: is asked for the actions of envs that still have episodes to play; the last one alone is asked
+        for twice.
       spec: the global vector of evaluation envs.
       indices: this worker's share of them.
       episodes_each: K.
-      on_frame: gets the first env's observation [H, W, C] at each step of its first episode.
+      on_frame: gets the first env's observation [*shape] at each step of its first episode.
       on_episode: gets the number of finished episodes.
       watcher: sees every step.
       max_steps: of each env, after which what is not finished stays 0 in the result.
       broken_off: asked before each step; True ends the playing in the same way.
     """
     watcher = watcher or Watcher()
-    env = envs.make(spec, indices)
-    noise = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
+    env = registry.make(spec, indices)
+    generators = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
     tally = _Tally(len(indices), episodes_each)
-    actions = np.zeros(len(indices), np.int32)
+    actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
     step = 0
     while (active := tally.active()).size and step < max_steps and not broken_off():
         if step % _NOISE_BLOCK == 0:
-            uniforms = np.stack([g.random(_NOISE_BLOCK, np.float32) for g in noise], axis=1)
-        _, observations, _ = env.observe()
+            noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
+        observations = env.observe().observation
         if tally.done[0] == 0:
             on_frame(observations[0])
         # A GPU computes a batch of one in another way, and how many are left depends on the topology.
         rows = active if active.size > 1 else active.repeat(2)
-        actions[rows] = act(observations[rows], uniforms[step % _NOISE_BLOCK][rows])
+        actions[rows] = player.act(observations[rows], noise[step % _NOISE_BLOCK][rows])
         watcher.before(env, observations, actions)
         env.act(actions)
-        rewards, _, first = env.observe()
-        watcher.after(rewards, first)
-        if tally.add(env, rewards, first):
+        result = env.observe()
+        watcher.after(result)
+        if tally.add(env, result.reward, result.first):
             on_episode(int(tally.done.sum()))
         step += 1
     env.close()
@@ -142,7 +125,7 @@ class _Tally:
         """The envs that still have episodes to play."""
         return np.flatnonzero(self.done < self.played.returns.shape[1])
 
-    def add(self, env: envs.VecEnv, rewards: np.ndarray, first: np.ndarray) -> bool:
+    def add(self, env: VecEnv, rewards: np.ndarray, first: np.ndarray) -> bool:
         """Takes a step of all envs; whether it ended an episode that counts."""
         active = self.active()
         self._return, self._length = self._return + rewards, self._length + 1

@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrl import networks
 from tfrl.cli.errors import UserError
-from tfrl.config.ppo import Config
-from tfrl.envs.registry import family
+from tfrl.envs import registry
+from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
-from tfrl.networks import actor_critic
+from tfrl.networks.policy_network import PolicyNetwork
 from tfrl.workers import parts
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
 
 class Policy:
-    """Acts on observations uint8 [B, H, W, C], any B.
+    """Acts on observations [B, *shape], any B; follows `tfrl.evaluation.episodes.Player`.
 
     Args:
-      network: actor and critic, whose weights may change.
-      observation_shape: (H, W, C).
+      network: the network, whose weights may change.
+      observation_spec: of what it sees.
       precision: of the torso, "float32" or "bfloat16".
+      greedy: take the most likely actions instead of drawn ones.
     """
 
     def __init__(
-        self, network: actor_critic.ActorCritic, observation_shape: tuple[int, ...], precision: str
+        self, network: PolicyNetwork, observation_spec: ArraySpec, precision: str, *, greedy: bool
     ) -> None:
         self.precision = precision
-        self.observation_shape = observation_shape
+        self.observation_spec = observation_spec
+        self.draw_noise = network.draw_noise
         self._network = network
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parts.cores())
+        choose = (lambda o, _: network.greedy(self._forward(o))) if greedy else self._drawn
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
-        observations = tf.TensorSpec((None, *observation_shape), tf.uint8)
-        uniforms = tf.TensorSpec((None,), tf.float32)
-        self._sample = tf.function(self._choose_by, input_signature=[observations, uniforms])
-        self._logits = tf.function(lambda o: self._forward(o)[0], input_signature=[observations])
+        observations = tf.TensorSpec((None, *observation_spec.shape), observation_spec.dtype)
+        noise = tf.TensorSpec((None, network.noise_size), tf.float32)
+        self._act = tf.function(choose, input_signature=[observations, noise])
+        self._probabilities = tf.function(
+            lambda o: network.probabilities(self._forward(o)), input_signature=[observations]
+        )
+
+    @property
+    def probabilities(self) -> Any:
+        """Gives those of each action, float32 [B, A], of observations; None where actions are continuous."""
+        return (lambda o: self._probabilities(o).numpy()) if self._network.has_probabilities else None
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Acts by other weights from now on.
@@ -50,23 +62,15 @@ class Policy:
         except ValueError as error:
             raise UserError(f"{error}, which the settings of this run describe.") from None
 
-    def _choose_by(self, observations: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-        return self._network.distribution(self._forward(observations)[0]).sample(uniforms)
+    def _drawn(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return self._network.sample(self._forward(observations), noise)
 
-    def sample(self, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Actions int32 [B], drawn by uniforms float32 [B] in [0, 1)."""
-        return self._sample(observations, uniforms).numpy()
-
-    def greedy(self, observations: np.ndarray, uniforms: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions, int32 [B]; takes `uniforms` to stand in for `sample`, and ignores them."""
-        return self._network.distribution(self._logits(observations)).mode().numpy()
-
-    def probabilities(self, observations: np.ndarray) -> np.ndarray:
-        """Of each action, float32 [B, A]."""
-        return tf.nn.softmax(self._logits(observations)).numpy()
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] of observations [B, *shape], drawn by noise float32 [B, K]."""
+        return self._act(observations, noise).numpy()
 
 
-def load(source: PolicySource, precision: str = "run") -> Policy:
+def load(source: PolicySource, precision: str = "run", *, greedy: bool = False) -> Policy:
     """The policy of found weights.
 
     Raises:
@@ -74,29 +78,20 @@ def load(source: PolicySource, precision: str = "run") -> Policy:
     """
     if precision == "run":
         precision = source.config.precision
-    policy = _build(source.config, precision)
+    policy = _build(source.config, precision, greedy=greedy)
     policy.set_weights(source.weights)
     return policy
 
 
-def untrained(config: Config) -> Policy:
+def untrained(config: Any, *, greedy: bool = False) -> Policy:
     """The policy that a run of these settings starts from: close to uniform."""
-    return _build(config, config.precision)
+    return _build(config, config.precision, greedy=greedy)
 
 
-def _build(config: Config, precision: str) -> Policy:
+def _build(config: Any, precision: str, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parts.one_thread_each()
     precision = resolve_precision(precision)
-    game = family(config.env)
-    network = actor_critic.build(
-        torso=config.torso,
-        torso_options=config.torso_options,
-        observation_shape=game.observation_shape,
-        num_actions=game.num_actions,
-        share_torso=config.share_torso,
-        precision=precision,
-        seed=config.seed,
-    )
-    return Policy(network, game.observation_shape, precision)
+    network = networks.of_settings(config, precision)
+    return Policy(network, registry.specs(config.env)[0], precision, greedy=greedy)

@@ -9,20 +9,20 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
-from tfrl.config.ppo import Config
-from tfrl.reporting import runs
+from tfrl.config.of_run import settings
+from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.run import results
 from tfrl.run.checkpoint import CheckpointStore, pack_json, unpack_json
 from tfrl.run.folder import BEST_FILE
 
 WEIGHTS_FILE = "weights.npz"
-_PREFIX = "weights/"
 _INFO = "info"
 
 
@@ -37,7 +37,7 @@ class PolicySource:
       env_steps: how long it was trained.
     """
 
-    config: Config
+    config: Any
     weights: dict[str, np.ndarray]
     name: str
     env_steps: int
@@ -62,7 +62,7 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
     if checkpoint not in ("last", "best") and not number:
         given = shown(checkpoint)
         raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
-    config = runs.settings(path)
+    config = settings(path)
     if checkpoint == "best":
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)
@@ -74,7 +74,7 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
         return _exported(path, config)
     if found is None:
         raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
-    return PolicySource(config, _weights(found.learner), f"update {found.update}", found.env_steps)
+    return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
 
 
 def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
@@ -92,12 +92,12 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     path = run / BEST_FILE
     info = _read(path).get(_INFO) if path.is_file() else None
     before = {} if info is None else unpack_json(info)
-    # One of later steps is of a course that the run has left, by resuming from an earlier checkpoint.
+    # A best policy of later env steps than these was made before the run went back to an earlier checkpoint.
     if before and before["env_steps"] < env_steps and before["score"] >= score:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_suffix(".tmp")
-    arrays = {f"{_PREFIX}{name}": value for name, value in weights.items()}
+    arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
     encoded = io.BytesIO()  # an archive that a full disk cuts off complains once more when it is collected
     np.savez(encoded, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
     try:
@@ -111,17 +111,17 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
         raise
 
 
-def _best(path: Path, config: Config) -> PolicySource:
+def _best(path: Path, config: Any) -> PolicySource:
     file = path / BEST_FILE
     if not file.is_file():
         raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
     arrays = _read(file)
     if _INFO not in arrays:
         raise UserError(f"{file} is damaged; take another --checkpoint.")
-    return PolicySource(config, _weights(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
 
 
-def _exported(path: Path, config: Config) -> PolicySource:
+def _exported(path: Path, config: Any) -> PolicySource:
     for file in (path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE):
         if file.is_file():
             weights = _read(file)
@@ -129,7 +129,7 @@ def _exported(path: Path, config: Config) -> PolicySource:
                 raise UserError(f"{file} is damaged; export the run again.")
             steps = (results.read(path) or {}).get("env_steps")
             if not isinstance(steps, int):
-                steps = config.num_updates * config.batch_size
+                steps = config.num_updates * config.steps_per_update
             return PolicySource(config, weights, "export", steps)
     raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
 
@@ -141,7 +141,3 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return {}
-
-
-def _weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}

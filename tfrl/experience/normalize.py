@@ -1,4 +1,7 @@
-"""Reward normalisation and episode statistics, computed alike on every worker from the global rollout."""
+"""Running statistics, computed alike on every worker from the global rollout.
+
+They normalise rewards and observations, and tell how episodes went.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 _RETURN_GAMMA = 0.99  # OpenAI Baselines' VecNormalize discounts with this, whatever the agent's gamma
+OBSERVATION_CLIP = 10.0
 _CLIP = 10.0
 _EPSILON = 1e-8
 _WINDOW = 100  # episodes
+_FEW_ENVS = 8
 
 
 class RewardNormalizer:
@@ -36,23 +41,29 @@ class RewardNormalizer:
         Returns:
           float32 [T, N].
         """
-        normalized = np.empty_like(rewards)
-        for t in range(len(rewards)):
-            self._returns = self._returns * _RETURN_GAMMA + rewards[t]
-            self._take_in(self._returns)
-            scaled = rewards[t] / np.sqrt(self._variance + _EPSILON)
-            normalized[t] = np.clip(scaled, -_CLIP, _CLIP)
-            self._returns[first[t]] = 0.0
-        return normalized
+        returns, self._returns = _running_sums(rewards, first, self._returns, _RETURN_GAMMA)
+        variances = self._take_in(returns.mean(axis=1), returns.var(axis=1), returns.shape[1])
+        # Divided in float32, as NumPy 1 divides a float32 array by one number of float64.
+        deviations = np.sqrt(variances + _EPSILON).astype(rewards.dtype)
+        return np.clip(rewards / deviations[:, None], -_CLIP, _CLIP)
 
-    def _take_in(self, batch: np.ndarray) -> None:
-        """Parallel update of mean and variance (Chan et al. 1979)."""
-        delta = batch.mean() - self._mean
-        total = self._count + batch.size
-        squares = self._variance * self._count + batch.var() * batch.size
-        squares += delta**2 * self._count * batch.size / total
-        self._mean += delta * batch.size / total
-        self._variance, self._count = squares / total, total
+    def _take_in(self, means: np.ndarray, variances: np.ndarray, size: int) -> np.ndarray:
+        """Updates the moments by those of T batches of `size` numbers; their variance after each, [T].
+
+        The parallel update of Chan et al. 1979, in plain numbers: NumPy's calls would take ten times as long.
+        """
+        count, mean, variance = self._count, self._mean, self._variance
+        running = []
+        for batch_mean, batch_variance in zip(means.tolist(), variances.tolist(), strict=True):
+            delta = batch_mean - mean
+            total = count + size
+            squares = variance * count + batch_variance * size
+            squares += delta**2 * count * size / total
+            mean += delta * size / total
+            variance, count = squares / total, total
+            running.append(variance)
+        self._count, self._mean, self._variance = count, mean, variance
+        return np.array(running)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Arrays for a checkpoint."""
@@ -67,6 +78,93 @@ class RewardNormalizer:
         self._count, self._mean, self._variance = map(float, state["moments"])
 
 
+class ObservationNormalizer:
+    """Makes vectors of mean 0 and deviation 1, by the running moments of each of their D numbers.
+
+    As OpenAI Baselines' VecNormalize, but by whole rollouts: observations are normalised by the moments of
+    the rollouts that `update` has taken in, and before the first one stay as they are, clipped. Each worker
+    sums over its own envs' steps (`env_moments`); from the sums of all envs, in their order, every worker
+    computes the same moments, whichever worker held which env. Evaluations do not call `update`, so the
+    moments are frozen there.
+
+    Args:
+      size: D.
+
+    Attributes:
+      mean, scale: float32 [D], the constants of `clip((o - mean) * scale, -10, 10)`, for networks and exports
+        that take raw observations; they give the same bits as this class does.
+    """
+
+    def __init__(self, size: int) -> None:
+        # Baselines begins with 1e-4 steps of mean 0, which a mean of 1e4 would still feel after thousands.
+        self._count = 0.0
+        self._set_moments(np.zeros(size), np.ones(size))
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Normalised observations, float32 [..., D], of raw ones, float32 [..., D]."""
+        return np.clip((observations - self.mean) * self.scale, -OBSERVATION_CLIP, OBSERVATION_CLIP)
+
+    def update(self, all_env_moments: np.ndarray, num_steps: int) -> None:
+        """Takes in a rollout (Chan et al. 1979).
+
+        Args:
+          all_env_moments: float64 [N, 2, D], `env_moments` of all workers, in the order of the global envs.
+          num_steps: T, the steps of each env.
+        """
+        means, squares = all_env_moments[:, 0], all_env_moments[:, 1]
+        mean = _pairwise_sum(means) / len(means)
+        spread = _pairwise_sum(squares) + num_steps * _pairwise_sum(np.square(means - mean))
+        size, count = num_steps * len(means), self._count
+        total = count + size
+        delta = mean - self._mean
+        spread = self._variance * count + spread + np.square(delta) * (count * size / total)
+        self._count = total
+        self._set_moments(self._mean + delta * (size / total), spread / total)
+
+    def _set_moments(self, mean: np.ndarray, variance: np.ndarray) -> None:
+        self._mean, self._variance = mean, variance
+        self.mean = mean.astype(np.float32)
+        self.scale = (1.0 / np.sqrt(variance + _EPSILON)).astype(np.float32)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Arrays for a checkpoint."""
+        return {"count": np.array(self._count), "mean": self._mean, "variance": self._variance}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from `get_state`."""
+        self._count = float(state["count"])
+        self._set_moments(state["mean"].copy(), state["variance"].copy())
+
+
+def env_moments(observations: np.ndarray) -> np.ndarray:
+    """The mean and the sum of squared deviations of each env's observations over time.
+
+    Args:
+      observations: float32 [T, B, D], raw, of any B envs: each env's moments are its own to the bit.
+
+    Returns:
+      float64 [B, 2, D].
+    """
+    wide = observations.astype(np.float64)
+    mean = _pairwise_sum(wide) / len(wide)
+    wide -= mean
+    return np.stack([mean, _pairwise_sum(np.square(wide, out=wide))], axis=1)
+
+
+def _pairwise_sum(x: np.ndarray) -> np.ndarray:
+    """The sum over the first axis, in an order that depends on its length alone.
+
+    NumPy's own order depends on the other axes, too.
+    """
+    while len(x) > 1:
+        half = len(x) // 2
+        odd = x[2 * half :]
+        x = x[:half] + x[half : 2 * half]
+        if len(odd):
+            x[0] += odd[0]
+    return x[0]
+
+
 class EpisodeStatistics:
     """Raw returns and lengths of every finished episode; means are over the last 100."""
 
@@ -78,14 +176,29 @@ class EpisodeStatistics:
 
     def add(self, rewards: np.ndarray, first: np.ndarray) -> None:
         """Takes in raw rewards [T, N] and `first` [T, N] of all envs, in the order of time and env."""
-        for t in range(len(rewards)):
-            self._returns += rewards[t]
-            self._lengths += 1
-            for i in np.flatnonzero(first[t]):
-                self._recent.append((self._returns[i], float(self._lengths[i])))
-                self.episodes += 1
-            self._returns[first[t]] = 0.0
-            self._lengths[first[t]] = 0
+        returns, self._returns = _running_sums(rewards, first, self._returns, 1.0)
+        lengths = self._ended_lengths(first)
+        self._recent.extend(zip(returns[first].tolist(), lengths.astype(float).tolist(), strict=True))
+        self.episodes += len(lengths)
+
+    def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
+        """The lengths of the episodes that end, in the order of time and env; those that go on grow."""
+        steps, envs = np.nonzero(first)
+        order = np.argsort(envs, kind="stable")  # by env, and by time within each
+        at, env = steps[order], envs[order]
+        before = -1 - self._lengths[env]  # when the episode before each one ended
+        follows = np.flatnonzero(env[1:] == env[:-1]) + 1
+        before[follows] = at[follows - 1]
+        lengths = np.empty_like(at)
+        lengths[order] = at - before
+        self._lengths = self._lengths + len(first)
+        self._lengths[env] = len(first) - 1 - at  # the last one of each env counts
+        return lengths
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many episodes have ended as the means are over."""
+        return len(self._recent) == _WINDOW
 
     @property
     def mean_return(self) -> float:
@@ -111,3 +224,31 @@ class EpisodeStatistics:
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         self._recent = deque(map(tuple, state["recent"].tolist()), maxlen=_WINDOW)
         self.episodes = int(state["episodes"])
+
+
+def _running_sums(
+    rewards: np.ndarray, first: np.ndarray, start: np.ndarray, discount: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """R_t = discount * R_{t-1} + r_t, where R_{t-1} counts as 0 if `first` said so, and R_{-1} is `start`.
+
+    Returns:
+      R, float64 [T, N], and what to start with after them, [N].
+    """
+    sums = np.empty(rewards.shape)
+    if rewards.shape[1] > _FEW_ENVS:
+        running = start
+        for t, some_end in enumerate(first.any(axis=1).tolist()):
+            running = sums[t] = running * discount + rewards[t]
+            if some_end:
+                running = np.where(first[t], 0.0, running)
+        return sums, running
+    # Of few envs, NumPy's calls would take longer than the additions in Python.
+    for i, value in enumerate(start.tolist()):
+        column = []
+        for reward, ends in zip(rewards[:, i].tolist(), first[:, i].tolist(), strict=True):
+            value = value * discount + reward
+            column.append(value)
+            if ends:
+                value = 0.0
+        sums[:, i] = column
+    return sums, np.where(first[-1], 0.0, sums[-1])

@@ -1,1 +1,25 @@
 """Networks on a torso of the zoo, their action distributions, and their weights as files."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfrl.networks.policy_network import PolicyNetwork
+
+_MODULES = {"ppo": "actor_critic"}
+
+
+def of_settings(config: Any, precision: str) -> PolicyNetwork:
+    """Makes the network that a run's settings describe, of its algorithm's kind.
+
+    Args:
+      config: a run's settings.
+      precision: of the torso, "float32" or "bfloat16".
+
+    Raises:
+      ValueError: the zoo cannot build it.
+    """
+    module = importlib.import_module(f"tfrl.networks.{_MODULES[config.algorithm]}")
+    return module.of_settings(config, precision)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -11,7 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
-from tfrl.networks.distributions import Categorical
+from tfrl.envs import registry
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.networks.distributions import distribution_for
+from tfrl.networks.weights import assign_weights, layer_names, read_weights
 from tfrl.workers import parts
 
 
@@ -35,25 +37,55 @@ class Head(keras.layers.Dense):
         return tf.reduce_sum(products, axis=-1) + self.bias
 
 
-class Actor(keras.Model):
-    """Policy logits float32 [B, A] from observations uint8 [B, H, W, C].
+class ObservationScaling(tf.Module):
+    """Standardises vectors by constants that a trainer sets: clip((o - mean) * scale, -10, 10).
 
-    The head starts near zero (gain 0.01), so the first policy is close to uniform.
+    They are weights that no gradient changes, so checkpoints, exports and every policy of the run have them.
     """
 
-    def __init__(self, torso: keras.Model, num_actions: int, *, seed: int) -> None:
+    def __init__(self, size: int) -> None:
+        super().__init__(name="observations")
+        self.mean = keras.Variable(np.zeros(size, np.float32), trainable=False, name="mean")
+        self.scale = keras.Variable(np.ones(size, np.float32), trainable=False, name="scale")
+
+    def __call__(self, observations: tf.Tensor) -> tf.Tensor:
+        """Standardised vectors, float32 [B, D], of float32 [B, D]."""
+        return tf.clip_by_value((observations - self.mean) * self.scale, -10.0, 10.0)
+
+
+class Actor(keras.Model):
+    """Parameters of the policy's distribution, float32 [B, P], from observations [B, *shape].
+
+    The head starts near zero (gain 0.01), so the first policy is close to uniform, or to its mean at 0. With
+    `free_parameters` F, the last F of the P parameters are variables of their own, the same for all
+    observations, that start at 0: the deviation of continuous actions, say.
+    """
+
+    def __init__(self, torso: keras.Model, parameters: int, *, seed: int, free_parameters: int = 0) -> None:
         super().__init__(name="actor", dtype="float32")
         self.torso = torso
-        self.head = Head(num_actions, features=torso.output_shape[-1], gain=0.01, seed=seed)
+        features = torso.output_shape[-1]
+        self.head = Head(parameters - free_parameters, features=features, gain=0.01, seed=seed)
+        self.free = (
+            keras.Variable(np.zeros(free_parameters, np.float32), name="free") if free_parameters else None
+        )
         self.built = True
 
     def call(self, observations: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Logits, float32 [B, A]."""
-        return self.head(self.torso(observations, training=training))
+        """Parameters of the distribution, float32 [B, P]."""
+        return self.of_features(self.torso(observations, training=training))
+
+    def of_features(self, features: tf.Tensor) -> tf.Tensor:
+        """The same of the torso's features, float32 [B, D]."""
+        outputs = self.head(features)
+        if self.free is None:
+            return outputs
+        free = tf.convert_to_tensor(self.free)
+        return tf.concat([outputs, tf.broadcast_to(free, (tf.shape(outputs)[0], *free.shape))], axis=-1)
 
 
 class Critic(keras.Model):
-    """State values float32 [B] from observations uint8 [B, H, W, C]; the head's gain is 1."""
+    """State values float32 [B] from observations [B, *shape]; the head's gain is 1."""
 
     def __init__(self, torso: keras.Model, *, seed: int) -> None:
         super().__init__(name="critic", dtype="float32")
@@ -70,43 +102,86 @@ class ActorCritic(tf.Module):
     """An Actor and a Critic; a torso that they share runs once for both.
 
     Attributes:
-      distribution: makes the policy from the actor's logits.
+      distribution: makes the policy's distribution from the actor's outputs.
+      scaling: standardises observations; None where they are taken as they are.
     """
 
-    distribution = Categorical
-
-    def __init__(self, actor: Actor, critic: Critic) -> None:
+    def __init__(
+        self, actor: Actor, critic: Critic, action_spec: ActionSpec, scaling: ObservationScaling | None = None
+    ) -> None:
         super().__init__(name="actor_critic")
         self.actor = actor
         self.critic = critic
+        self.scaling = scaling
+        self.distribution = distribution_for(action_spec)
         self.shared = actor.torso is critic.torso
 
     def __call__(self, observations: tf.Tensor, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Logits float32 [B, A] and values float32 [B] of observations uint8 [B, H, W, C]."""
+        """Parameters float32 [B, P] of the distribution and values float32 [B] of observations [B, *shape]."""
+        if self.scaling is not None:
+            observations = self.scaling(observations)
         if not self.shared:
             return self.actor(observations, training=training), self.critic(observations, training=training)
         features = self.actor.torso(observations, training=training)  # [B, D]
-        return self.actor.head(features), self.critic.head(features)[:, 0]
+        return self.actor.of_features(features), self.critic.head(features)[:, 0]
 
     def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
         """What `__call__` gives, for acting: CPUs compute it in parts, `at_once` at a time."""
         if on_gpu:
             return self
-        signature = [tf.TensorSpec([self.actor.head.units]), tf.TensorSpec([])]
+        signature = [tf.TensorSpec([self.distribution.parameters_size]), tf.TensorSpec([])]
         return lambda observations: parts.map_rows(self, observations, signature, at_once)
+
+    # As `tfrl.networks.policy_network.PolicyNetwork`; outputs are those of `forward_pass`
+
+    @property
+    def noise_size(self) -> int:
+        """Random numbers of one action."""
+        return self.distribution.noise_size
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether each of a few actions has a probability."""
+        return isinstance(self.distribution.action_spec, Discrete)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The numbers that choose one env's actions, float32 [steps, K]."""
+        return self.distribution.draw_noise(generator, steps)
+
+    def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
+        """Drawn actions [B, *shape], by noise float32 [B, K]."""
+        return self.distribution(outputs[0]).sample(noise)
+
+    def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The most likely actions [B, *shape]."""
+        return self.distribution(outputs[0]).mode()
+
+    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The probability of each action, float32 [B, A]."""
+        return tf.nn.softmax(outputs[0])
+
+    def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The most likely `action`, the distribution's parameters, and `value`."""
+        name = "logits" if self.has_probabilities else "parameters"
+        return {"action": self.greedy(outputs), name: outputs[0], "value": outputs[1]}
+
+    # Weights
 
     @property
     def named_variables(self) -> dict[str, keras.Variable]:
         """Every weight by a name that is the same in all processes and on all topologies."""
-        parts = {"torso": self.actor.torso} if self.shared else {}
+        layers = {"torso": self.actor.torso} if self.shared else {}
         if not self.shared:
-            parts |= {"actor_torso": self.actor.torso, "critic_torso": self.critic.torso}
-        parts |= {"actor": self.actor.head, "critic": self.critic.head}
-        return {
-            f"{part}/{'/'.join(v.path.split('/')[-2:])}": v
-            for part, layer in parts.items()
-            for v in layer.variables
+            layers |= {"actor_torso": self.actor.torso, "critic_torso": self.critic.torso}
+        layers |= {"actor": self.actor.head, "critic": self.critic.head}
+        named = {
+            f"{part}/{name}": v for part, layer in layers.items() for name, v in layer_names(layer).items()
         }
+        if self.actor.free is not None:
+            named["actor/free"] = self.actor.free
+        if self.scaling is not None:
+            named |= {"observations/mean": self.scaling.mean, "observations/scale": self.scaling.scale}
+        return named
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -115,7 +190,7 @@ class ActorCritic(tf.Module):
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """All weights as float32 arrays."""
-        return {name: np.asarray(v.numpy(), np.float32) for name, v in self.named_variables.items()}
+        return read_weights(self.named_variables)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Assigns arrays from `get_weights`.
@@ -123,37 +198,56 @@ class ActorCritic(tf.Module):
         Raises:
           ValueError: names or shapes differ from this network's.
         """
-        mine = self.named_variables
-        if set(mine) != set(weights):
-            odd = sorted(set(mine) ^ set(weights))[0]
-            raise ValueError(f"the weights are of another network: {odd} is in one of them alone")
-        for name, variable in mine.items():
-            if tuple(variable.shape) != weights[name].shape:
-                shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
-                raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
-            variable.assign(weights[name])
+        assign_weights(self.named_variables, weights)
+
+
+def of_settings(config: Any, precision: str) -> ActorCritic:
+    """Makes the actor and critic that a run's settings describe. Call it inside the strategy's scope.
+
+    Args:
+      config: settings with the sections Task, Network and PPO.
+      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
+
+    Raises:
+      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
+    """
+    observation_spec, action_spec = registry.specs(config.env)
+    return build(
+        torso=config.torso,
+        torso_options=config.torso_options,
+        observation_spec=observation_spec,
+        action_spec=action_spec,
+        share_torso=config.share_torso,
+        free_deviation=config.free_deviation,
+        scale_observations=config.normalize_observations,
+        precision=precision,
+        seed=config.seed,
+    )
 
 
 def build(
     *,
     torso: str,
-    observation_shape: tuple[int, ...],
-    num_actions: int,
+    torso_options: Mapping[str, Any],
+    observation_spec: ArraySpec,
+    action_spec: ActionSpec,
     share_torso: bool,
     precision: str,
     seed: int,
-    torso_options: Mapping[str, Any] = MappingProxyType({}),
+    free_deviation: bool = False,
+    scale_observations: bool = False,
 ) -> ActorCritic:
     """Makes Actor and Critic from a torso's name. Call it inside the strategy's scope.
 
     Args:
       torso: a name of the zoo.
-      observation_shape: (H, W, C).
-      num_actions: A.
+      torso_options: the torso's own options, for `resnet.build`, where they are not PPO's defaults.
+      observation_spec, action_spec: of the env.
       share_torso: one torso for both heads, or one each.
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
       seed: decides the initial weights.
-      torso_options: the torso's own options, for `resnet.build`, where they are not PPO's defaults.
+      free_deviation: the deviation of continuous actions is a variable, not an output.
+      scale_observations: standardise vectors by constants.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
@@ -161,10 +255,14 @@ def build(
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
     options = {**resnet.ppo_options(torso), **torso_options}
     resnet.check_for_ppo(torso, options)
+    shape = observation_spec.shape
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(4) >> 1]  # Keras wants int32 seeds
-    actor_torso = resnet.build(torso, observation_shape, dtype=dtype, seed=seeds[0], **options)
+    actor_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[0], **options)
     critic_torso = actor_torso
     if not share_torso:
-        critic_torso = resnet.build(torso, observation_shape, dtype=dtype, seed=seeds[1], **options)
-    actor = Actor(actor_torso, num_actions, seed=seeds[2])
-    return ActorCritic(actor, Critic(critic_torso, seed=seeds[3]))
+        critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[1], **options)
+    distribution = distribution_for(action_spec)
+    free = distribution.deviation_size if free_deviation else 0
+    actor = Actor(actor_torso, distribution.parameters_size, seed=seeds[2], free_parameters=free)
+    scaling = ObservationScaling(*shape) if scale_observations else None
+    return ActorCritic(actor, Critic(critic_torso, seed=seeds[3]), action_spec, scaling)

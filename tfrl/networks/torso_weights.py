@@ -8,31 +8,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import yaml
 
-from resnet.supervised.config import from_yaml
 from tfrl.cli.errors import UserError
+from tfrl.networks.weights import layer_names
 from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
-    from tfrl.config.ppo import Config
+    from tfrl.config.network import Network
     from tfrl.networks.actor_critic import ActorCritic
 
 _PREFIX = "torso/"
 
 
-def check(config: Config) -> None:
+def check(config: Network) -> None:
     """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
     run = config.torso_weights
     read(run)
-    try:
-        there = from_yaml(Path(run) / SETTINGS_FILE)
-    except UserError:  # without settings, or of another trainer: the weights' shapes will tell
-        return
-    if (there.model, there.width) != (config.torso, config.torso_width):
+    model, width = _trained(Path(run) / SETTINGS_FILE)
+    # Without settings, or of another trainer: the weights' shapes will tell.
+    if model is not None and (model, width) != (config.torso, config.torso_width):
         raise UserError(
-            f"--torso-weights {run} is of another network: give --torso {there.model} --torso-width "
-            f"{there.width}, as it was trained, instead of {config.torso} and {config.torso_width}."
+            f"--torso-weights {run} is of another network: give --torso {model} --torso-width {width}, as it "
+            f"was trained, instead of {config.torso} and {config.torso_width}."
         )
+
+
+def _trained(settings: Path) -> tuple[str | None, int]:
+    """The network's name and width in a supervised run's settings; None where there are none."""
+    try:
+        values = yaml.safe_load(settings.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None, 1
+    values = values if isinstance(values, dict) else {}
+    return values.get("model"), values.get("width", 1)
 
 
 def read(run: str) -> dict[str, np.ndarray]:
@@ -71,7 +80,7 @@ def start(network: ActorCritic, run: str, *, freeze: bool) -> None:
     """
     weights = read(run)
     for torso in {id(t): t for t in (network.actor.torso, network.critic.torso)}.values():
-        mine = {"/".join(v.path.split("/")[-2:]): v for v in torso.variables}
+        mine = layer_names(torso)
         _check(run, {name: tuple(v.shape) for name, v in mine.items()}, weights)
         for name, variable in mine.items():
             variable.assign(weights[name])

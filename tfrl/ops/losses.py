@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 
@@ -33,12 +35,40 @@ def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     return 0.5 * tf.square(value - target)
 
 
+def huber_value_error(value: tf.Tensor, target: tf.Tensor, delta: float = 1.0) -> tf.Tensor:
+    """The Huber loss of e = V - R: half the square, and linear from |e| = delta on, with slope delta.
+
+        L = 1/2 e^2 if |e| <= delta, else delta (|e| - 1/2 delta)
+
+    Huber 1964, Annals of Mathematical Statistics 35, section 4; its gradient is DQN's clipped error (Mnih et
+    al. 2015, Nature 518, methods). PyTorch calls it `smooth_l1` where delta is 1.
+
+    Args:
+      value: float [B], V.
+      target: float [B], R.
+      delta: in the units of the value.
+
+    Returns:
+      float [B].
+    """
+    value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
+    value.shape.assert_has_rank(1)
+    target.shape.assert_is_compatible_with(value.shape)
+    distance = tf.abs(value - target)
+    within = tf.minimum(distance, delta)
+    return 0.5 * tf.square(within) + delta * (distance - within)
+
+
 def clipped_value_error(
-    value: tf.Tensor, old_value: tf.Tensor, target: tf.Tensor, clip_ratio: float
+    value: tf.Tensor,
+    old_value: tf.Tensor,
+    target: tf.Tensor,
+    clip_ratio: float,
+    error: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = value_error,
 ) -> tf.Tensor:
     """The larger of the plain error and that of a value kept within `clip_ratio` of the old one.
 
-        L = 1/2 max((V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2)
+        L = max(error(V, R), error(V_old + clip(V - V_old, -eps, eps), R))
 
     As in OpenAI Baselines' ppo2, which the published procgen results were made with.
 
@@ -47,12 +77,13 @@ def clipped_value_error(
       old_value: float [B], V when the rollout was made.
       target: float [B], R.
       clip_ratio: eps, in the units of the value.
+      error: `value_error` or `huber_value_error`.
 
     Returns:
       float [B].
     """
     clipped = old_value + tf.clip_by_value(value - old_value, -clip_ratio, clip_ratio)
-    return tf.maximum(value_error(value, target), value_error(clipped, target))
+    return tf.maximum(error(value, target), error(clipped, target))
 
 
 def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:

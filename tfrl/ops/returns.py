@@ -1,48 +1,204 @@
-"""Returns and advantages."""
+"""Returns and advantages of rollouts [T, B]: T steps of B envs, time first.
+
+One convention serves all of them. Step t has a reward r_t, what action a_t earned, and a discount d_t, the
+weight of all that follows it: gamma while the episode goes on, 0 where it ends. So nothing below knows how
+episodes end; `rewards_and_discounts` does. V_t is the value of the observation that a_t answered, and V_T,
+`last_value`, the value of the one after the last action.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
 
+def rewards_and_discounts(
+    rewards: tf.Tensor, first: tf.Tensor, truncated: tf.Tensor, final_values: tf.Tensor, *, gamma: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Says how episodes end in the rewards and discounts that the functions below take.
+
+        d_t  = gamma * (1 - first_{t+1})
+        r'_t = r_t + gamma * V(final observation) if the episode was cut off after a_t, otherwise r_t
+
+    A terminated episode is worth nothing more. A truncated one would have gone on (Pardo et al. 2018,
+    arXiv:1712.00378, section 3), so the value of its final observation is paid with its last reward. Its
+    discount is 0 nevertheless: what the rollout holds next belongs to another episode, and no trace may
+    reach it.
+
+    Args:
+      rewards: float [T, B], r_0 ... r_{T-1}.
+      first: bool [T, B], first_1 ... first_T: the observation after a_t begins a new episode.
+      truncated: bool [T, B]: the episode was cut off after a_t, not terminated; implies `first`.
+      final_values: float [T, B], the value of a truncated episode's final observation; not read elsewhere.
+      gamma: discount per step.
+
+    Returns:
+      Rewards [T, B], bit for bit the given ones where nothing was truncated, and discounts [T, B].
+    """
+    rewards, first, truncated, final_values = map(
+        tf.convert_to_tensor, (rewards, first, truncated, final_values)
+    )
+    _check_shapes(rewards, first, truncated, final_values)
+    discounts = gamma * (1.0 - tf.cast(first, rewards.dtype))
+    return tf.where(truncated, rewards + gamma * final_values, rewards), discounts
+
+
 def gae(
-    rewards: tf.Tensor,
-    values: tf.Tensor,
-    last_value: tf.Tensor,
-    first: tf.Tensor,
-    *,
-    gamma: float,
-    lam: float,
+    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last_value: tf.Tensor, *, lam: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
-        delta_t = r_t + gamma * (1 - first_{t+1}) * V_{t+1} - V_t
-        A_t     = delta_t + gamma * lam * (1 - first_{t+1}) * A_{t+1}
+        delta_t = r_t + d_t V_{t+1} - V_t
+        A_t     = delta_t + lam d_t A_{t+1}
 
     Args:
-      rewards: float [T, B], r_0 ... r_{T-1}: what action a_t earned.
+      rewards: float [T, B], r_0 ... r_{T-1}.
+      discounts: float [T, B], d_0 ... d_{T-1}.
       values: float [T, B], V_0 ... V_{T-1}.
-      last_value: float [B], V_T, the value of the observation after the last action.
-      first: bool [T, B], first_1 ... first_T: observation t + 1 begins a new episode.
-      gamma: discount per step.
+      last_value: float [B], V_T.
       lam: 0 gives one-step errors, 1 gives Monte-Carlo returns minus values.
 
     Returns:
-      Advantages [T, B] and value targets A_t + V_t [T, B], of the dtype of `rewards`.
+      Advantages A_t [T, B] and value targets A_t + V_t [T, B], which are the lambda-returns.
     """
-    rewards, values, last_value, first = map(tf.convert_to_tensor, (rewards, values, last_value, first))
-    rewards.shape.assert_has_rank(2)
-    values.shape.assert_is_compatible_with(rewards.shape)
-    first.shape.assert_is_compatible_with(rewards.shape)
-    last_value.shape.assert_is_compatible_with(rewards.shape[1:])
-
-    discounts = gamma * (1.0 - tf.cast(first, rewards.dtype))  # [T, B]
-    next_values = tf.concat([values[1:], last_value[None]], axis=0)  # [T, B]
-    deltas = rewards + discounts * next_values - values
-
-    def step(advantage: tf.Tensor, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        delta, discount = inputs
-        return delta + lam * discount * advantage
-
-    advantages = tf.scan(step, (deltas, discounts), tf.zeros_like(last_value), reverse=True)
+    rewards, discounts, values, last_value = map(
+        tf.convert_to_tensor, (rewards, discounts, values, last_value)
+    )
+    _check_shapes(rewards, discounts, values, last=last_value)
+    deltas = rewards + discounts * _following(values, last_value) - values
+    advantages = _scan_back(
+        lambda later, delta, discount: delta + lam * discount * later,
+        tf.zeros_like(last_value),
+        (deltas, discounts),
+    )
     return advantages, advantages + values
+
+
+def vtrace(
+    log_ratios: tf.Tensor,
+    rewards: tf.Tensor,
+    discounts: tf.Tensor,
+    values: tf.Tensor,
+    last_value: tf.Tensor,
+    *,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """V-trace, for rollouts that an older policy mu made (Espeholt et al. 2018, arXiv:1802.01561).
+
+        rho_t   = min(rho_bar, pi / mu),   c_t = lam min(c_bar, pi / mu)           of a_t
+        delta_t = rho_t (r_t + d_t V_{t+1} - V_t)
+        v_t     = V_t + delta_t + d_t c_t (v_{t+1} - V_{t+1}),   v_T = V_T         eq. 1, as in remark 1
+        A_t     = rho_t (r_t + d_t (lam v_{t+1} + (1 - lam) V_{t+1}) - V_t)        section 4.2
+
+    The paper's advantage is that of lam = 1. Weighted by lam as here, advantages and targets of an on-policy
+    rollout (pi = mu, rho_bar >= 1, c_bar >= 1) are those of `gae` for any lam.
+
+    Args:
+      log_ratios: float [T, B], log pi(a_t|o_t) - log mu(a_t|o_t).
+      rewards: float [T, B], r_0 ... r_{T-1}.
+      discounts: float [T, B], d_0 ... d_{T-1}.
+      values: float [T, B], V_0 ... V_{T-1}, of the weights that learn.
+      last_value: float [B], V_T.
+      rho_bar: decides which policy's value is learned: of pi if infinite, close to mu's if near 0.
+      c_bar: how far a later error reaches back; changes the speed of learning, not what is learned.
+      lam: shortens the traces (remark 2).
+
+    Returns:
+      Advantages A_t [T, B], which already hold rho_t, and value targets v_t [T, B]. No gradient flows
+      through them.
+    """
+    log_ratios, rewards, discounts, values, last_value = (
+        tf.stop_gradient(tf.convert_to_tensor(x))
+        for x in (log_ratios, rewards, discounts, values, last_value)
+    )
+    _check_shapes(rewards, log_ratios, discounts, values, last=last_value)
+    # Vectorised exponentials round a number by its place in the batch; rounded from float64, they do not.
+    ratios = tf.cast(tf.exp(tf.cast(log_ratios, tf.float64)), rewards.dtype)
+    rhos, traces = tf.minimum(ratios, rho_bar), lam * tf.minimum(ratios, c_bar)
+    next_values = _following(values, last_value)
+    errors = _scan_back(  # v_t - V_t
+        lambda later, delta, weight: delta + weight * later,
+        tf.zeros_like(last_value),
+        (rhos * (rewards + discounts * next_values - values), discounts * traces),
+    )
+    next_errors = _following(errors, tf.zeros_like(last_value))
+    advantages = rhos * (rewards + discounts * (next_values + lam * next_errors) - values)
+    return advantages, errors + values
+
+
+def n_step_returns(
+    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last_value: tf.Tensor, *, n: int
+) -> tf.Tensor:
+    """n-step returns (Sutton and Barto 2018, eq. 7.1).
+
+        G_t = r_t + d_t r_{t+1} + d_t d_{t+1} r_{t+2} + ... + d_t ... d_{t+n-1} V_{t+n}
+
+    The last n - 1 steps have fewer rewards to sum and bootstrap from V_T.
+
+    Args:
+      rewards: float [T, B], r_0 ... r_{T-1}.
+      discounts: float [T, B], d_0 ... d_{T-1}.
+      values: float [T, B], V_0 ... V_{T-1}.
+      last_value: float [B], V_T.
+      n: number of rewards, 1 or more; T or more gives Monte-Carlo returns.
+
+    Returns:
+      float [T, B].
+    """
+    rewards, discounts, values, last_value = map(
+        tf.convert_to_tensor, (rewards, discounts, values, last_value)
+    )
+    _check_shapes(rewards, discounts, values, last=last_value)
+    steps = rewards.shape[0]
+    n = min(n, steps)
+    missing = ((0, n - 1), (0, 0))  # after V_T nothing is earned, and its weight stays
+    rewards = tf.pad(rewards, missing)
+    discounts = tf.pad(discounts, missing, constant_values=1.0)
+    total = tf.concat([values[n:], tf.repeat(last_value[None], n, axis=0)], axis=0)
+    for k in reversed(range(n)):
+        total = rewards[k : k + steps] + discounts[k : k + steps] * total
+    return total
+
+
+def discounted_returns(rewards: tf.Tensor, discounts: tf.Tensor, last_value: tf.Tensor) -> tf.Tensor:
+    """Monte-Carlo returns G_t = r_t + d_t G_{t+1}, G_T = V_T (Sutton and Barto 2018, eq. 3.9).
+
+    The weights of REINFORCE (Williams 1992), where V_T is 0, because all episodes have ended.
+
+    Args:
+      rewards: float [T, B], r_0 ... r_{T-1}.
+      discounts: float [T, B], d_0 ... d_{T-1}.
+      last_value: float [B], V_T.
+
+    Returns:
+      float [T, B].
+    """
+    rewards, discounts, last_value = map(tf.convert_to_tensor, (rewards, discounts, last_value))
+    _check_shapes(rewards, discounts, last=last_value)
+    return _scan_back(
+        lambda later, reward, discount: reward + discount * later, last_value, (rewards, discounts)
+    )
+
+
+def _check_shapes(rewards: tf.Tensor, *others: tf.Tensor, last: tf.Tensor | None = None) -> None:
+    """Refuses what would broadcast: `rewards` and `others` are [T, B], `last` is [B]."""
+    rewards.shape.assert_has_rank(2)
+    for other in others:
+        other.shape.assert_is_compatible_with(rewards.shape)
+    if last is not None:
+        last.shape.assert_is_compatible_with(rewards.shape[1:])
+
+
+def _following(x: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """x_1 ... x_T of x_0 ... x_{T-1} [T, B] and x_T = `last` [B]."""
+    return tf.concat([x[1:], last[None]], axis=0)
+
+
+def _scan_back(
+    step: Callable[..., tf.Tensor], last: tf.Tensor, inputs: tuple[tf.Tensor, tf.Tensor]
+) -> tf.Tensor:
+    """y_t = step(y_{t+1}, a_t, b_t) [T, B] for inputs a and b [T, B], from y_T = `last` [B] back to y_0."""
+    return tf.scan(lambda later, now: step(later, *now), inputs, last, reverse=True)

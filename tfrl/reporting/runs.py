@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import UserError
-from tfrl.config.ppo import Config, from_yaml, validate
+from tfrl.config.of_run import settings
 from tfrl.envs.published import normalized_return
 from tfrl.run import results
 from tfrl.run.folder import SETTINGS_FILE, is_of
@@ -34,7 +34,7 @@ class Run:
     """
 
     path: Path
-    config: Config
+    config: Any
     progress: dict[str, np.ndarray]
     results: dict[str, Any] | None
 
@@ -94,28 +94,6 @@ def load(path: Path) -> Run:
     return run if of_now else dataclasses.replace(run, results=None)
 
 
-def settings(path: Path) -> Config:
-    """The settings of the run in a folder.
-
-    Raises:
-      UserError: there is no such folder, or it holds no settings of a run.
-    """
-    if not path.is_dir():
-        there = "is a file, not" if path.exists() else "does not exist: give"
-        raise UserError(f"{path} {there} the folder of a run.")
-    if not (path / SETTINGS_FILE).is_file():
-        raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
-    if is_of(path, "dataset"):
-        raise UserError(f"{path} is a run of resnet.train; python -m resnet.evaluate reads those.")
-    config = from_yaml(path / SETTINGS_FILE)
-    try:
-        # Checked as settings of a new run, except for what only a command line can get wrong.
-        validate(dataclasses.replace(config, run_name=None, logdir="logs"))
-    except UserError as error:
-        raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
-    return config
-
-
 def find(paths: Iterable[Path]) -> list[Path]:
     """Run folders: those given, and those one level below a given folder that is not one itself.
 
@@ -139,15 +117,10 @@ def find(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def published_applies(config: Config) -> bool:
+def published_applies(config: Any) -> bool:
     """Whether train-procgen's published curves are of the same task: easy, 200 levels from 0."""
     same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
     return same and normalized_return(config.env, "easy", 0.0) is not None
-
-
-def level_set_title(level_set: str) -> str:
-    """For people."""
-    return {"train": "training levels", "test": "unseen levels"}[level_set]
 
 
 def _read_progress(path: Path) -> dict[str, np.ndarray]:

@@ -33,7 +33,7 @@ class RunSettings(Protocol):
     resume: str
     precision: str
     checkpoint_every: int
-    batch_size: int
+    steps_per_update: int
     cluster_timeout: float
 
     @property
@@ -156,7 +156,7 @@ def _check_young(run: Path, existing: RunSettings) -> None:
     """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
     found = [name for name in _LATER if (run / name).exists()]
     steps = logged_steps(run / PROGRESS_FILE)
-    if steps > existing.checkpoint_every * existing.batch_size:
+    if steps > existing.checkpoint_every * existing.steps_per_update:
         found.append(f"{steps:,} steps in its {PROGRESS_FILE}")
     if found:
         raise UserError(

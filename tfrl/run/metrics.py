@@ -92,11 +92,13 @@ class MetricsWriter:
         for tag, content in (("command", command), ("settings", settings)):
             self.text(tag, f"```\n{content}\n```", 0)
 
-    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+    def layout(
+        self, settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping]
+    ) -> None:
         """Tells TensorBoard the hyperparameters, `chosen` ones first, and which curves share a chart."""
         from tfrl.run import tensorboard_layout
 
-        self._add(0, *tensorboard_layout.summaries(settings, chosen, self._directory))
+        self._add(0, *tensorboard_layout.summaries(settings, chosen, charts, self._directory))
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Shows the distribution of numbers of any shape."""
@@ -162,7 +164,9 @@ class NullMetricsWriter:
     def describe(self, settings: str) -> None:
         """Does nothing."""
 
-    def layout(self, settings: Mapping[str, Any], chosen: Collection[str]) -> None:
+    def layout(
+        self, settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping]
+    ) -> None:
         """Does nothing."""
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:

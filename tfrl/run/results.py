@@ -11,22 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.evaluation.episodes import LEVEL_SETS, split_episodes
 from tfrl.run.folder import RESULTS_FILE, read_json, write_text
-
-
-def evaluation(metrics: Mapping[str, float], episodes: int) -> dict[str, Any]:
-    """The `eval` part, from the `eval_` metrics of the last evaluation and --eval-episodes."""
-    num_envs, each = split_episodes(episodes)
-    part: dict[str, Any] = {
-        level_set: {
-            "return": metrics[f"eval_{level_set}/return"],
-            "normalized_return": metrics[f"eval_{level_set}/normalized_return"],
-            "episodes": num_envs * each,
-        }
-        for level_set in LEVEL_SETS
-    }
-    return part | {"generalization_gap": metrics["eval/generalization_gap"]}
 
 
 def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
@@ -52,9 +37,9 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows for people."""
     header = [f"{results['env']}, {results['env_steps']:,} env steps", "return", "normalised", "episodes"]
     rows = [_row("while training", results, "last 100")]
-    for level_set in LEVEL_SETS:
-        score = results["eval"][level_set]
-        rows.append(_row(f"{level_set} levels", score, str(score["episodes"])))
+    for level_set, score in results["eval"].items():
+        if isinstance(score, Mapping):
+            rows.append(_row(f"evaluation, {level_set}", score, str(score["episodes"])))
     return header, rows
 
 

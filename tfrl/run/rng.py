@@ -5,7 +5,7 @@ Philox (Salmon et al. 2011) is counter-based: any env's numbers can be drawn by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -19,6 +19,10 @@ class Use(IntEnum):
     EVALUATION = 2
     IMAGE_ORDER = 3
     AUGMENTATION = 4
+    ENVS = 5
+    COLLECTION = 6
+    RECORDING = 7
+    WARM_UP = 8
 
 
 def generator(seed: int, use: Use, *key: int) -> np.random.Generator:
@@ -26,23 +30,50 @@ def generator(seed: int, use: Use, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=(use, *key))))
 
 
-def action_uniforms(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
-    """Numbers in [0, 1) that choose actions, float32 [T, B], for global env indices `envs`."""
-    rows = [generator(seed, Use.ACTION, update, i).random(num_steps, np.float32) for i in envs]
+def env_seed(seed: int, use: Use, *key: int) -> int:
+    """The seed in [0, 2^31) of a vector of envs that are played for (seed, use, key).
+
+    Hashed, so that no use of one run plays what another use, or training, plays in the run of another seed.
+    Training's own envs have the run's seed itself.
+    """
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(Use.ENVS, use, *key))
+    return int(sequence.generate_state(1)[0]) >> 1
+
+
+def action_noise(
+    seed: int,
+    update: int,
+    envs: Iterable[int],
+    num_steps: int,
+    draw: Callable[[np.random.Generator, int], np.ndarray],
+) -> np.ndarray:
+    """Numbers that choose actions, float32 [T, B, K], for global env indices `envs`.
+
+    draw: gives those of one env, float32 [T, K], from a generator and T.
+    """
+    rows = [draw(generator(seed, Use.ACTION, update, i), num_steps) for i in envs]
     return np.stack(rows, axis=1)
 
 
 def minibatch_steps(
-    seed: int, update: int, envs: Iterable[int], *, num_steps: int, epochs: int, num_minibatches: int
+    seed: int,
+    update: int,
+    envs: Iterable[int],
+    *,
+    num_steps: int,
+    epochs: int,
+    num_minibatches: int,
+    steps_each: int | None = None,
 ) -> np.ndarray:
-    """Which time steps of each env make up each minibatch: int32 [E, M, B, T / M].
+    """Which time steps of each env make up each minibatch: int32 [E, M, B, steps_each].
 
     Every env gives every minibatch the same number of steps (stratified by env), so all topologies form the
-    same global minibatches without moving any data.
+    same global minibatches without moving any data. By default they are T / M, which leaves none out.
     """
     orders = [
         [generator(seed, Use.MINIBATCH, update, epoch, i).permutation(num_steps) for i in envs]
         for epoch in range(epochs)
     ]
-    steps = np.asarray(orders, np.int32)  # [E, B, T]
-    return steps.reshape(epochs, len(orders[0]), num_minibatches, -1).swapaxes(1, 2)
+    steps_each = num_steps // num_minibatches if steps_each is None else steps_each
+    steps = np.asarray(orders, np.int32)[..., : num_minibatches * steps_each]  # [E, B, M * steps_each]
+    return steps.reshape(epochs, len(orders[0]), num_minibatches, steps_each).swapaxes(1, 2)

@@ -16,11 +16,6 @@ _CHARTS = {
         ),
         "train/test gap": ("eval/generalization_gap",),
     },
-    "losses": {
-        "policy and value": ("train/policy_loss", "train/value_loss"),
-        "entropy": ("train/entropy",),
-        "size of updates": ("train/approx_kl", "train/clip_fraction"),
-    },
     "time": {
         "env steps per second": ("time/env_steps_per_second",),
         "seconds": ("time/rollout_seconds", "time/update_seconds"),
@@ -38,12 +33,15 @@ _METRICS = (
 )
 
 
-def summaries(settings: Mapping[str, Any], chosen: Collection[str], run: Path) -> list[Any]:
+def summaries(
+    settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping], run: Path
+) -> list[Any]:
     """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
 
     Args:
       settings: name to value; None becomes text.
       chosen: names of those that tell this run from others, which come first.
+      charts: the algorithm's own, titles of groups -> titles of charts -> metrics.
       run: its folder.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -55,10 +53,10 @@ def summaries(settings: Mapping[str, Any], chosen: Collection[str], run: Path) -
             title=title,
             chart=[
                 layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=_exactly(tags)))
-                for name, tags in charts.items()
+                for name, tags in group.items()
             ],
         )
-        for title, charts in _CHARTS.items()
+        for title, group in {**_CHARTS, **charts}.items()
     ]
     values = {name: "None" if value is None else value for name, value in settings.items()}
     return [

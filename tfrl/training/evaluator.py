@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tfrl import evaluate
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.config.ppo import Config
 from tfrl.evaluation import policy, policy_files
-from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap
+from tfrl.evaluation.episodes import play, split_episodes
+from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.metrics import EventFile
@@ -26,7 +25,7 @@ POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
 SIGTERM_CODE = 143
 
 
-def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
+def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     """Evaluates the newest checkpoint whenever there is a new one, until that of the last update is there.
 
     With --eval-every, that many updates lie between two evaluations. The last update is left to the workers,
@@ -54,15 +53,15 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
                 evaluated = updates[-1]
                 if player is None:  # built once: to trace again for each checkpoint would take seconds
                     with quiet_start():
-                        player = policy.load(source)
+                        player = policy.load(source, greedy=config.eval_greedy)
                 else:
                     player.set_weights(source.weights)
-                found = _evaluate(player, source, config.eval_episodes)
+                found = _evaluate(player, source, config)
                 try:
                     events.scalars(source.env_steps, found)
                 except OSError as error:  # as in training, a full disk costs a point of the curves
                     console.warn(f"{source.env_steps:,} env steps are not in TensorBoard: {error.strerror}.")
-                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in LEVEL_SETS)
+                returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in config.level_sets)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
         sleep(POLL_EVERY)
         updates = store.updates()
@@ -70,7 +69,7 @@ def follow(config: Config, sleep: Callable[[float], None] = time.sleep) -> int:
     return 0
 
 
-def _find(config: Config, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
+def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
     """That checkpoint's policy; None for one that cannot be read, or was pruned: there will be another."""
     try:
         return policy_files.find(config.run_dir, str(update), warn)
@@ -91,15 +90,15 @@ def _once(warn: Callable[[str], None]) -> Callable[[str], None]:
     return warn_once
 
 
-def _evaluate(player: policy.Policy, source: policy_files.PolicySource, episodes: int) -> dict[str, float]:
+def _evaluate(player: policy.Policy, source: policy_files.PolicySource, config: Any) -> dict[str, float]:
     """The metrics that the workers would write: the same envs and random numbers."""
     found: dict[str, float] = {}
-    for level_set in LEVEL_SETS:
-        played = evaluate.evaluate_levels(player.sample, source.config, level_set, episodes)
-        found[f"eval_{level_set}/return"] = played["return_mean"]
-        if played["normalized_return"] is not None:
-            found[f"eval_{level_set}/normalized_return"] = played["normalized_return"]
-    return found | {"eval/generalization_gap": generalization_gap(source.config, found)}
+    num_envs, each = split_episodes(config.eval_episodes)
+    for level_set in config.level_sets:
+        spec = level_spec(source.config, level_set, num_envs)
+        played = play(player, spec, range(num_envs), episodes_each=each)
+        found |= evaluation_metrics(source.config, level_set, played)
+    return with_gap(source.config, found)
 
 
 def _end(_signal: int, _frame: Any) -> NoReturn:

@@ -1,233 +1,291 @@
-"""The outer loop: collect, update, log, evaluate, save; and exact resume from what was saved."""
+"""Algorithms that learn from each rollout as it comes: collect, learn, and the running statistics of both."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tfrl.agents import Agent
-from tfrl.config.ppo import Config, check_topology, hyperparameters
-from tfrl.evaluation.episodes import LEVEL_SETS
-from tfrl.networks.export import export
-from tfrl.run import results
-from tfrl.run.console import Console
-from tfrl.run.metrics import PROGRESS_FILE, logged_steps
-from tfrl.run.session import Session, open_session
-from tfrl.run.stop import Stopped
-from tfrl.training import summary
-from tfrl.training.learner import Learner
-from tfrl.training.periodic import Periodic
-from tfrl.workers.membership import join
-from tfrl.workers.tf_config import TFConfig
+from tfrl.agents.agent import Agent
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.envs import registry
+from tfrl.envs.published import normalized_return
+from tfrl.envs.spec import EnvSpec, random_actions
+from tfrl.experience.collector import Collector
+from tfrl.experience.normalize import EpisodeStatistics, ObservationNormalizer, RewardNormalizer, env_moments
+from tfrl.experience.rollout import Rollout, too_large
+from tfrl.networks.distributions import distribution_for
+from tfrl.run import rng
+from tfrl.run.checkpoint import pack_bytes, unpack_bytes
+from tfrl.run.session import Session
+from tfrl.training.trainer import Update
+from tfrl.workers import machine
+from tfrl.workers.strategy import Runtime
+
+MakeAgent = Callable[[Any, Runtime], Agent]
+
+# Collecting is the smaller part of an update's time, about a fifth of it.
+_COLLECTING = 0.2
 
 
-def train(config: Config, cluster: TFConfig | None) -> int:
-    """Runs or continues the run that `config` describes; the process's exit code.
-
-    Raises:
-      UserError: the settings do not fit this machine or cluster, or the checkpoints cannot be read.
-      TrainingError: the run failed: a NaN, say.
-    """
-    console = Console(enabled=cluster is None or cluster.is_chief)
-    names = {"step_name": "update", "saves": "at the end of this update"}
-    with join(config, cluster) as (runtime, watchdog):
-        check_topology(config, runtime.num_workers, runtime.local_replicas)
-        with open_session(config, runtime, watchdog, console, **names) as session:
-            followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
-            return Trainer(config, session, eval_every=0 if followed else config.eval_every).run()
-
-
-def columns(agent: Agent) -> tuple[str, ...]:
-    """The columns of progress.csv after `env_steps`, in order."""
-    rollout = ("episode_return", "episode_length", "normalized_return", "episodes")
-    seconds = ("rollout_seconds", "update_seconds", "allreduce_seconds")
-    return (
-        *(f"rollout/{name}" for name in rollout),
-        *agent.metric_names,
-        *(f"eval_{s}/{name}" for s in LEVEL_SETS for name in ("return", "normalized_return")),
-        "eval/generalization_gap",
-        *(f"time/{name}" for name in ("env_steps_per_second", *seconds, "env_wait_fraction")),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-    """What an update leaves to be written; as JSON in the checkpoint of one whose evaluation is not done."""
-
-    metrics: dict[str, float]
-    action_counts: list[int]
-
-
-class Trainer:
-    """The loop of one process. All workers go through the same calls in the same order.
+class OnPolicyLearner:
+    """One worker's share of the envs, and its replicas of the agent; follows `tfrl.training.trainer.Learner`.
 
     Args:
-      config, session: the run's.
-      eval_every: updates between evaluations here, 0 where an evaluator follows the run.
+      config: the settings, with the sections Task and Hardware and the algorithm's own.
+      session: this process's part of the run; `session.step` is the number of finished updates.
+      make_agent: makes the agent from the settings and the runtime.
     """
 
-    def __init__(self, config: Config, session: Session, *, eval_every: int) -> None:
+    columns = (
+        *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
+        *("time/allreduce_seconds", "time/env_wait_fraction"),
+    )
+
+    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
         self._config = config
-        self._eval_every = eval_every
         self._session = session
-        self._learner = Learner(config, session)
-        self._periodic = Periodic(config, session)
-        self._pending: _Update | None = None  # whose evaluation is not done
-        self._evaluation: dict[str, float] = {}
+        self._runtime = session.runtime
+        self.collector = _make_collector(config, session)
+        self.agent = _make_agent(config, session, make_agent)
+        self._distribution = distribution_for(self.collector.action_spec)
+        self._rewards = RewardNormalizer(config.num_envs)
+        self._episodes = EpisodeStatistics(config.num_envs)
+        self._observations: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self._observations = ObservationNormalizer(*self.collector.observation_spec.shape)
+            self._begin_observations()
 
-    @property
-    def _env_steps(self) -> int:
-        return self._session.step * self._config.batch_size
-
-    def run(self) -> int:
-        """Trains to the end or until told to stop; the exit code."""
-        config, session = self._config, self._session
-        self._restore()
-        if session.step >= config.num_updates and session.is_finished(self._learner.weights()):
-            session.console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
-            return self._leave(0)
-        self._begin()
-        try:
-            self._train()
-        except Stopped as stopped:
-            self._save()
-            self._learner.close()
-            return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
-        return self._finish()
-
-    def _train(self) -> None:
-        """Updates and evaluates to the end. Raises Stopped, with nothing to lose once the state is saved."""
-        config, session = self._config, self._session
-        if self._pending is not None:  # killed or stopped while it evaluated
-            self._conclude(self._pending)
-        while session.step < config.num_updates:
-            self._conclude(self._update())
-        if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
-            self._evaluation = self._evaluate()
-            session.writer.scalars(self._env_steps, self._evaluation)
-
-    def _update(self) -> _Update:
-        """Collects and learns."""
+    def update(self) -> Update:
+        """Collects a rollout and learns from it. A collective."""
         config, session, began = self._config, self._session, time.perf_counter()
-        rollout, metrics = self._learner.update()
+        rollout = self.collect()
+        metrics = self.learn(rollout) | self.episode_metrics()
+        self._take_in_observations(rollout)
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        agent = self._learner.agent
-        metrics |= session.runtime.communication(session.step, agent.floats_per_sum, agent.sums_per_update)
+        sums = self.agent.floats_per_sum, self.agent.steps_per_update
+        metrics |= session.runtime.communication(session.step, *sums)
         metrics |= {
-            "time/env_steps_per_second": config.batch_size / seconds,
+            "time/env_steps_per_second": config.steps_per_update / seconds,
             "time/rollout_seconds": rollout.seconds,
             "time/update_seconds": seconds - rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return _Update(metrics, self._learner.action_counts(rollout))
+        return Update(metrics, self._action_counts(rollout))
 
-    def _conclude(self, update: _Update) -> None:
-        """Evaluates if it is time, and writes what there is of the update, once; then obeys, and saves."""
-        config, session, metrics = self._config, self._session, update.metrics
-        last = session.step == config.num_updates
-        due = last or (self._eval_every and session.step % self._eval_every == 0)
-        self._pending = (
-            update if due else None
-        )  # not of one that a resume with another --eval-every leaves out
-        if due:
-            # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
-            self._save()
-            self._evaluation = self._evaluate()
-            self._pending = None
-            metrics = metrics | self._evaluation
-        if config.record_every and session.step % config.record_every == 0:
-            self._periodic.record(self._learner.sample, self._env_steps)
-        actions = np.repeat(np.arange(len(update.action_counts)), update.action_counts)
-        session.writer.histogram("rollout/actions", actions, self._env_steps)
-        session.writer.write(self._env_steps, metrics)
-        session.console.update(self._env_steps, metrics)
-        if not last:  # else what remains takes seconds
-            session.obey()
-        if session.step % config.checkpoint_every == 0:
-            self._save()
+    def weights(self) -> dict[str, np.ndarray]:
+        """The agent's weights by name."""
+        return self.agent.get_weights()
 
-    def _evaluate(self) -> dict[str, float]:
-        """Returns on training and unseen levels; keeps the weights if they are the best so far.
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
+        self._session.watchdog.beat()
+        choose = self.agent.greedy if self._config.eval_greedy else self.agent.sample
+        return choose(observations, noise)
 
-        Raises Stopped where it is broken off; a resume does the whole evaluation.
-        """
-        metrics = self._periodic.evaluate(self._learner.sample, self._env_steps)
-        self._periodic.keep_best(self._learner.weights(), metrics["eval_test/return"], self._env_steps)
-        return metrics
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one evaluation env, float32 [steps, K]."""
+        return self.agent.draw_noise(generator, steps)
 
-    # Beginning, checkpoints, end
-
-    def _restore(self) -> None:
-        session = self._session
-        found = session.restore()
-        if found is None:
-            return
-        self._learner.set_state(found.learner, found.parts)
-        # An evaluation that was pending then has been done if the row that it belongs to is there.
-        logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
-        done = session.runtime.any_says(logged >= found.env_steps)
-        pending = session.progress["pending"]
-        # The last one is done once more, in place of what it wrote: results.json needs all it finds.
-        if pending is not None and (not done or session.step >= self._config.num_updates):
-            self._pending = _Update(**pending)
-
-    def _begin(self) -> None:
-        """Opens the run's folder, and tells what is about to be trained."""
-        config, session = self._config, self._session
-        logged = logged_steps(config.run_dir / PROGRESS_FILE)
-        session.open_folder(columns(self._learner.agent), again=self._pending is not None)
-        if session.found is None:
-            precision = session.runtime.precision
-            session.writer.layout(*hyperparameters(dataclasses.replace(config, precision=precision)))
-        parameters = self._learner.agent.num_parameters
-        session.console.summary(summary.rows(config, session.runtime, parameters, session.found, logged))
-        session.console.start(config.num_updates * config.batch_size, self._env_steps)
-
-    def _save(self) -> None:
-        if not self._session.is_saved:
-            state, part = self._learner.get_state()
-            pending = None if self._pending is None else dataclasses.asdict(self._pending)
-            self._session.save(self._env_steps, state, part, {"pending": pending})
-
-    def _finish(self) -> int:
-        """Exports, and writes and shows the results."""
-        config, session, collector = self._config, self._session, self._learner.collector
-        with session.finishing():
-            if session.runtime.is_chief:
-                weights = self._learner.weights()
-                outcome = self._results() | session.provenance(weights)
-                export(
-                    config.run_dir / "export",
-                    config,
-                    weights,
-                    observation_shape=collector.observation_shape,
-                    num_actions=collector.num_actions,
-                    precision=session.runtime.precision,
-                )
-                results.write(config.run_dir, outcome)
-        if session.runtime.is_chief:
-            session.console.results(*results.table(outcome), [summary.tensorboard(config)])
-        return self._leave(0)
-
-    def _results(self) -> dict[str, object]:
-        """What is the algorithm's own in results.json."""
-        config, session, episodes = self._config, self._session, self._learner.episode_metrics()
+    def episode_metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes."""
+        config, mean = self._config, self._episodes.mean_return
+        score = normalized_return(config.env, config.distribution_mode, mean)
         return {
-            "env": config.env,
-            "seed": config.seed,
-            "env_steps": self._env_steps,
-            "updates": session.step,
-            "seconds": session.seconds,
-            "env_steps_per_second": self._env_steps / session.seconds,
-            "episode_return": episodes["rollout/episode_return"],
-            "normalized_return": episodes["rollout/normalized_return"],
-            "eval": results.evaluation(self._evaluation, config.eval_episodes),
+            "rollout/episode_return": mean,
+            "rollout/episode_length": self._episodes.mean_length,
+            "rollout/normalized_return": float("nan") if score is None else score,
+            "rollout/episodes": self._episodes.episodes,
         }
 
-    def _leave(self, code: int) -> int:
-        self._learner.close()
-        return self._session.leave(code)
+    @property
+    def solved(self) -> bool:
+        """Whether the last 100 episodes have come to --solved-at, the same on all workers."""
+        wanted = self._config.solved_at
+        return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
+
+    def _action_counts(self, rollout: Rollout) -> list[int]:
+        """How often all workers' actions fell into each bin of their histograms. A collective."""
+        counts = self._distribution.counts(rollout.actions)
+        return self._runtime.sum_over_workers(counts).tolist()
+
+    def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
+        """The values to draw for an update's `action_counts`, by the end of the chart's name."""
+        return self._distribution.histograms(np.asarray(counts))
+
+    def close(self) -> None:
+        """Stops the envs."""
+        self.collector.close()
+
+    # One update
+
+    def collect(self) -> Rollout:
+        """A rollout, with normalised rewards. The console moves with the env steps."""
+        config, session = self._config, self._session
+        session.phase("collecting")
+        start = session.step * config.steps_per_update
+
+        def on_step(t: int) -> None:
+            session.watchdog.beat()
+            session.console.advance_to(start + _COLLECTING * config.num_envs * t)
+
+        indices, draw = self.collector.indices, self.agent.draw_noise
+        noise = rng.action_noise(config.seed, session.step, indices, config.num_steps, draw)
+        rollout = self.collector.collect(self.agent, noise, on_step)
+        local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
+        rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
+        first = first.astype(bool)
+        self._episodes.add(rewards, first)
+        if config.normalize_rewards:
+            rollout.rewards[:] = rollout.by_replica(self._rewards(rewards, first)[:, indices])
+        return rollout
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Takes the update's gradient steps; its metrics. Raises TrainingError where a loss is no number."""
+        config, session = self._config, self._session
+        session.phase("updating")
+        start, size = session.step * config.steps_per_update, config.steps_per_update
+
+        def on_step(done: int) -> None:
+            share = _COLLECTING + (1 - _COLLECTING) * done / self.agent.steps_per_update
+            session.console.advance_to(start + share * size)
+
+        try:
+            return self.agent.update(rollout, session.step, on_step)
+        except TrainingError as error:
+            raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    # Observations
+
+    def _begin_observations(self) -> None:
+        """Takes mean and deviation from random steps, where the settings say so. All workers take the same."""
+        steps = self._config.normalize_random_steps
+        if steps:
+            observations = random_observations(self._config, steps)
+            self._observations.update(env_moments(observations), steps)
+        self._set_scaling()
+
+    def _take_in_observations(self, rollout: Rollout) -> None:
+        """Updates mean and deviation, for the next rollout on: a rollout is learned from as it was acted."""
+        if self._observations is None or self._config.normalize_random_steps:
+            return
+        mine = env_moments(rollout.by_env(rollout.observations[:, :-1]))  # [B, ...]
+        everyone = self._runtime.gather_envs(np.moveaxis(mine, 0, -1))
+        self._observations.update(np.moveaxis(everyone, -1, 0), self._config.num_steps)
+        self._set_scaling()
+
+    def _set_scaling(self) -> None:
+        self.agent.set_observation_scaling(self._observations.mean, self._observations.scale)
+
+    # State
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What is the same on all workers, and this worker's envs."""
+        indices, states, observations, first = self.collector.get_state()
+        data, lengths = pack_bytes(states)
+        state = self.agent.get_state()
+        state |= {f"normalizer/{k}": v for k, v in self._rewards.get_state().items()}
+        state |= {f"episodes/{k}": v for k, v in self._episodes.get_state().items()}
+        if self._observations is not None:
+            state |= {f"observations/{k}": v for k, v in self._observations.get_state().items()}
+        part = {"indices": np.array(indices), "states": data, "lengths": lengths}
+        return state, part | {"observations": observations, "first": first}
+
+    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
+
+        Raises UserError on all workers if the network is another one, or if envs then show something else
+        than they did.
+        """
+        try:
+            self.agent.set_state(state)
+        except (ValueError, KeyError):
+            raise UserError(
+                f"the checkpoints in {self._config.run_dir} are of another network; "
+                "choose another --run-name."
+            ) from None
+        self._rewards.set_state(_under("normalizer/", state))
+        self._episodes.set_state(_under("episodes/", state))
+        if self._observations is not None:
+            self._observations.set_state(_under("observations/", state))
+        states: dict[int, bytes] = {}
+        for part in parts:
+            packed = unpack_bytes(part["states"], part["lengths"])
+            states |= dict(zip(part["indices"].tolist(), packed, strict=True))
+        self.collector.set_state(states)
+        if self.collector.exact_state:
+            self._check_envs(parts)
+
+    def _check_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        if not self._runtime.all_agree(self._shows(parts)):
+            raise UserError(
+                f"the envs of {self._config.run_dir} do not show what they did when its checkpoint was "
+                f"saved, so {self._config.env} is another build here; go on where the run began, or choose "
+                "another --run-name."
+            )
+
+    def _shows(self, parts: Sequence[Mapping[str, np.ndarray]]) -> bool:
+        """Whether this worker's envs show what they showed when `get_state` gave `parts`."""
+        indices, _, observations, first = self.collector.get_state()
+        saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
+        return all(
+            np.array_equal(observations[mine], part["observations"][k]) and first[mine] == part["first"][k]
+            for mine, (part, k) in enumerate(saved[i] for i in indices)
+        )
+
+
+def env_spec(config: Any) -> EnvSpec:
+    """The global vector of training envs that the settings describe."""
+    return EnvSpec(
+        name=config.env,
+        num_envs=config.num_envs,
+        seed=config.seed,
+        distribution_mode=config.distribution_mode,
+        num_levels=config.num_levels,
+        start_level=config.start_level,
+        # A few step tens of thousands of frames a second, and the network needs the cores.
+        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
+    )
+
+
+def random_observations(config: Any, steps: int) -> np.ndarray:
+    """Observations [steps, 1, *shape] of an env of its own, played at random: the same on every worker."""
+    env = registry.make(
+        dataclasses.replace(env_spec(config), num_envs=1, seed=rng.env_seed(config.seed, rng.Use.WARM_UP))
+    )
+    generator = rng.generator(config.seed, rng.Use.WARM_UP)
+    observations = []
+    for _ in range(steps):
+        observations.append(env.observe().observation.copy())
+        env.act(random_actions(env.action_spec, generator, 1))
+    env.close()
+    return np.stack(observations)
+
+
+def _make_collector(config: Any, session: Session) -> Collector:
+    runtime = session.runtime
+    indices = runtime.local_envs(config.num_envs)
+    try:
+        return Collector(
+            env_spec(config), indices, replicas=runtime.local_replicas, num_steps=config.num_steps
+        )
+    except MemoryError:
+        spec = registry.specs(config.env)[0]
+        raise too_large(spec, config.num_envs, config.num_steps, runtime.num_workers) from None
+
+
+def _make_agent(config: Any, session: Session, make_agent: MakeAgent) -> Agent:
+    try:
+        return make_agent(config, session.runtime)
+    except ValueError as error:  # the zoo: an image too small for the network, say
+        message = str(error).splitlines()[0]
+        raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}

@@ -5,22 +5,19 @@ None of it touches the training envs or the run's random numbers, so a run takes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from tfrl import record
 from tfrl.cli.errors import UserError
-from tfrl.config.ppo import Config
-from tfrl.envs.published import normalized_return
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
+from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
+from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.reporting.recording import Recording, save
 from tfrl.run.session import Session
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
 _VIDEO_ZOOM = 3
-
-Sample = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Periodic:
@@ -31,16 +28,16 @@ class Periodic:
       session: this process's part of the run, its folder open by the time of the first call.
     """
 
-    def __init__(self, config: Config, session: Session) -> None:
+    def __init__(self, config: Any, session: Session) -> None:
         self._config = config
         self._session = session
         self._runtime = session.runtime
 
-    def evaluate(self, sample: Sample, env_steps: int) -> dict[str, float]:
-        """Metrics of training and unseen levels; every worker plays its share of the envs.
+    def evaluate(self, player: Player, env_steps: int) -> dict[str, float]:
+        """Metrics of all level sets; every worker plays its share of the envs.
 
         Args:
-          sample: actions int32 [B] of observations uint8 [B, H, W, C] and uniforms float32 [B].
+          player: the policy.
           env_steps: how long the policy was trained.
 
         Raises:
@@ -49,13 +46,11 @@ class Periodic:
         """
         metrics: dict[str, float] = {}
         self._session.obey()
-        for level_set in LEVEL_SETS:
+        for level_set in self._config.level_sets:
             self._session.phase(f"evaluating on {level_set} levels")
-            mean = self._mean_return(sample, level_set, env_steps)
-            score = normalized_return(self._config.env, self._config.distribution_mode, mean)
-            metrics[f"eval_{level_set}/return"] = mean
-            metrics[f"eval_{level_set}/normalized_return"] = float("nan") if score is None else score
-        return metrics | {"eval/generalization_gap": generalization_gap(self._config, metrics)}
+            played = self._play(player, level_set, env_steps)
+            metrics |= evaluation_metrics(self._config, level_set, played)
+        return with_gap(self._config, metrics)
 
     def keep_best(self, weights: dict[str, np.ndarray], score: float, env_steps: int) -> None:
         """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""
@@ -68,21 +63,21 @@ class Periodic:
                 f"The best policy so far could not be saved ({error.strerror}). Training goes on."
             )
 
-    def record(self, sample: Sample, env_steps: int) -> None:
+    def record(self, player: Player, env_steps: int) -> None:
         """A short video on unseen levels, in the run's `videos` folder and in TensorBoard."""
         self._session.phase("recording")  # on all workers, which compare the phases they are in
         if not self._runtime.is_chief:
             return
-        options = record.Options(episodes=1, max_steps=_VIDEO_STEPS)
+        options = Recording(episodes=1, max_steps=_VIDEO_STEPS)
         path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
         try:
-            frames = record.save(sample, self._config, path, options)
+            frames = save(player, self._config, path, options)
         except UserError as error:
             self._session.console.warn(f"{error} Training goes on.")
         else:
             self._session.writer.video("video/test", frames, env_steps)
 
-    def _mean_return(self, sample: Sample, level_set: str, env_steps: int) -> float:
+    def _play(self, player: Player, level_set: str, env_steps: int) -> Episodes:
         num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
         frames: list[np.ndarray] = []
@@ -91,22 +86,24 @@ class Periodic:
             if len(frames) < _VIDEO_STEPS:
                 frames.append(frame.copy())  # the view would keep what all envs showed
 
-        returns = np.zeros((num_envs, each))
+        # Returns, lengths and solved, of which every worker fills in those of its envs.
+        found = np.zeros((3, num_envs, each))
         if mine:
             spec = level_spec(self._config, level_set, num_envs)
             played = play(
-                sample,
+                player,
                 spec,
                 mine,
                 episodes_each=each,
                 on_frame=keep,
                 broken_off=lambda: self._session.stop.signalled,
             )
-            returns[mine] = played.returns
+            found[:, mine] = played.returns, played.lengths, played.solved
         self._session.phase(f"evaluated on {level_set} levels")  # the other workers may still play
         self._session.obey()  # before anything is used of episodes that may have been broken off
-        if frames:
+        if frames and frames[0].ndim == 3:
             video = np.stack(frames).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
             video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
             self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
-        return float(self._runtime.sum_over_workers(returns).mean())
+        returns, lengths, solved = self._runtime.sum_over_workers(found)
+        return Episodes(returns, lengths, solved > 0)

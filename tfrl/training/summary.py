@@ -1,37 +1,35 @@
-"""What a run says of itself before it trains."""
+"""The settings that matter, shown before the first update."""
 
 from __future__ import annotations
 
-import shlex
+from typing import Any
 
-from tfrl.config.ppo import Config
+from tfrl.agents.agent import Agent
+from tfrl.envs.registry import TRAIN
 from tfrl.run.checkpoint import Checkpoint
-from tfrl.run.folder import RunSettings
+from tfrl.run.summary import folder, hardware, network
 from tfrl.workers.strategy import Runtime
 
 
 def rows(
-    config: Config, runtime: Runtime, num_parameters: int, found: Checkpoint | None, logged: int
+    config: Any, runtime: Runtime, agent: Agent, found: Checkpoint | None, logged: int
 ) -> dict[str, str]:
-    """The settings that matter, by title.
+    """Titles and texts.
 
     Args:
+      config: the run's settings.
+      runtime: where it computes.
+      agent: tells what it does in an update.
       found: the checkpoint that the run continues from, if any.
       logged: the env steps that progress.csv had reached before that.
     """
-    levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
-    if not config.num_levels:
-        levels = "all levels"
-    if config.distribution_mode == "exploration":
-        levels = "a single level"
-    minibatch = config.batch_size // config.num_minibatches
+    hidden = f" of {config.hidden}" if config.torso == "mlp" else ""
     lines = {
-        "game": f"{config.env}, {config.distribution_mode}, {levels}",
+        **_env(config),
         **hardware(runtime),
         "length": _length(config),
-        "envs": f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
-        f"{config.num_minibatches} minibatches of {minibatch:,}",
-        "network": network(config.torso, config.torso_width, num_parameters),
+        **agent.summary,
+        "network": network(config.torso + hidden, config.torso_width, agent.num_parameters),
         **folder(config),
     }
     if found is not None:
@@ -42,31 +40,18 @@ def rows(
     return lines
 
 
-def _length(config: Config) -> str:
-    steps = config.num_updates * config.batch_size
+def _env(config: Any) -> dict[str, str]:
+    if TRAIN not in config.level_sets:
+        return {"env": config.env}
+    levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
+    if not config.num_levels:
+        levels = "all levels"
+    if config.distribution_mode == "exploration":
+        levels = "a single level"
+    return {"game": f"{config.env}, {config.distribution_mode}, {levels}"}
+
+
+def _length(config: Any) -> str:
+    steps = config.num_updates * config.steps_per_update
     rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
     return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"
-
-
-def network(name: str, width: int, num_parameters: int) -> str:
-    """What any trainer trains."""
-    return f"{name}, {f'width {width}, ' if width != 1 else ''}{num_parameters:,} parameters"
-
-
-def hardware(runtime: Runtime) -> dict[str, str]:
-    """Where any trainer computes."""
-    return {
-        "computes on": f"{runtime.device}, {runtime.precision}",
-        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
-        f"{runtime.replicas} replica(s) in all",
-    }
-
-
-def folder(config: RunSettings) -> dict[str, str]:
-    """Where any trainer writes."""
-    return {"run": str(config.run_dir), "curves": tensorboard(config)}
-
-
-def tensorboard(config: RunSettings) -> str:
-    """The command that shows any trainer's curves, as a shell takes it."""
-    return shlex.join(["tensorboard", "--logdir", config.logdir])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -19,6 +20,15 @@ class _Summed(keras.optimizers.Optimizer):
 
     def _all_reduce_sum_gradients(self, grads_and_vars: list) -> list:
         return list(grads_and_vars)
+
+    def get_state(self, name: str = "optimizer") -> dict[str, np.ndarray]:
+        """All its numbers as arrays by name, the same on every worker."""
+        return {f"{name}/{i:03d}": v.numpy() for i, v in enumerate(self.variables)}
+
+    def set_state(self, state: Mapping[str, np.ndarray], name: str = "optimizer") -> None:
+        """Continues from `get_state`; other arrays are ignored. Raises KeyError where some are missing."""
+        for i, variable in enumerate(self.variables):
+            variable.assign(state[f"{name}/{i:03d}"])
 
 
 class SummedSGD(_Summed, keras.optimizers.SGD):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.workers import parts
+from tfrl.workers.gradients import sum_list
 from tfrl.workers.split_cpu import SplitCPUStrategy
 from tfrl.workers.tf_config import TFConfig
 
@@ -35,23 +36,6 @@ _LOST_PEER = (
 _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
 
 
-def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
-    """The sum over the first dimension in a fixed order: neighbours, then pairs of neighbours, and so on.
-
-    Written with `reduce_sum` because TensorFlow's graph optimizer turns trees of additions into chains.
-    """
-    while parts.shape[0] > 1:
-        count = parts.shape[0]
-        pairs = tf.reshape(parts[: count // 2 * 2], (count // 2, 2, *parts.shape[1:]))
-        sums = tf.reduce_sum(pairs, axis=1)
-        parts = sums if count % 2 == 0 else tf.concat([sums, parts[-1:]], axis=0)
-    return parts[0]
-
-
-def _sum_list(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return pairwise_sum(tf.stack(tensors))
-
-
 class TrainerSettings(Protocol):
     """Where any trainer runs (see `tfrl.cli.settings.Hardware`), and the size of its steps."""
 
@@ -62,12 +46,8 @@ class TrainerSettings(Protocol):
     micro_batch: int
 
     @property
-    def batch_size(self) -> int:
-        """Samples of an update, all workers together."""
-
-    @property
-    def num_minibatches(self) -> int:
-        """Gradient steps of an update."""
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
 
     @property
     def in_parts(self) -> bool:
@@ -121,7 +101,7 @@ class Runtime:
 
     def micro_batch(self, config: TrainerSettings) -> int:
         """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
-        rows = config.batch_size // config.num_minibatches // self.replicas
+        rows = config.rows_per_step // self.replicas
         if self.uses_gpu and not config.micro_batch:
             return rows
         return _cpu_micro_batch(config, self.replicas)
@@ -243,7 +223,7 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
         strategy = _multi_worker(config, len(gpus))
     elif strategy_name == "mirrored":
         # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
-        exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_list)
+        exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=sum_list)
         strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
@@ -261,7 +241,7 @@ def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: in
     """
     if not config.in_parts:
         return 1
-    minibatch = config.batch_size // config.num_minibatches
+    minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
     if minibatch // _cpu_micro_batch(config, replicas) >= parts.cores():
         parts.one_thread_each()
@@ -270,7 +250,7 @@ def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: in
 
 def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
     """Rows of a part; they divide a replica's share of the minibatch."""
-    minibatch = config.batch_size // config.num_minibatches
+    minibatch = config.rows_per_step
     share = max(1, minibatch // replicas)
     if config.micro_batch:
         return min(config.micro_batch, share)

@@ -1,0 +1,102 @@
+"""What collectors, learners and trainers ask of any algorithm.
+
+To add one: a file here with a class that follows `Agent`, its settings in `tfrl/config/`, and its command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from tfrl.experience.rollout import Rollout
+
+Charts = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""Titles of groups -> titles of charts -> the metrics that share one."""
+
+
+class Agent(Protocol):
+    """A policy that learns, as one worker has it.
+
+    Attributes:
+      metric_names: what `update` gives, in the order of progress.csv: `train/NAME`.
+      charts: how TensorBoard shows these metrics.
+      extras: what `act` says of its actions beside them, by name, with its shape for one env and step.
+      noise_size: random numbers of one action; draw_noise: gives those of T steps, float32 [T, noise_size].
+      observation_scaling: the network's constants that standardise observations; None where it has none.
+    """
+
+    metric_names: tuple[str, ...]
+    charts: Charts
+    extras: Mapping[str, tuple[int, ...]]
+    draw_noise: Callable[[np.random.Generator, int], np.ndarray]
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained parameters."""
+
+    @property
+    def floats_per_sum(self) -> int:
+        """How many float32 numbers are summed over all replicas at a time, with every gradient step."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Gradient steps of an update, each with one such sum."""
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What it does in an update, by title, for the table before the first one."""
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions of the training envs, of half of them at a time.
+
+        Args:
+          observations: [R, B, *shape], B envs for each of this worker's R replicas.
+          noise: float32 [R, B, noise_size]: all randomness there is.
+
+        Returns:
+          Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
+        """
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, noise_size]; any B."""
+
+    def greedy(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The most likely actions; takes `noise` to stand in for `sample`, and ignores it."""
+
+    def update(
+        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
+        """Learns from a rollout; a collective.
+
+        Args:
+          rollout: what the envs did, with normalised rewards; its buffers are used again.
+          number: the updates before this one: what is random keys by it, and a schedule reads it.
+          on_step: called now and then with the number of gradient steps done.
+
+        Returns:
+          The metrics of `metric_names`, the same on every worker.
+
+        Raises:
+          TrainingError: a loss or gradient is not finite, on all workers alike.
+        """
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The weights of all networks by name: what evaluations, exports and results read."""
+
+    def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
+        """Standardises observations by float32 [D] each from now on."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """All that decides its future, as arrays by name, the same on every worker and on any topology.
+
+        The weights are there as `weights/NAME`, where those who read checkpoints look for them.
+        """
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`, also on another number of replicas; further ones are ignored.
+
+        Raises:
+          ValueError, KeyError: they belong to another network.
+        """

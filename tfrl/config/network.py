@@ -1,0 +1,93 @@
+"""The network: a torso of the zoo under the heads of an algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import resnet
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
+from tfrl.cli.settings import WIDTH
+from tfrl.envs import registry
+
+_MOST_LAYERS, _MOST_UNITS = 16, 65_536
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network."""
+
+    torso: str = "impala"
+    """The part from observation to features; `python -m resnet` lists the names. auto: impala for images, mlp
+    for vectors."""
+    torso_width: int = 1
+    """Multiplies the channels of impala and impala-pooled."""
+    hidden: str = "64,64"
+    """Units of each layer of mlp."""
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
+    """Of the layers of mlp."""
+    share_torso: bool = True
+    """Policy and value are two heads on one torso; otherwise each has its own."""
+    torso_weights: str | None = None
+    """The folder of a finished run of `python -m resnet.train`, whose torso this one starts from."""
+    freeze_torso: bool = False
+    """Keep the weights of --torso-weights as they are, and train the heads alone."""
+
+
+RANGES = {"torso_width": WIDTH}
+
+
+def resolved_torso(torso: str, env: str) -> str:
+    """The torso's name, with `auto` chosen by the observations of `env`, if there is such an env."""
+    if torso != "auto":
+        return torso
+    try:
+        shape = registry.specs(env)[0].shape
+    except ValueError:  # said by the task's own check
+        return torso
+    return "impala" if len(shape) == 3 else "mlp"
+
+
+def torso_options(network: Network) -> dict[str, Any]:
+    """The options that the zoo builds the torso with, where they are not its defaults for PPO."""
+    if network.torso == "mlp":
+        return {"hidden": hidden_units(network), "activation": network.activation}
+    return {"width": network.torso_width} if network.torso_width != 1 else {}
+
+
+def hidden_units(network: Network) -> tuple[int, ...]:
+    """The units of each layer of mlp. Raise UserError if --hidden is no such list."""
+    words = network.hidden.replace(" ", "").split(",")
+    if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
+        raise UserError(
+            f"--hidden must be units with commas between, 256,256 say, each from 1 to {_MOST_UNITS}; got "
+            f"{network.hidden!r}."
+        )
+    if len(words) > _MOST_LAYERS:
+        raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
+    return tuple(map(int, words))
+
+
+def check(network: Network, env: str) -> None:
+    """Raise UserError if the zoo has no such torso, or none that takes what `env` shows."""
+    shape = registry.specs(env)[0].shape
+    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
+    if network.torso not in fitting:
+        takes_no = f"takes no {'images' if len(shape) == 3 else 'vectors'}, which {env} shows"
+        reason = takes_no if network.torso in resnet.names() else "is not a network of the zoo"
+        hint = nearest(network.torso, fitting)
+        raise UserError(f"--torso {network.torso} {reason}{hint}; known: {', '.join(fitting)}.")
+    if network.torso_width != 1 and not resnet.entry(network.torso).has_width:
+        raise UserError(
+            f"--torso {network.torso} has no width to choose, so it cannot be {network.torso_width}; "
+            "leave --torso-width out."
+        )
+    hidden_units(network)
+    if network.freeze_torso and network.torso_weights is None:
+        raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
+    if len(shape) == 3:
+        try:
+            resnet.check_size(network.torso, *shape[:2])
+        except ValueError as error:
+            raise UserError(f"--torso {network.torso} does not suit --env {env}: {error}") from None

@@ -1,0 +1,126 @@
+"""Where a reinforcement learning run computes and what it writes: the sections that all algorithms share."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfrl.cli import settings
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import NATURAL, Range, check_folder_names, check_ranges, expand_home
+from tfrl.config import network, task
+from tfrl.config.network import Network
+from tfrl.config.task import Task
+
+EPISODES = Range(1, 1_000_000)
+"""Of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Hardware(settings.Hardware):
+    """Where it runs. The result is the same up to rounding."""
+
+    env_threads: int = 0
+    """Threads that step this process's envs; 0: chosen by the number of cores."""
+
+
+@dataclass(frozen=True)
+class Run(settings.Run):
+    """The run's folder."""
+
+    run_name: str | None = None
+    """None: ENV-seedSEED, coinrun-seed1 say, so that the same command goes on with the same run."""
+    eval_every: int = 0
+    """Updates between evaluations; 0: at the end only."""
+    record_every: int = 0
+    """Updates between short videos; 0: none."""
+    eval_episodes: int = 128
+    """Episodes of an evaluation, on training levels and as many on unseen ones; beyond 64
+    rounded up to a multiple of 64."""
+    eval_greedy: bool = False
+    """Evaluate the most likely action instead of a drawn one."""
+
+
+RANGES = {
+    **settings.RANGES,
+    **task.RANGES,
+    **network.RANGES,
+    "num_envs": Range(1, 1_000_000),
+    "env_threads": Range(0, 1024),
+    "eval_every": NATURAL,
+    "record_every": NATURAL,
+    "eval_episodes": EPISODES,
+}
+_MAY_CHANGE = settings.MAY_CHANGE | {
+    *("preset", "eval_every", "eval_episodes", "eval_greedy", "record_every", "env_threads", "solved_at")
+}
+
+
+class RLSettings:
+    """What the settings of every algorithm can be asked; a base without fields of their dataclasses.
+
+    Attributes:
+      algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
+      decisive: the sections that a result depends on.
+    """
+
+    algorithm: ClassVar[str]
+    decisive: ClassVar[tuple[type, ...]]
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.logdir) / (self.run_name or self.default_run_name)
+
+    @property
+    def default_run_name(self) -> str:
+        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        return f"{self.env.replace('/', '-')}-seed{self.seed}"
+
+    @property
+    def level_sets(self) -> tuple[str, ...]:
+        """The level sets that evaluations play."""
+        return task.level_sets(self)
+
+    @property
+    def has_unseen_levels(self) -> bool:
+        """Whether there are levels that training does not play."""
+        return task.has_unseen_levels(self)
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        """The options of the torso that are not its defaults."""
+        return network.torso_options(self)
+
+    @property
+    def num_updates(self) -> int:
+        """Updates until `total_steps` env steps are reached or passed."""
+        return -(-self.total_steps // self.steps_per_update)
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may go on with otherwise than it began: its length is one of them."""
+        return frozenset(_MAY_CHANGE | {"total_steps"})
+
+
+def complete(config: Any) -> Any:
+    """The settings with the env's own name, the torso's, and the run's folder filled in."""
+    env = task.own_name(config.env)
+    config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config.torso, env))
+    name = config.default_run_name if config.run_name is None else config.run_name
+    return dataclasses.replace(config, run_name=name, logdir=expand_home(config.logdir))
+
+
+def check(config: Any, ranges: dict[str, Range]) -> None:
+    """Raise UserError for the first setting that cannot work, of those that all algorithms have."""
+    check_ranges(config, {**RANGES, **ranges})
+    check_folder_names(config)
+    task.check(config)
+    network.check(config, config.env)
+    if config.strategy == "one-device" and config.replicas > 1:
+        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
+
+
+__all__ = ["EPISODES", "RANGES", "Hardware", "Network", "RLSettings", "Run", "Task", "check", "complete"]

@@ -1,0 +1,90 @@
+"""The task: which env is learned, on which levels, for how long."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import MOST, NATURAL, Range
+from tfrl.envs import registry
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned."""
+
+    env: str = "coinrun"
+    """A procgen game, a toy or a Gymnasium id; coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0
+    are the same."""
+    preset: str = "openai-easy"
+    """A whole set of defaults, listed above; flags and files win over it. Without it, the env's own."""
+    distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
+    """Procgen's difficulty; every game has easy and hard. exploration is a single level."""
+    num_levels: int = 200
+    """Training levels of procgen; 0: unlimited."""
+    start_level: int = 0
+    """The first training level; needs --num-levels."""
+    total_steps: int = 25_000_000
+    """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
+    solved_at: float | None = None
+    """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
+    seed: int = 1
+    """Decides everything random."""
+
+
+RANGES = {
+    "num_levels": NATURAL,
+    "start_level": NATURAL,
+    "total_steps": Range(1, 1e15),
+    "solved_at": Range(-1e38, 1e38),
+}
+
+
+def own_name(env: str) -> str:
+    """The env's name in the registry, from any of the spellings that Gym has used for procgen's games."""
+    return registry.own_name(env)
+
+
+def level_sets(task: Task) -> tuple[str, ...]:
+    """The level sets that the env has: training and unseen ones, or, without levels, `test` alone."""
+    return registry.family(task.env).level_sets
+
+
+def has_unseen_levels(task: Task) -> bool:
+    """Whether training leaves levels out: not where it plays all, or the only one, or there are none."""
+    levels = "train" in level_sets(task)
+    return levels and task.num_levels > 0 and task.distribution_mode != "exploration"
+
+
+def check(task: Task) -> None:
+    """Raise UserError if the env, its distribution mode or its levels do not exist."""
+    try:
+        registry.check(task.env)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    _check_levels(task)
+    if task.start_level and not has_unseen_levels(task):
+        why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"
+        raise UserError(f"--start-level {task.start_level} would do nothing: {why}; leave it out.")
+
+
+def _check_levels(task: Task) -> None:
+    modes = registry.distribution_modes(task.env)
+    plain = {field.name: field.default for field in dataclasses.fields(Task)}
+    if not modes:
+        for name in ("distribution_mode", "num_levels", "start_level"):
+            if getattr(task, name) != plain[name]:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} is procgen's; {task.env} has no levels: leave it out.")
+        return
+    if task.distribution_mode not in modes:
+        raise UserError(
+            f"{task.env} has no distribution mode {task.distribution_mode!r}; it has {', '.join(modes)}."
+        )
+    if task.start_level + task.num_levels > MOST:
+        raise UserError(
+            f"--start-level + --num-levels must be at most {MOST}; got {task.start_level} + "
+            f"{task.num_levels}."
+        )

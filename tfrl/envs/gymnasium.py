@@ -1,0 +1,236 @@
+"""Gymnasium's envs by id (Towers et al. 2024, arXiv:2407.17032): CartPole-v1, HalfCheetah-v5 and so on."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfrl.envs import atari
+from tfrl.envs.gymnasium_ids import can_repeat, make_env, rendering_error, specs_of
+from tfrl.envs.spec import Box
+from tfrl.envs.vec_env import Step
+
+if TYPE_CHECKING:
+    from tfrl.envs import EnvSpec
+
+LONGEST_REPLAY = 32_768
+"""Steps: a longer episode is not replayed. A state has at most 32 kB of them (128 kB a number of a Box)."""
+
+
+class GymnasiumVec:
+    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.VecEnv`.
+
+    All are stepped by one Python loop in this process: threads did not make MuJoCo's small models faster
+    (they hold Python's lock for most of a step), and processes are slower than one env (docs/results.md).
+
+    Every episode is reset by a seed of its own, made from (seed, env, episode). So whatever an env keeps to
+    itself, its state is that seed and the actions since: `set_state` replays them, which takes as long as
+    playing them did (MuJoCo: up to 60 ms an env), and checks that the env shows the same. One way that is
+    right for every env that keeps to its seed, wrappers included, is worth more than the milliseconds that
+    each simulator's own calls would save. Atari alone has them: to seed it costs a hundred steps.
+    """
+
+    def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
+        self.num_envs = len(indices)
+        self.observation_spec, self.action_spec = specs_of(spec.name)
+        self.exact_state = can_repeat(spec.name)
+        self._name, self._renders = spec.name, spec.render
+        self._envs = [make_env(spec.name, render=spec.render) for _ in indices]
+        self._plays = [env.step for env in self._envs]
+        self._snapshots = atari.is_atari(self._envs[0])
+        self._streams = [(spec.seed, int(i)) for i in indices]
+        self._episodes = [0] * self.num_envs
+        self._solved = np.zeros(self.num_envs, bool)
+        self._prepare_actions()
+        # The agent's actions of the running episodes: entry t is act number `_oldest + t` of this vector, and
+        # env i's episode began at `_began[i]`.
+        self._history: deque[np.ndarray] = deque()
+        self._oldest = self._clock = 0
+        self._began = [0] * self.num_envs
+        zeros, first = np.zeros(self.num_envs, np.float32), np.ones(self.num_envs, bool)
+        shown = np.stack([self._reset(i) for i in range(self.num_envs)])
+        self._step = Step(zeros, shown, first, ~first, None)
+
+    def _prepare_actions(self) -> None:
+        space = self._envs[0].action_space
+        if isinstance(self.action_spec, Box):
+            low, high = (np.asarray(x, space.dtype) for x in (space.low, space.high))
+            self._low, self._high = low, high
+            self._middle, self._half = (low + high) / 2, (high - low) / 2
+        else:
+            self._start = int(space.start)
+
+    def _inputs(self, actions: np.ndarray) -> Sequence[Any]:
+        """What each env is to be given for the agent's actions [N, *action_shape]."""
+        if not isinstance(self.action_spec, Box):
+            return (actions + self._start).tolist()  # env.step takes an int faster than NumPy's
+        scaled = self._middle + self._half * actions
+        return np.minimum(np.maximum(scaled, self._low), self._high)
+
+    def _reset(self, i: int) -> np.ndarray:
+        """Begins env i's next episode; its first observation."""
+        episode = self._episodes[i]
+        if self._snapshots and episode > 0:
+            shown, _ = self._envs[i].reset()
+        else:
+            shown, _ = self._envs[i].reset(seed=_episode_seed(*self._streams[i], episode))
+        self._began[i] = self._clock
+        return np.asarray(shown, self.observation_spec.dtype)
+
+    def observe(self) -> Step:
+        """The step that `act` has made; see `tfrl.envs.vec_env.Step`."""
+        return self._step
+
+    def act(self, actions: np.ndarray) -> None:
+        """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high]."""
+        actions = np.array(actions, self.action_spec.dtype)
+        reward = np.empty(self.num_envs, np.float32)
+        observation = np.empty((self.num_envs, *self.observation_spec.shape), self.observation_spec.dtype)
+        first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        final = []
+        self._clock += 1
+        for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
+            shown, reward[i], terminated, truncated, info = play(action)
+            if terminated or truncated:
+                first[i], cut[i] = True, not terminated
+                if not terminated:
+                    final.append(np.asarray(shown, observation.dtype))
+                self._solved[i] = info.get("is_success", info.get("success", False))
+                self._episodes[i] += 1
+                shown = self._reset(i)
+            observation[i] = shown
+        self._remember(actions)
+        self._step = Step(reward, observation, first, cut, np.stack(final) if final else None)
+
+    def _remember(self, actions: np.ndarray) -> None:
+        """Adds to the history of the running episodes, and drops what they no longer need."""
+        if self._snapshots or not self.exact_state:
+            return
+        self._history.append(actions)
+        needed = max(min(self._began), self._clock - LONGEST_REPLAY)
+        while self._oldest < needed:
+            self._history.popleft()
+            self._oldest += 1
+
+    def solved(self) -> np.ndarray:
+        """Whether the last episode was a success, for envs that say so (`info["is_success"]`), bool [B]."""
+        return self._solved.copy()
+
+    def render(self) -> list[np.ndarray]:
+        """Frames uint8 [H, W, 3] per env; needs `spec.render`. Raises ValueError if something is missing."""
+        try:
+            return [np.asarray(env.render(), np.uint8) for env in self._envs]
+        except Exception as error:  # of OpenGL, EGL, GLFW, pygame or MuJoCo, each with its own classes
+            raise ValueError(rendering_error(self._name, error)) from error
+
+    def get_state(self) -> list[bytes]:
+        """Per env an npz: its stream of seeds, what `observe` shows, and the episode's actions (or Atari's
+        own state). Some 1 to 100 kB.
+        """
+        return [self._get_state(i) for i in range(self.num_envs)]
+
+    def _get_state(self, i: int) -> bytes:
+        step = self._step
+        about = {
+            "stream": self._streams[i],
+            "episode": self._episodes[i],
+            "reward": float(step.reward[i]),
+            "first": bool(step.first[i]),
+            "truncated": bool(step.truncated[i]),
+            "solved": bool(self._solved[i]),
+        }
+        arrays = {"observation": step.observation[i]}
+        if step.truncated[i]:
+            arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
+        if self._snapshots:
+            arrays |= atari.get_state(self._envs[i])
+        elif self.exact_state and self._began[i] >= self._oldest:
+            actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
+            arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
+        return _pack(about, arrays)
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Continues exactly from `states`.
+
+        An env that cannot begins a new episode: the one that was running counts as truncated at the
+        observation that it showed last, and `exact_state` becomes False.
+        """
+        opened = [_unpack(state) for state in states]
+        played = [len(arrays.get("actions", ())) for _, arrays in opened]
+        self._oldest, self._clock = 0, max(played)
+        history = np.zeros((self._clock, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
+        step = Step(*(x.copy() for x in self._step[:4]), None)
+        final = []
+        for i, (about, arrays) in enumerate(opened):
+            step.reward[i], step.first[i], step.truncated[i] = (
+                about[name] for name in ("reward", "first", "truncated")
+            )
+            step.observation[i] = arrays["observation"]
+            if self._resume(i, about, arrays):
+                self._began[i] = self._clock - played[i]
+                history[self._began[i] :, i] = arrays.get("actions", 0)
+            else:
+                self.exact_state = False
+                self._episodes[i] += 1
+                step.observation[i] = self._reset(i)
+                if not step.first[i]:
+                    step.first[i] = step.truncated[i] = True
+                    arrays["final_observation"] = arrays["observation"]
+            if step.truncated[i]:
+                final.append(arrays["final_observation"])
+        self._history = deque(history)
+        self._step = step._replace(final_observation=np.stack(final) if final else None)
+
+    def _resume(self, i: int, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
+        """Brings env i back to where a state was taken; False if it cannot be, or shows something else."""
+        self._streams[i] = tuple(about["stream"])
+        self._episodes[i], self._solved[i] = about["episode"], about["solved"]
+        if self._snapshots:
+            atari.set_state(self._envs[i], arrays)
+            return True
+        if not self.exact_state or "actions" not in arrays:
+            return False
+        shown, reward = self._reset(i), np.float32(about["reward"])
+        for action in self._inputs(arrays["actions"]):
+            shown, reward, terminated, truncated, _ = self._plays[i](action)
+            if terminated or truncated:
+                return False
+        shown = np.asarray(shown, self.observation_spec.dtype)
+        return np.array_equal(shown, arrays["observation"], equal_nan=True) and np.float32(
+            reward
+        ) == np.float32(about["reward"])
+
+    def close(self) -> None:
+        """Closes windows and simulators."""
+        for env in self._envs:
+            env.close()
+
+
+def _episode_seed(seed: int, env: int, episode: int) -> int:
+    """The seed, below 2**31, of an episode of env `env` of the global vector."""
+    return _episode_seeds(seed, env, episode // 64)[episode % 64]
+
+
+@functools.lru_cache(maxsize=8192)
+def _episode_seeds(seed: int, env: int, block: int) -> list[int]:
+    # In blocks: a SeedSequence takes longer than many an env's reset.
+    words = np.random.SeedSequence(seed, spawn_key=(env, block)).generate_state(64)
+    return (words >> 1).tolist()
+
+
+def _pack(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
+    return file.getvalue()
+
+
+def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with np.load(io.BytesIO(state), allow_pickle=False) as file:
+        arrays = dict(file)
+    return json.loads(str(arrays.pop("about"))), arrays

@@ -1,0 +1,245 @@
+"""Gymnasium's ids: the env of one, its specs, what is published of it, and what is wrong with a wrong one."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import parse_env_id, registry
+
+from tfrl.envs import atari
+from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
+
+# Packages whose import registers ids, by the ids' namespace; and what to install for them.
+_PLUGINS = {
+    "ALE": ("ale_py", "ale-py opencv-python-headless"),
+    "dm_control": ("shimmy", "'shimmy[dm-control]'"),
+}
+# What to install for envs whose module starts so.
+_EXTRAS = {
+    "gymnasium.envs.box2d": "'gymnasium[box2d]'",
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.classic_control": "pygame",
+    "gymnasium.envs.toy_text": "'gymnasium[toy-text]'",
+    "gymnasium.envs.phys2d": "'gymnasium[jax]'",
+    "gymnasium.envs.tabular": "'gymnasium[jax]'",
+    "ale_py": "ale-py opencv-python-headless",
+}
+
+
+def make_env(env_id: str, *, render: bool = False) -> gymnasium.Env:
+    """One env without wrappers that only check, and with its family's usual preprocessing.
+
+    Atari's is `tfrl.envs.atari.preprocess`; the dicts that dm_control shows are flattened. `render` makes
+    `env.render()` give frames uint8 [H, W, 3].
+
+    Raises:
+      ValueError: one sentence: there is no such id, a package is missing, or it gives no pictures.
+    """
+    spec = copy.deepcopy(_find(env_id))
+    spec.order_enforce = False
+    options = {"render_mode": "rgb_array"} if render else {}
+    is_atari = spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type") != "ram"
+    if is_atari:
+        options |= atari.NO_SKIP
+    if render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo, or its first renderer, is loaded
+    try:
+        if isinstance(spec.entry_point, str):
+            importlib.import_module(spec.entry_point.split(":")[0])
+        _silence_mujoco()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions before the newest, and of render modes
+            env = gymnasium.make(spec, disable_env_checker=True, **options)
+            env = atari.preprocess(env) if is_atari else env
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise ValueError(
+            f"{env_id} needs a package that is missing{_remedy(spec)} ({_line(error)})"
+        ) from error
+    except Exception as error:  # an env of anybody's, which may raise anything
+        raise ValueError(f"{env_id} cannot be made: {type(error).__name__}: {_line(error)}") from error
+    if render and "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
+    if env_id.startswith("dm_control/") and isinstance(env.observation_space, spaces.Dict):
+        env = gymnasium.wrappers.FlattenObservation(env)
+    return env
+
+
+def _silence_mujoco() -> None:
+    """Keeps MuJoCo from writing MUJOCO_LOG.TXT into the working folder, for its own models' old keywords."""
+    if "mujoco" in sys.modules:
+        sys.modules["mujoco"].set_mju_user_warning(lambda message: None)
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _remedy(spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
+    """`: pip install ...` where it is known what is missing, else what the error says."""
+    module = spec.entry_point if isinstance(spec.entry_point, str) else spec.entry_point.__module__
+    needed = next((package for start, package in _EXTRAS.items() if module.startswith(start)), None)
+    return f": pip install {needed}" if needed else f" ({_line(error)})"
+
+
+def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
+    """The registered spec of an id, `module:id` too. Raises ValueError if there is none."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        namespace, base, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        raise ValueError(f"{env_id!r} is no id of an env: they look like CartPole-v1") from None
+    if module:
+        _import(module, f"{env_id} needs the module {module}, which cannot be imported")
+    elif namespace in _PLUGINS:
+        plugin, packages = _PLUGINS[namespace]
+        _import(plugin, f"{env_id} needs a package that is missing: pip install {packages}")
+    elif name not in registry and importlib.util.find_spec("ale_py"):
+        _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
+    known = registry.get(name)
+    if known is None or known.entry_point is None:
+        raise ValueError(f"there is no env {env_id!r}{_hint(namespace, base)}")
+    if callable(known.entry_point) and known.entry_point.__module__ == "gymnasium.envs":
+        raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{_hint(namespace, base)}")
+    return known
+
+
+def _import(module: str, complaint: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dm_control's, that there is no display
+            imported = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{complaint} ({_line(error)})") from error
+    if module == "ale_py":
+        imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
+
+
+def _hint(namespace: str | None, base: str) -> str:
+    """` (did you mean CartPole-v1?)`: the newest version of that name, else of the nearest ones."""
+    newest: dict[str, tuple[int, str]] = {}
+    for spec in registry.values():
+        name = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
+        newest[name] = max(newest.get(name, (-1, "")), (spec.version or 0, spec.id))
+    asked = (f"{namespace}/{base}" if namespace else base).lower()
+    kin = [name for name in newest if name.rpartition("/")[0] == (namespace or "")]
+    by_lower = {name.lower(): name for name in kin or newest}
+    near = [asked] if asked in by_lower else difflib.get_close_matches(asked, by_lower, n=2)
+    ids = " or ".join(newest[by_lower[name]][1] for name in near)
+    return f" (did you mean {ids}?)" if ids else ""
+
+
+@functools.cache
+def specs_of(env_id: str) -> tuple[ArraySpec, ActionSpec]:
+    """What an env shows and takes.
+
+    Raises:
+      ValueError: as `make_env`, or it shows or takes what this program cannot handle.
+    """
+    env = make_env(env_id)
+    try:
+        return _observation_spec(env_id, env.observation_space), _action_spec(env_id, env.action_space)
+    finally:
+        env.close()
+
+
+def _observation_spec(env_id: str, space: spaces.Space) -> ArraySpec:
+    if isinstance(space, spaces.Box):
+        if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
+            return ArraySpec(space.shape, "float32")
+        if len(space.shape) == 3 and space.dtype == np.uint8:
+            return ArraySpec(space.shape, "uint8")
+    raise ValueError(
+        f"{env_id} shows {_describe(space)}, which cannot be learned from: "
+        "observations must be vectors of numbers, or images [H, W, C] of uint8"
+    )
+
+
+def _action_spec(env_id: str, space: spaces.Space) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if not (
+        isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+    ):
+        raise ValueError(
+            f"{env_id} takes {_describe(space)}, which is not supported: "
+            "actions must be Discrete, or a Box that is a vector of real numbers"
+        )
+    if not space.is_bounded():
+        raise ValueError(f"{env_id} takes actions without bounds, and agents here act between bounds")
+    return Box(tuple(space.low.tolist()), tuple(space.high.tolist()))
+
+
+def _describe(space: spaces.Space) -> str:
+    kind = type(space).__name__
+    return f"a {kind} of {space.dtype} {list(space.shape)}" if isinstance(space, spaces.Box) else f"a {kind}"
+
+
+@functools.cache
+def can_repeat(env_id: str) -> bool:
+    """Whether 20 steps from the same seed, twice, are the same, and the id is not marked nondeterministic.
+
+    Replaying an episode brings back the state of such an env alone. Raises as `specs_of`.
+    """
+    specs_of(env_id)
+    env = make_env(env_id)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(20)]
+    try:
+        return not _find(env_id).nondeterministic and _outline(env, actions) == _outline(env, actions)
+    finally:
+        env.close()
+
+
+def _outline(env: gymnasium.Env, actions: list) -> list[tuple]:
+    """All that an episode's first steps show, from seed 1."""
+    seen = [(np.asarray(env.reset(seed=1)[0]).tobytes(), 0.0, False, False)]
+    for action in actions:
+        shown, reward, terminated, truncated, _ = env.step(action)
+        seen.append((np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)))
+        if terminated or truncated:
+            break
+    return seen
+
+
+def time_limit(env_id: str) -> int | None:
+    """Steps after which an episode is cut off; None if there is no limit, or only the env knows it.
+
+    Of Atari games, whose limit is in frames, steps of 4 frames. Raises ValueError if there is no such id.
+    """
+    spec = _find(env_id)
+    frames = spec.kwargs.get("max_num_frames_per_episode")
+    return frames // atari.FRAME_SKIP if frames else spec.max_episode_steps
+
+
+def reward_threshold(env_id: str) -> float | None:
+    """The mean return from which Gymnasium counts an env as solved; None if it names none.
+
+    Raises ValueError if there is no such id.
+    """
+    threshold = _find(env_id).reward_threshold
+    return None if threshold is None else float(threshold)
+
+
+def rendering_error(env_id: str, error: Exception) -> str:
+    """One sentence for a failure to render, with what to install where it is OpenGL that is missing."""
+    spec = _find(env_id)
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return f"{env_id} cannot be rendered without a package that is missing{_remedy(spec, error)}"
+    sentence = f"{env_id} cannot be rendered: {type(error).__name__}: {_line(error)}"
+    if "mujoco" in sys.modules:
+        sentence += (
+            f" (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'unset')}; without a display MuJoCo needs "
+            "MUJOCO_GL=egl and the libraries libegl1 and libgl1-mesa-dri, or MUJOCO_GL=osmesa and libosmesa6)"
+        )
+    return sentence

@@ -1,0 +1,158 @@
+"""Steps this worker's envs with a policy: double-buffered, so that env time hides behind inference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
+from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.experience.rollout import Rollout
+
+
+class ActingPolicy(Protocol):
+    """The part of an agent that a collector needs.
+
+    Attributes:
+      extras: the names of what `act` says of its actions, with their shapes for one env and step.
+    """
+
+    extras: Mapping[str, tuple[int, ...]]
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by noise [R, B, K]."""
+
+
+class _Group:
+    """Envs that step together: the same slice of every replica's envs."""
+
+    def __init__(self, env: VecEnv, columns: slice, replicas: int) -> None:
+        self.env = env
+        self.columns = columns
+        self.replicas = replicas
+
+    def by_replica(self, array: np.ndarray) -> np.ndarray:
+        """[R * B, ...] as [R, B, ...]."""
+        return array.reshape(self.replicas, -1, *array.shape[1:])
+
+
+class Collector:
+    """This worker's slice of the global envs and the buffers that they fill.
+
+    Args:
+      spec: the global vector of envs.
+      indices: the global indices of this worker's envs.
+      replicas: how many replicas share them, in order.
+      num_steps: T.
+    """
+
+    def __init__(self, spec: EnvSpec, indices: Sequence[int], *, replicas: int, num_steps: int) -> None:
+        self.indices = list(indices)
+        self._replicas = replicas
+        each = len(self.indices) // replicas
+        # Two groups, one stepping while the policy looks at the other, where that leaves two envs in each:
+        # GPUs compute a batch of one in another way, and round it differently.
+        halves = 2 if each % 2 == 0 and each >= 4 and _steps_beside(spec) else 1
+        width = each // halves
+        by_replica = np.asarray(self.indices).reshape(replicas, each)
+        self._groups = []
+        for half in range(halves):
+            columns = slice(half * width, (half + 1) * width)
+            env = registry.make(spec, by_replica[:, columns].reshape(-1).tolist())
+            self._groups.append(_Group(env, columns, replicas))
+        first_env = self._groups[0].env
+        self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
+        self.exact_state = first_env.exact_state
+        self._rollout: Rollout | None = None
+        self._size = (replicas, num_steps, each)
+
+    def _buffers(self, policy: ActingPolicy) -> Rollout:
+        if self._rollout is None:
+            specs = {"observation": self.observation_spec, "action": self.action_spec}
+            self._rollout = Rollout.empty(*self._size, **specs, extras=policy.extras)
+        self._rollout.final_observations = {}
+        return self._rollout
+
+    def collect(self, policy: ActingPolicy, noise: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
+        """T steps of every env. The returned buffers are used again by the next call.
+
+        Args:
+          policy: gives actions.
+          noise: float32 [T, envs of this worker, K]: the actions' randomness.
+          on_step: called with the number of steps done.
+        """
+        replicas, num_steps, each = self._size
+        rollout = self._buffers(policy)
+        start, rollout.env_wait_seconds = time.perf_counter(), 0.0
+        noise = noise.reshape(num_steps, replicas, each, -1)
+        for t in range(num_steps):
+            for group in self._groups:
+                at = (slice(None), t, group.columns)
+                observations = self._observe(group, t)
+                actions, extras = policy.act(observations, noise[t][:, group.columns])
+                for name, values in extras.items():
+                    rollout.extras[name][at] = values
+                rollout.actions[at] = actions
+                group.env.act(actions.reshape(-1, *self.action_spec.shape))
+            on_step(t + 1)
+        for group in self._groups:
+            self._observe(group, num_steps)
+        rollout.seconds = time.perf_counter() - start
+        return rollout
+
+    def _observe(self, group: _Group, t: int) -> np.ndarray:
+        """Waits for o_t, and stores it and what the action before it led to; o_t, [R, B, *shape]."""
+        rollout, start = self._rollout, time.perf_counter()
+        step = group.env.observe()
+        rollout.env_wait_seconds += time.perf_counter() - start
+        at = (slice(None), t, group.columns)
+        rollout.observations[at] = group.by_replica(step.observation)
+        if t > 0:
+            at_action = (slice(None), t - 1, group.columns)
+            rollout.rewards[at_action] = group.by_replica(step.reward)
+            rollout.first[at_action] = group.by_replica(step.first)
+            rollout.truncated[at_action] = group.by_replica(step.truncated)
+            if step.final_observation is not None:
+                self._keep_final(group, t - 1, step)
+        return rollout.observations[at]
+
+    def _keep_final(self, group: _Group, t: int, step: Step) -> None:
+        width = group.columns.stop - group.columns.start
+        for k, i in enumerate(np.flatnonzero(step.truncated)):
+            place = (int(i // width), t, int(group.columns.start + i % width))
+            self._rollout.final_observations[place] = step.final_observation[k].copy()
+
+    # State
+
+    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
+        """Global env indices and, for each, the env's state, observation and `first` flag."""
+        indices, states, observations, firsts = [], [], [], []
+        by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
+        for group in self._groups:
+            step = group.env.observe()
+            indices += by_replica[:, group.columns].reshape(-1).tolist()
+            states += group.env.get_state()
+            observations.append(step.observation)
+            firsts.append(step.first)
+        return indices, states, np.concatenate(observations), np.concatenate(firsts)
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index; it may hold more envs than this worker's."""
+        by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
+        for group in self._groups:
+            wanted = by_replica[:, group.columns].reshape(-1).tolist()
+            group.env.set_state([states[i] for i in wanted])
+
+    def close(self) -> None:
+        """Stops the envs' threads."""
+        for group in self._groups:
+            group.env.close()
+
+
+def _steps_beside(spec: EnvSpec) -> bool:
+    """Whether the env's `act` returns while it still steps, so that two groups gain time."""
+    return registry.family(spec.name).steps_beside

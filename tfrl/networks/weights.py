@@ -1,0 +1,46 @@
+"""Weights by name: the same names in every process and on every topology, as float32 arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+
+PREFIX = "weights/"
+"""Of weights among other arrays, in checkpoints."""
+
+
+def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights by name among a checkpoint's arrays."""
+    return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
+
+
+def layer_names(layer: Any) -> dict[str, keras.Variable]:
+    """The variables of a layer or model by LAYER/WEIGHT."""
+    return {"/".join(v.path.split("/")[-2:]): v for v in layer.variables}
+
+
+def read_weights(variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
+    """The variables' values as float32 arrays."""
+    return {name: np.asarray(v.numpy(), np.float32) for name, v in variables.items()}
+
+
+def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str, np.ndarray]) -> None:
+    """Gives the variables the arrays of `read_weights`.
+
+    Raises:
+      ValueError: names or shapes differ.
+    """
+    if set(variables) != set(weights):
+        odd = sorted(set(variables) ^ set(weights))[0]
+        raise ValueError(f"the weights are of another network: {odd} is in one of them alone")
+    for name, variable in variables.items():
+        if tuple(variable.shape) != weights[name].shape:
+            shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
+            raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
+        variable.assign(weights[name])

@@ -1,0 +1,23 @@
+"""python -m tfrl.ppo: train PPO on any env."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfrl.cli import endings
+from tfrl.config.ppo import READER
+from tfrl.training import command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains with the settings of the command line; the exit code."""
+    return command.run(
+        READER,
+        arguments,
+        learner="tfrl.training.on_policy:OnPolicyLearner",
+        agent="tfrl.agents.ppo:PPOAgent",
+    )
+
+
+if __name__ == "__main__":
+    endings.run(main)

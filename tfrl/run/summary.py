@@ -1,0 +1,32 @@
+"""What a run of any trainer says of itself before it trains."""
+
+from __future__ import annotations
+
+import shlex
+
+from tfrl.run.folder import RunSettings
+from tfrl.workers.strategy import Runtime
+
+
+def network(name: str, width: int, num_parameters: int) -> str:
+    """What any trainer trains."""
+    return f"{name}, {f'width {width}, ' if width != 1 else ''}{num_parameters:,} parameters"
+
+
+def hardware(runtime: Runtime) -> dict[str, str]:
+    """Where any trainer computes."""
+    return {
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+    }
+
+
+def folder(config: RunSettings) -> dict[str, str]:
+    """Where any trainer writes."""
+    return {"run": str(config.run_dir), "curves": tensorboard(config)}
+
+
+def tensorboard(config: RunSettings) -> str:
+    """The command that shows any trainer's curves, as a shell takes it."""
+    return shlex.join(["tensorboard", "--logdir", config.logdir])

@@ -1,0 +1,52 @@
+"""How `python -m tfrl.ALGORITHM` goes from its arguments to the end of a run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from tfrl.cli.quiet import quiet_start
+from tfrl.cli.settings import Reader
+from tfrl.envs import registry
+from tfrl.experience.rollout import check_memory
+from tfrl.networks import torso_weights
+from tfrl.run.lock import take_run
+from tfrl.workers import tf_config
+
+
+def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -> int:
+    """Trains with the settings of the command line; the exit code.
+
+    Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
+    takes seconds.
+
+    Args:
+      reader: reads the algorithm's settings.
+      arguments: of the command line.
+      learner: "module:class" that follows `tfrl.training.trainer.Learner`, made of the settings, the session
+        and the agent's class.
+      agent: "module:class" of the algorithm's agent.
+    """
+    config = reader.parse(arguments)
+    cluster = tf_config.for_strategy(config.strategy)
+    if cluster is not None and cluster.is_evaluator:
+        with quiet_start():
+            from tfrl.training import evaluator
+        return evaluator.follow(config)
+    workers = 1 if cluster is None else cluster.num_workers
+    config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+    check_memory(registry.specs(config.env)[0], config.num_envs, config.num_steps, workers)
+    if config.torso_weights is not None:
+        torso_weights.check(config)
+    with take_run(config, cluster, reader.from_yaml) as config:
+        with quiet_start():
+            from tfrl.training import trainer
+
+            make_learner, make_agent = _load(learner), _load(agent)
+        return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

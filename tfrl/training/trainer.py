@@ -1,0 +1,267 @@
+"""The outer loop of every algorithm: update, evaluate, log, save; and exact resume from what was saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfrl import config as settings
+from tfrl.agents.agent import Agent
+from tfrl.evaluation.levels import evaluation_columns, evaluation_results
+from tfrl.networks.export import export
+from tfrl.run import results
+from tfrl.run.console import Console
+from tfrl.run.metrics import PROGRESS_FILE, logged_steps
+from tfrl.run.session import Session, open_session
+from tfrl.run.stop import Stopped
+from tfrl.run.summary import tensorboard
+from tfrl.training import summary
+from tfrl.training.periodic import Periodic
+from tfrl.workers.membership import join
+from tfrl.workers.tf_config import TFConfig
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update leaves to be written; as JSON in the checkpoint of one whose evaluation is not done."""
+
+    metrics: dict[str, float]
+    action_counts: list[int]
+
+
+class Learner(Protocol):
+    """What an algorithm brings to the loop: experience, an agent that learns from it, and its state.
+
+    Attributes:
+      agent: the agent.
+      columns: the metrics of `update` in the order of progress.csv.
+    """
+
+    agent: Agent
+    columns: tuple[str, ...]
+
+    def update(self) -> Update:
+        """Takes `steps_per_update` env steps and learns. A collective; counts `session.step` and its seconds."""
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one evaluation env, float32 [steps, K]."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The agent's weights by name."""
+
+    def episode_metrics(self) -> dict[str, float]:
+        """`rollout/` metrics of the last 100 episodes."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether --solved-at has been reached, the same on all workers."""
+
+    def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
+        """The values to draw for an update's `action_counts`, by the end of the chart's name."""
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
+
+    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer."""
+
+    def close(self) -> None:
+        """Stops what it has started."""
+
+
+MakeLearner = Callable[[Any, Session], Learner]
+
+
+def train(config: Any, cluster: TFConfig | None, make_learner: MakeLearner) -> int:
+    """Runs or continues the run that `config` describes; the process's exit code.
+
+    Args:
+      config: checked settings.
+      cluster: what TF_CONFIG says; None for a single process.
+      make_learner: makes the algorithm's learner from the settings and the session.
+
+    Raises:
+      UserError: the settings do not fit this machine or cluster, or the checkpoints cannot be read.
+      TrainingError: the run failed: a NaN, say.
+    """
+    console = Console(enabled=cluster is None or cluster.is_chief)
+    names = {"step_name": "update", "saves": "at the end of this update"}
+    with join(config, cluster) as (runtime, watchdog):
+        config.check_topology(runtime.num_workers, runtime.local_replicas)
+        with open_session(config, runtime, watchdog, console, **names) as session:
+            followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
+            eval_every = 0 if followed else config.eval_every
+            return Trainer(config, session, make_learner(config, session), eval_every=eval_every).run()
+
+
+class Trainer:
+    """The loop of one process. All workers go through the same calls in the same order.
+
+    Args:
+      config, session: the run's.
+      learner: the algorithm.
+      eval_every: updates between evaluations here, 0 where an evaluator follows the run.
+    """
+
+    def __init__(self, config: Any, session: Session, learner: Learner, *, eval_every: int) -> None:
+        self._config = config
+        self._eval_every = eval_every
+        self._session = session
+        self._learner = learner
+        self._periodic = Periodic(config, session)
+        self._pending: Update | None = None  # whose evaluation is not done
+        self._evaluation: dict[str, float] = {}
+
+    @property
+    def _env_steps(self) -> int:
+        return self._session.step * self._config.steps_per_update
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns of progress.csv after `env_steps`, in order."""
+        rollout = ("episode_return", "episode_length", "normalized_return", "episodes")
+        return (
+            *(f"rollout/{name}" for name in rollout),
+            *self._learner.agent.metric_names,
+            *evaluation_columns(self._config.level_sets),
+            *self._learner.columns,
+        )
+
+    def run(self) -> int:
+        """Trains to the end or until told to stop; the exit code."""
+        config, session = self._config, self._session
+        self._restore()
+        if self._is_last and session.is_finished(self._learner.weights()):
+            session.console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
+            return self._leave(0)
+        self._begin()
+        try:
+            self._train()
+        except Stopped as stopped:
+            self._save()
+            self._learner.close()
+            return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
+        return self._finish()
+
+    def _train(self) -> None:
+        """Updates and evaluates to the end. Raises Stopped, with nothing to lose once the state is saved."""
+        session = self._session
+        if self._pending is not None:  # killed or stopped while it evaluated
+            self._conclude(self._pending)
+        while not self._is_last:
+            self._conclude(self._learner.update())
+        if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
+            self._evaluation = self._evaluate()
+            session.writer.scalars(self._env_steps, self._evaluation)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the run is as long as it is to be, or has come to --solved-at."""
+        return self._session.step >= self._config.num_updates or self._learner.solved
+
+    def _conclude(self, update: Update) -> None:
+        """Evaluates if it is time, and writes what there is of the update, once; then obeys, and saves."""
+        config, session, metrics = self._config, self._session, update.metrics
+        last = self._is_last
+        due = last or (self._eval_every and session.step % self._eval_every == 0)
+        # Not one whose evaluation a resume with another --eval-every leaves out.
+        self._pending = update if due else None
+        if due:
+            # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
+            self._save()
+            self._evaluation = self._evaluate()
+            self._pending = None
+            metrics = metrics | self._evaluation
+        if config.record_every and session.step % config.record_every == 0:
+            self._periodic.record(self._learner, self._env_steps)
+        for name, actions in self._learner.action_histograms(update.action_counts).items():
+            session.writer.histogram(f"rollout/actions{name}", actions, self._env_steps)
+        session.writer.write(self._env_steps, metrics)
+        session.console.update(self._env_steps, metrics)
+        if not last:  # else what remains takes seconds
+            session.obey()
+        if session.step % config.checkpoint_every == 0:
+            self._save()
+
+    def _evaluate(self) -> dict[str, float]:
+        """Returns on all level sets; keeps the weights if they are the best so far.
+
+        Raises Stopped where it is broken off; a resume does the whole evaluation.
+        """
+        metrics = self._periodic.evaluate(self._learner, self._env_steps)
+        self._periodic.keep_best(self._learner.weights(), metrics["eval_test/return"], self._env_steps)
+        return metrics
+
+    # Beginning, checkpoints, end
+
+    def _restore(self) -> None:
+        session = self._session
+        found = session.restore()
+        if found is None:
+            return
+        self._learner.set_state(found.learner, found.parts)
+        # An evaluation that was pending then has been done if the row that it belongs to is there.
+        logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
+        done = session.runtime.any_says(logged >= found.env_steps)
+        pending = session.progress["pending"]
+        # The last one is done once more, in place of what it wrote: results.json needs all it finds.
+        if pending is not None and (not done or self._is_last):
+            self._pending = Update(**pending)
+
+    def _begin(self) -> None:
+        """Opens the run's folder, and tells what is about to be trained."""
+        config, session = self._config, self._session
+        logged = logged_steps(config.run_dir / PROGRESS_FILE)
+        session.open_folder(self._columns, again=self._pending is not None)
+        agent = self._learner.agent
+        if session.found is None:
+            resolved = dataclasses.replace(config, precision=session.runtime.precision)
+            session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
+        session.console.summary(summary.rows(config, session.runtime, agent, session.found, logged))
+        session.console.start(config.num_updates * config.steps_per_update, self._env_steps)
+
+    def _save(self) -> None:
+        if not self._session.is_saved:
+            state, part = self._learner.get_state()
+            pending = None if self._pending is None else dataclasses.asdict(self._pending)
+            self._session.save(self._env_steps, state, part, {"pending": pending})
+
+    def _finish(self) -> int:
+        """Exports, and writes and shows the results."""
+        config, session = self._config, self._session
+        with session.finishing():
+            if session.runtime.is_chief:
+                weights = self._learner.weights()
+                outcome = self._results() | session.provenance(weights)
+                export(config.run_dir / "export", config, weights, precision=session.runtime.precision)
+                results.write(config.run_dir, outcome)
+        if session.runtime.is_chief:
+            session.console.results(*results.table(outcome), [tensorboard(config)])
+        return self._leave(0)
+
+    def _results(self) -> dict[str, object]:
+        """What is the algorithm's own in results.json."""
+        config, session, episodes = self._config, self._session, self._learner.episode_metrics()
+        return {
+            "algorithm": config.algorithm,
+            "env": config.env,
+            "seed": config.seed,
+            "env_steps": self._env_steps,
+            "updates": session.step,
+            "seconds": session.seconds,
+            "env_steps_per_second": self._env_steps / session.seconds,
+            "episode_return": episodes["rollout/episode_return"],
+            "normalized_return": episodes["rollout/normalized_return"],
+            "eval": evaluation_results(config, self._evaluation),
+        }
+
+    def _leave(self, code: int) -> int:
+        self._learner.close()
+        return self._session.leave(code)
