@@ -1,10 +1,32 @@
 """What was published of procgen's games: against figures worked by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from tfrl.envs import published
 from tfrl.envs.registry import games
+
+# Copied by hand from Cobbe et al. 2020 (arXiv:1912.01588), appendix C: (min, max) of easy, then of hard.
+PAPER_RANGES = {
+    "coinrun": ((5, 10), (5, 10)),
+    "starpilot": ((2.5, 64), (1.5, 35)),
+    "caveflyer": ((3.5, 12), (2, 13.4)),
+    "dodgeball": ((1.5, 19), (1.5, 19)),
+    "fruitbot": ((-1.5, 32.4), (-0.5, 27.2)),
+    "chaser": ((0.5, 13), (0.5, 14.2)),
+    "miner": ((1.5, 13), (1.5, 20)),
+    "jumper": ((3, 10), (1, 10)),
+    "leaper": ((3, 10), (1.5, 10)),
+    "maze": ((5, 10), (4, 10)),
+    "bigfish": ((1, 40), (0, 40)),
+    "heist": ((3.5, 10), (2, 10)),
+    "climber": ((2, 12.6), (1, 12.6)),
+    "plunder": ((4.5, 30), (3, 30)),
+    "ninja": ((3.5, 10), (2, 10)),
+    "bossfight": ((0.5, 13), (0.5, 13)),
+}
 
 
 def test_figures_are_of_procgens_games():
@@ -30,15 +52,30 @@ def test_normalized_return(env, mode, episode_return, expected):
     assert got == (None if expected is None else pytest.approx(expected))
 
 
-def test_published_means_at_the_end():
-    for split, expected in (("train", 0.599), ("test", 0.355)):
-        scores = [
-            published.normalized_return(
-                game, "easy", published.published_returns(game)[f"easy200_25M_{split}"]
-            )
-            for game in games()
-        ]
-        assert np.mean(scores) == pytest.approx(expected, abs=5e-4)
+def paper_score(game, mode, episode_return):
+    low, high = PAPER_RANGES[game][mode == "hard"]
+    return (episode_return - low) / (high - low)
+
+
+def test_the_ranges_are_the_papers():
+    assert PAPER_RANGES.keys() == {*games()}
+    for game, mode in itertools.product(games(), ("easy", "hard")):
+        for episode_return in (0.0, 7.5):
+            expected = paper_score(game, mode, episode_return)
+            assert published.normalized_return(game, mode, episode_return) == pytest.approx(expected), game
+
+
+@pytest.mark.parametrize(("split", "expected"), [("train", 0.590), ("test", 0.340)])
+def test_published_means_at_the_end(split, expected):
+    ends = {game: published.published_returns(game)[f"easy200_25M_{split}"] for game in games()}
+    # By the paper's ranges as they stand above, not by those of the project's own copy.
+    by_hand = [paper_score(game, "easy", end) for game, end in ends.items()]
+    assert np.mean(by_hand) == pytest.approx(expected, abs=5e-4)
+    scores = [published.normalized_return(game, "easy", end) for game, end in ends.items()]
+    assert np.mean(scores) == pytest.approx(expected, abs=5e-4)
+    # The curves are another file: their last points, means of 3 x 100 episodes, are near the final returns.
+    last = {game: published.published_curve(game, split)[1][:, -1].mean() for game in games()}
+    assert all(abs(paper_score(g, "easy", last[g]) - paper_score(g, "easy", ends[g])) < 0.15 for g in games())
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfrl import __version__
 from tfrl.cli.flags import flag
-from tfrl.envs.published import published_returns
+from tfrl.envs.published import normalized_return, published_returns
 from tfrl.evaluation.episodes import LEVEL_SETS
 from tfrl.reporting import comparison, intervals
 from tfrl.reporting.comparison import Group
@@ -168,14 +168,23 @@ def _evaluations(runs: Sequence[Run]) -> str:
         parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
         for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
             names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
-            names += ("normalized_return", "solve_rate", "length_mean")
-            cells = [_number(part.get(name), 3 if name == "normalized_return" else 2) for name in names]
+            cells = [_number(part.get(name)) for name in names]
+            cells.append(_number(_normalized(part), 3))
+            cells += [_number(part.get(name)) for name in ("solve_rate", "length_mean")]
             where = f"{part.get('env')}, {part.get('levels')} levels, {part.get('actions')}"
             rows.append([run.name, where, str(part.get("episodes")), *cells])
     if not rows:
         return ""
     header = ["run", "what", "episodes", "mean return", "standard error", "median", "IQM", "normalised"]
     return "<h2>Evaluations</h2>" + _table([*header, "solved", "length (env steps)"], rows)
+
+
+def _normalized(part: Mapping[str, Any]) -> float | None:
+    """The score of an evaluation by today's ranges: the one in its file may be of other ranges."""
+    value = part.get("return_mean")
+    if not isinstance(value, int | float):
+        return None
+    return normalized_return(str(part.get("env")), str(part.get("distribution_mode")), value)
 
 
 def _settings(runs: Sequence[Run]) -> str:
