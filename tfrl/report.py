@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.streams import tell
 from tfrl.reporting import runs
 from tfrl.run.folder import write_text
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write(loaded: Sequence[runs.Run], out: Path) -> Path:
-    """Writes `out/report.html` and `out/plots/*.png`; the page's path.
+    """Writes `out/report.html` and `out/plots/*.png`, and on stderr what readers must know; the page's path.
 
     Raises:
       UserError: the folder cannot be written in.
@@ -50,6 +51,8 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     from tfrl.reporting import comparison, page
 
     groups = comparison.group(loaded)
+    for note in comparison.notes(groups):
+        tell(f"warning: {note}")
     try:
         (out / "plots").mkdir(parents=True, exist_ok=True)
         pictures = {}

@@ -110,23 +110,29 @@ def test_profile_band_holds_the_profile():
     assert (high - low).max() > 0.1
 
 
-def test_curves_over_seeds_count_each_run_as_far_as_it_goes():
+def test_curves_are_compared_where_all_seeds_are():
+    """Beyond the end of the shortest, and before the last to begin, a mean would be one of other seeds."""
     long = np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])
     short = np.array([0.0, 10.0]), np.array([2.0, 3.0])
-    steps, mean, low, high = intervals.over_seeds([long, short], points=21)
-    assert steps[0] == 0 and steps[-1] == 20
-    assert mean[0] == 1 and mean[5] == pytest.approx(1.5) and mean[-1] == 2
-    assert (low <= mean).all() and (mean <= high).all()
-
-
-def test_curves_that_begin_at_other_steps_are_shown_from_the_first_of_them():
-    early = np.array([0.0, 10.0]), np.array([0.0, 1.0])
+    steps, mean, low, high = intervals.over_seeds([long, short])
+    np.testing.assert_array_equal(steps, [0.0, 10.0])
+    np.testing.assert_array_equal([mean, low, high], [[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]])
     late = np.array([5.0, 20.0]), np.array([4.0, 4.0])
-    steps, mean, low, high = intervals.over_seeds([early, late], points=21)
-    np.testing.assert_array_equal(steps, np.arange(21))
-    np.testing.assert_allclose(mean[[0, 4, 5, 10, 11, 20]], [0.0, 0.4, 2.25, 2.5, 4.0, 4.0])
-    np.testing.assert_allclose(low[[4, 5, 10, 11]], [0.4, 0.5, 1.0, 4.0])
-    np.testing.assert_allclose(high[[4, 5, 10, 11]], [0.4, 4.0, 4.0, 4.0])
+    steps, mean, *_ = intervals.over_seeds([long, late], points=4)  # at other steps: interpolated
+    np.testing.assert_array_equal(steps, [5.0, 10.0, 15.0, 20.0])
+    np.testing.assert_allclose(mean, (4.0 + steps / 10) / 2)
+    assert not intervals.over_seeds([short, (np.array([12.0]), np.array([4.0]))])[0].size
+    assert not intervals.over_seeds([short, (np.zeros(0), np.zeros(0))])[0].size
+
+
+def test_points_at_the_steps_that_all_have():
+    first = np.array([1.0, 2.0, 4.0, 8.0]), np.array([10.0, 20.0, 40.0, 80.0])
+    second = np.array([2.0, 3.0, 8.0]), np.array([-2.0, -3.0, -8.0])
+    steps, values = intervals.at_shared_steps([first, second])
+    np.testing.assert_array_equal(steps, [2.0, 8.0])
+    np.testing.assert_array_equal(values, [[20.0, 80.0], [-2.0, -8.0]])
+    steps, values = intervals.at_shared_steps([first, (np.zeros(0), np.zeros(0))])
+    assert steps.shape == (0,) and values.shape == (2, 0)
 
 
 def test_equal_steps_are_kept_as_they_are():

@@ -1,10 +1,12 @@
-"""Runs side by side: which differ by their seed alone, and what train-procgen published of the same games."""
+"""Runs side by side: which are seeds of one experiment, and what was published of the same games."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,47 +14,121 @@ from tfrl.cli.flags import flag
 from tfrl.config.ppo import DECISIVE
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.evaluation.episodes import LEVEL_SETS
-from tfrl.reporting.runs import Run, published_applies
+from tfrl.reporting.runs import Run, level_set_title, published_applies
 
-# What a result depends on, except for what tells the runs of one experiment apart.
-_DECISIVE = {field.name for section in DECISIVE for field in dataclasses.fields(section)}
-_DECISIVE -= {"env", "preset", "seed", "total_steps"}
+# A result depends on these. The preset is only a short word for others; game and seed tell runs of one
+# experiment apart.
+_DECISIVE = {field.name for section in DECISIVE for field in dataclasses.fields(section)} | {"precision"}
+_DECISIVE -= {"env", "preset", "seed"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one game whose settings differ by the seed alone.
+    """Seeds of one experiment: runs of one game that differ in nothing else that decides a result.
+
+    Runs may have come to different env steps. Their curves are compared as far as all have come, and their
+    scores where most of them were evaluated.
 
     Attributes:
-      env: the game; mode: its distribution mode.
+      env: the game.
+      mode: its distribution mode.
       variant: what tells the group's settings from those of other groups, "" where nothing does.
       runs: one a seed.
+      repeated: runs of the same settings whose seed is that of one of `runs`, which do not count.
     """
 
     env: str
     mode: str
     variant: str
     runs: tuple[Run, ...]
+    repeated: tuple[Run, ...] = ()
 
     @property
     def label(self) -> str:
-        """For legends."""
+        """The name of the variant in legends."""
         return self.variant or "tfrl"
 
+    @property
+    def env_steps(self) -> int:
+        """Env steps that all runs have reached."""
+        return min(run.env_steps for run in self.runs)
+
+    @cached_property
+    def _evaluations(self) -> Mapping[str, list[dict[int, float]]]:
+        """For each level set, every run's mean returns by env steps."""
+        return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
+
+    def scored_at(self, level_set: str) -> int | None:
+        """The last env step at which most runs were evaluated; None where none was."""
+        counts = Counter(step for run in self._evaluations[level_set] for step in run)
+        return int(max(counts, key=lambda step: (counts[step], step))) if counts else None
+
+    def returns(self, level_set: str) -> np.ndarray:
+        """Mean returns at `scored_at`, float64 [runs], NaN for runs without an evaluation there.
+
+        On training levels that no run was evaluated on, those of the last 100 episodes while training, when
+        all runs had come as far.
+        """
+        at = self.scored_at(level_set)
+        if at is None and level_set == "train":
+            return np.array([run.training_return(self.env_steps) for run in self.runs])
+        return np.array([of_run.get(at, np.nan) for of_run in self._evaluations[level_set]])
+
     def scores(self, level_set: str) -> np.ndarray:
-        """The runs' final normalised scores, float64 [runs], without those that have none."""
-        scores = np.array([run.normalized(run.final_return(level_set)) for run in self.runs])
+        """The runs' normalised `returns`, float64 [n], without those that have none."""
+        scores = np.array([self.runs[0].normalized(value) for value in self.returns(level_set)])
         return scores[np.isfinite(scores)]
+
+    def notes(self) -> list[str]:
+        """Sentences about everything that keeps these runs from being whole seeds of one experiment."""
+        name = f"{self.env}, {self.variant}" if self.variant else self.env
+        found = []
+        for run in self.repeated:
+            (kept,) = (other for other in self.runs if other.config.seed == run.config.seed)
+            found.append(
+                f"{run.path} does not count: its settings and its seed, {run.config.seed}, are those of "
+                f"{kept.path}."
+            )
+        if len({run.env_steps for run in self.runs}) > 1:
+            reached = ", ".join(
+                f"{run.config.seed} at {run.env_steps:,}{'' if run.is_done else ' (not finished)'}"
+                for run in self.runs
+            )
+            found.append(
+                f"{name}: the seeds have come to different env steps ({reached}), so curves are compared up "
+                f"to {self.env_steps:,}."
+            )
+        on_scores = {s: self._note_on_scores(s) for s in LEVEL_SETS}
+        if len({*on_scores.values()}) == 1:  # as evaluations are on both
+            on_scores = {"": on_scores["test"]}
+        titles = {s: f" on {level_set_title(s)}" if s else "" for s in on_scores}
+        return found + [
+            f"{name}: scores{titles[s]} are those {note}." for s, note in on_scores.items() if note
+        ]
+
+    def _note_on_scores(self, level_set: str) -> str | None:
+        at = self.scored_at(level_set)
+        returns = self.returns(level_set)
+        missing = [str(run.config.seed) for run, r in zip(self.runs, returns, strict=True) if np.isnan(r)]
+        last = max(run.env_steps for run in self.runs)
+        if at is None or len(self.runs) == 1 or (at == last and not missing):
+            return None
+        without = f", without seed {' and '.join(missing)}, not evaluated there" if missing else ""
+        return f"after {at:,} env steps{without}"
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Groups, sorted by game and then in the order of their first runs."""
-    differing = sorted(set(differences(runs)) & _DECISIVE - {"distribution_mode"})
+    """Groups, sorted by game and then in the order of their first runs.
+
+    Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
+    """
+    differing = [name for name in differences(runs) if name in _DECISIVE]
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        variant = ", ".join(f"{flag(name)[2:]} {getattr(run.config, name)}" for name in differing)
+        settings = _settings(run)
+        variant = ", ".join(f"{flag(name)[2:]} {settings[name]}" for name in sorted(differing))
         members.setdefault((run.config.env, run.config.distribution_mode, variant), []).append(run)
-    groups = [Group(*key, tuple(found)) for key, found in members.items()]
+    groups = [Group(*key, *_one_a_seed(found)) for key, found in members.items()]
     return sorted(groups, key=lambda g: (g.env, g.mode))
 
 
@@ -63,9 +139,23 @@ def variants(groups: Sequence[Group]) -> list[str]:
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, each with its value in every run."""
-    settings = [dataclasses.asdict(run.config) for run in runs]
-    values = {name: [str(s[name]) for s in settings] for name in settings[0]}
+    settings = [_settings(run) for run in runs]
+    values = {name: [s[name] for s in settings] for name in settings[0]}
     return {name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1}
+
+
+def notes(groups: Sequence[Group]) -> list[str]:
+    """What readers must know of these groups, a sentence each."""
+    found = [note for g in groups for note in g.notes()]
+    for name in variants(groups):
+        members = [(g, s) for g in groups if g.label == name for s in LEVEL_SETS if g.scores(s).size]
+        at = sorted({g.scored_at(s) or g.env_steps for g, s in members})
+        if len(at) > 1:
+            found.append(
+                f"Statistics over games{'' if name == 'tfrl' else f' of {name}'} join scores after "
+                f"{' and '.join(f'{step:,}' for step in at)} env steps."
+            )
+    return found
 
 
 def published_scores(group: Group) -> Mapping[str, np.ndarray]:
@@ -73,14 +163,33 @@ def published_scores(group: Group) -> Mapping[str, np.ndarray]:
 
     Empty where nothing was published of the same task, or not of as many or as few steps.
     """
-    steps = int(np.median([run.env_steps for run in group.runs]))
     if not published_applies(group.runs[0].config):
         return {}
     scores = {}
     for level_set in LEVEL_SETS:
+        steps = group.scored_at(level_set) or group.env_steps
         at, returns = published_curve(group.env, level_set)
         if not at[0] <= steps <= 1.02 * at[-1]:
             return {}
         reached = [np.interp(steps, at, run) for run in returns]
         scores[level_set] = np.array([normalized_return(group.env, group.mode, r) for r in reached])
     return scores
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
+    config = run.config
+    settings = {name: str(value) for name, value in dataclasses.asdict(config).items()}
+    total_steps = f"{config.num_updates * config.batch_size:,}"
+    return settings | {"total_steps": total_steps, "precision": run.precision}
+
+
+def _one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The runs that count, one a seed, and the others."""
+    farthest: dict[int, Run] = {}
+    for run in sorted(runs, key=lambda run: (run.is_done, run.env_steps), reverse=True):
+        farthest.setdefault(run.config.seed, run)
+    return (
+        tuple(run for run in runs if farthest[run.config.seed] is run),
+        tuple(run for run in runs if farthest[run.config.seed] is not run),
+    )

@@ -6,6 +6,7 @@ games may have different numbers of runs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -102,21 +103,32 @@ def profile_band(
 def over_seeds(
     curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Curves of several runs on common steps: steps, mean, least and greatest value, each [P].
+    """The steps that all of several curves cover: steps, mean, least and greatest value, each [P].
+
+    A mean that goes on where some of the curves have ended, or not begun, would be one of other runs.
 
     Args:
-      curves: steps and values [n] of each run, n of its own. A run counts as far as it goes.
-      points: how many steps; one curve alone keeps its own.
+      curves: steps and values [n] of each run, n of its own; of a run without a point all share nothing.
+      points: how many steps, where curves do not have the same ones already.
     """
-    curves = [(steps, values) for steps, values in curves if len(steps)]
-    if not curves:
+    if not curves or not all(len(steps) for steps, _ in curves):
         return (np.zeros(0),) * 4
-    if all(np.array_equal(steps, curves[0][0]) for steps, _ in curves):
-        steps = curves[0][0]
-    else:
-        ends = min(c[0][0] for c in curves), max(c[0][-1] for c in curves)
-        steps = np.linspace(*ends, points)
-    values = np.stack([np.interp(steps, s, v, left=np.nan, right=np.nan) for s, v in curves])
-    known = np.isfinite(values).any(axis=0)
-    steps, values = steps[known], values[:, known]
-    return steps, np.nanmean(values, 0), np.nanmin(values, 0), np.nanmax(values, 0)
+    begin, end = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    shared = [steps[(begin <= steps) & (steps <= end)] for steps, _ in curves]
+    steps = shared[0]
+    if not all(np.array_equal(steps, other) for other in shared):
+        steps = np.linspace(begin, end, points) if begin <= end else np.zeros(0)
+    values = np.stack([np.interp(steps, s, v) for s, v in curves])
+    return steps, values.mean(0), values.min(0), values.max(0)
+
+
+def at_shared_steps(
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The steps [P] at which every curve has a point of its own, and the curves' values there [N, P].
+
+    Args:
+      curves: steps and values [n] of each of N runs, n of its own; steps grow.
+    """
+    shared = functools.reduce(np.intersect1d, [steps for steps, _ in curves])
+    return shared, np.stack([values[np.isin(steps, shared)] for steps, values in curves])

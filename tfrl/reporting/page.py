@@ -25,7 +25,7 @@ _CAPTIONS = {
     "learning_curves": (
         "Learning curves",
         "Mean return of the last 100 episodes while training (lines) and in evaluations on unseen levels "
-        "(open markers). Bands and bars go from the least to the greatest seed.",
+        "(open markers). Bands and bars go from the least to the greatest seed, as far as all have come.",
     ),
     "final_scores": (
         "Final scores on unseen levels",
@@ -59,6 +59,7 @@ th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2
 .videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
 .videos video, .videos img { width: 100%; }
 summary { cursor: pointer; }
+ul.notes { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .6rem .8rem .6rem 2rem; }
 """
 
 
@@ -69,15 +70,17 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
       runs: what it is about; groups: the same runs by what tells them apart.
       pictures: PNG files by the names of `_CAPTIONS`; those without a picture are left out.
     """
-    games = sorted({run.config.env for run in runs})
-    seeds = len({run.config.seed for run in runs})
+    games = sorted({g.env for g in groups})
+    counted = [run for g in groups for run in g.runs]
+    seeds = len({run.config.seed for run in counted})
     title = games[0] if len(games) == 1 else f"{len(games)} games"
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     parts = [
         f"<h1>tfrl report: {_text(title)}</h1>",
-        f'<p class="lead">{_count(len(runs), "run")}, {_count(seeds, "seed")}, made {made} by tfrl '
+        f'<p class="lead">{_count(len(counted), "run")}, {_count(seeds, "seed")}, made {made} by tfrl '
         f"{_text(__version__)}</p>",
         "<h2>Results</h2>",
+        _notes(groups),
         _table(*_result_rows(groups)),
         _aggregates(groups),
     ]
@@ -98,18 +101,26 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
     )
 
 
+def _notes(groups: Sequence[Group]) -> str:
+    found = "".join(f"<li>{_text(note)}</li>" for note in comparison.notes(groups))
+    return f"<ul class='notes'>{found}</ul>" if found else ""
+
+
 def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     several = len(comparison.variants(groups)) > 1
-    header = ["game", *(["settings"] if several else []), "seeds", "env steps"]
+    header = ["game", *(["settings"] if several else []), "seeds", "env steps", "evaluated at"]
     header += [f"return, {level_set_title(s)}" for s in LEVEL_SETS]
     header += [f"normalised, {level_set_title(s)}" for s in LEVEL_SETS]
     published = any(published_applies(g.runs[0].config) for g in groups)
     header += [f"published return at 25 M, {level_set_title(s)}" for s in LEVEL_SETS] if published else []
     rows = []
     for g in groups:
-        row = [g.env, *([g.label] if several else []), str(len(g.runs))]
-        row.append(f"{max(run.env_steps for run in g.runs):,}")
-        row += [_mean([run.final_return(s) for run in g.runs]) for s in LEVEL_SETS]
+        at, returns = g.scored_at("test"), {s: g.returns(s) for s in LEVEL_SETS}
+        counted = sum(map(math.isfinite, returns["test"])) if at is not None else len(g.runs)
+        seeds = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
+        row = [g.env, *([g.label] if several else []), seeds, f"{g.env_steps:,}"]
+        row.append("-" if at is None else f"{at:,}")
+        row += [_mean(returns[s]) for s in LEVEL_SETS]
         row += [_mean(g.scores(s), 3) for s in LEVEL_SETS]
         if published:
             there = published_applies(g.runs[0].config)
@@ -204,6 +215,7 @@ def _run_table(runs: Sequence[Run]) -> str:
         "run",
         "state",
         "env steps",
+        *(f"return, {level_set_title(s)}" for s in LEVEL_SETS),
         "hours",
         "env steps/s",
         "precision",
@@ -216,10 +228,11 @@ def _run_table(runs: Sequence[Run]) -> str:
         _, speed = run.points("time/env_steps_per_second")
         seconds = done.get("seconds")
         rows.append(
-            [run.name, "done" if done else "not finished", f"{run.env_steps:,}"]
+            [run.name, "done" if run.is_done else "not finished", f"{run.env_steps:,}"]
+            + [_number(run.final_return(s)) for s in LEVEL_SETS]
             + [_number(seconds / 3600 if isinstance(seconds, int | float) else None)]
             + [_number(sum(speed) / len(speed) if len(speed) else None, 0)]
-            + [str(done.get("precision", run.config.precision))]
+            + [run.precision]
             + [f"{done.get('workers', '?')} x {done.get('replicas', '?')}" if done else "-"]
             + [str(done.get("weights_sha256", "-"))[:12]]
         )

@@ -177,7 +177,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
 
 _TRAINING = {
     "train/policy_loss": "policy loss",
-    "train/value_loss": "value loss (squared error)",
+    "train/value_loss": "value loss (half the squared error)",
     "train/entropy": "entropy (nats)",
     "train/approx_kl": "approximate KL per update (nats)",
     "train/clip_fraction": "share of clipped ratios",
@@ -191,31 +191,33 @@ _MOST_LINES = 6
 
 @styled
 def training(groups: Sequence[Group]) -> Figure | None:
-    """Losses, KL, entropy and throughput against env steps: a line a run, or the range over many runs."""
-    runs = [run for g in groups for run in g.runs]
+    """Losses, KL, entropy and throughput against env steps: a line a run, coloured by variant where many."""
+    names = variants(groups)
+    runs = [(run, names.index(g.label)) for g in groups for run in g.runs]
     figure, axes = _panels(len(_TRAINING), width=3.7, height=2.5, columns=3)
-    many = len(runs) > _MOST_LINES
-    end = max(run.env_steps for run in runs)
+    many, alpha = len(runs) > _MOST_LINES, max(0.25, min(0.6, 6 / len(runs)))
+    end = max(run.env_steps for run, _ in runs)
     for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
-        curves = [run.points(column) for run in runs]
-        if many:
-            steps, mean, low, high = intervals.over_seeds(curves)
-            ax.fill_between(steps, low, high, color="#BBBBBB", linewidth=0)
-            ax.plot(steps, mean, color="black")
-        else:
-            for v, (steps, values) in enumerate(curves):
-                ax.plot(steps, values, color=_color(v), linestyle=_dash(v), linewidth=1.2)
+        for i, (run, v) in enumerate(runs):
+            if many:  # no mean: runs of different games and lengths have none
+                ax.plot(*run.points(column), color=_color(v), linewidth=0.7, alpha=alpha)
+            else:
+                ax.plot(*run.points(column), color=_color(i), linestyle=_dash(i), linewidth=1.2)
         ax.set_title(title)
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     figure.supxlabel("env steps")
     if many:
-        handles = [Line2D([], [], color="black", label=f"mean of {len(runs)} runs")]
-        handles.append(Patch(color="#BBBBBB", label="least to greatest"))
+        counts = [sum(of == v for _, of in runs) for v in range(len(names))]
+        handles = [
+            Line2D([], [], color=_color(v), label=f"{name}: {count} run{'s, a line each' * (count > 1)}")
+            for v, (name, count) in enumerate(zip(names, counts, strict=True))
+        ]
     else:
         handles = [
-            Line2D([], [], color=_color(v), linestyle=_dash(v), label=run.name) for v, run in enumerate(runs)
+            Line2D([], [], color=_color(i), linestyle=_dash(i), label=run.name)
+            for i, (run, _) in enumerate(runs)
         ]
     _legend(figure, handles)
     return figure
@@ -230,22 +232,27 @@ def _own_curves(ax: Axes, g: Group, v: int) -> None:
     ax.plot(steps, mean, color=_color(v), linestyle=_dash(v))
     if len(g.runs) > 1:
         ax.fill_between(steps, low, high, color=_color(v), alpha=0.18, linewidth=0)
-    steps, mean, low, high = intervals.over_seeds([run.points("eval_test/return") for run in g.runs])
+        for alone in curves:
+            ax.plot(*_beyond(alone, steps), color=_color(v), linestyle=_dash(v), linewidth=0.7)
+    evaluations = [run.evaluations("test") for run in g.runs]
+    steps, values = intervals.at_shared_steps(evaluations)
+    marker = {"color": _color(v), "marker": _marker(v), "markerfacecolor": "white", "linestyle": ""}
+    marker |= {"clip_on": False, "zorder": 4}
+    mean = values.mean(axis=0)
+    spread = np.stack([mean - values.min(0), values.max(0) - mean]) if len(g.runs) > 1 else None
     if len(steps):
-        spread = np.stack([mean - low, high - mean]) if len(g.runs) > 1 else None
-        ax.errorbar(
-            steps,
-            mean,
-            spread,
-            color=_color(v),
-            marker=_marker(v),
-            markerfacecolor="white",
-            markeredgewidth=1.5,
-            linestyle="",
-            capsize=2,
-            clip_on=False,
-            zorder=4,
-        )
+        ax.errorbar(steps, mean, spread, markeredgewidth=1.5, capsize=2, **marker)
+    for at, alone in evaluations:
+        others = ~np.isin(at, steps)
+        if others.any():  # unclipped, nothing at all would have no place in the layout
+            ax.plot(at[others], alone[others], markersize=3.5, **marker)
+
+
+def _beyond(curve: tuple[np.ndarray, np.ndarray], steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A run's curve where it is alone: NaN in between the steps that all seeds share, so that no line is."""
+    at, values = curve
+    shared = (at > steps[0]) & (at < steps[-1]) if len(steps) else np.zeros(len(at), bool)
+    return at, np.where(shared, np.nan, values)
 
 
 def _published_curve(ax: Axes, env: str, level_set: str, end: float) -> None:
@@ -275,6 +282,12 @@ def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D
         handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))
     if _several_seeds(groups) or len(handles) > 2 * len(names):
         handles.append(Patch(color="#CCCCCC", label="band: least to greatest seed"))
+    if any(len({run.env_steps for run in g.runs}) > 1 for g in groups):
+        thin = Line2D(
+            [], [], color="black", linewidth=0.7, marker="o", markersize=3.5, markerfacecolor="white"
+        )
+        thin.set_label("thin line, small marker: one seed, where not all are")
+        handles.append(thin)
     return handles
 
 

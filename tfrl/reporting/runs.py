@@ -57,23 +57,47 @@ class Run:
         known = np.isfinite(values)
         return steps[known], values[known]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end and left results."""
+        return self.results is not None and self.env_steps >= self.config.num_updates * self.config.batch_size
+
+    @property
+    def precision(self) -> str:
+        """What its torso was computed in: "float32" or "bfloat16", or "auto" where nobody knows yet."""
+        return str((self.results or {}).get("precision", self.config.precision))
+
+    def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
+        """Env steps and mean returns of the evaluations on "train" or "test" levels, both float64 [P]."""
+        steps, values = self.points(f"eval_{level_set}/return")
+        score: Any = self.results
+        for key in ("eval", level_set, "return"):
+            score = score.get(key) if isinstance(score, dict) else None
+        if not isinstance(score, int | float):
+            return steps, values
+        # results.json holds the last one, which may be without a row of its own.
+        at = float(self.results["env_steps"])
+        before = steps < at
+        return np.append(steps[before], at), np.append(values[before], float(score))
+
+    def training_return(self, env_steps: float) -> float:
+        """Mean return of the last 100 episodes while training, at the last update up to `env_steps`.
+
+        NaN where no episode had ended.
+        """
+        steps, values = self.points("rollout/episode_return")
+        values = values[steps <= env_steps]
+        return float(values[-1]) if values.size else float("nan")
+
     def final_return(self, level_set: str) -> float:
         """The last evaluation's mean return on "train" or "test" levels; NaN before the first one.
 
-        Of training levels without an evaluation, the mean of the last 100 episodes while training.
+        On training levels without an evaluation, the mean of the last 100 episodes while training.
         """
-        if self.results is not None:
-            score = self.results.get("eval")
-            for key in (level_set, "return"):
-                score = score.get(key) if isinstance(score, dict) else None
-            if isinstance(score, int | float):
-                return float(score)
-        columns = [f"eval_{level_set}/return", *(["rollout/episode_return"] if level_set == "train" else [])]
-        for column in columns:
-            values = self.points(column)[1]
-            if values.size:
-                return float(values[-1])
-        return float("nan")
+        values = self.evaluations(level_set)[1]
+        if values.size:
+            return float(values[-1])
+        return self.training_return(self.env_steps) if level_set == "train" else float("nan")
 
     def normalized(self, value: float) -> float:
         """A return of this run's game as a normalised score; NaN where no range is published."""
