@@ -22,6 +22,7 @@ from tfrl.cli.settings import COUNT, NATURAL, check_ranges
 from tfrl.config.ppo import EPISODES
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Watcher, level_spec, play
+from tfrl.run.rng import Use
 
 _USAGE = "python -m tfrl.collect RUN --episodes N"
 _ENVS = 8  # whose episodes are held in memory until they end
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         import tensorflow_datasets as tfds
     num_envs = min(options.episodes, _ENVS)
     config = dataclasses.replace(source.config, seed=seed)
-    spec = level_spec(config, options.levels, num_envs)
+    spec = level_spec(config, options.levels, num_envs, Use.COLLECTION)
     staged = out.with_name(f".{out.name}.tmp")  # so that a data set that is there is whole
     shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
     try:

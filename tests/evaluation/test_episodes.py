@@ -8,6 +8,7 @@ from tfrl import envs
 from tfrl.config.ppo import Config, parse
 from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
 from tfrl.run import rng
+from tfrl.run.rng import Use
 
 
 def test_short_episodes_do_not_count_more_often(monkeypatch):
@@ -87,6 +88,50 @@ def test_any_worker_plays_the_same_episodes():
     whole = play(act, spec, range(6), episodes_each=5)
     part = play(act, spec, [1, 4], episodes_each=5)
     np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
+
+
+USES = [(use, s) for use in (Use.EVALUATION, Use.COLLECTION, Use.RECORDING) for s in LEVEL_SETS]
+
+
+def test_training_and_all_that_looks_at_a_policy_play_other_envs_whatever_the_seeds():
+    """Where both play all levels, one that follows by counting would be another's with the next seed."""
+    runs_seeds = [*range(300), *range(2**31 - 300, 2**31)]
+    seeds = [*runs_seeds]  # training's are the runs' own
+    for seed in runs_seeds:
+        config = Config(env="coinrun", num_levels=0, seed=seed)
+        seeds += [level_spec(config, level_set, 4, use).seed for use, level_set in USES]
+    assert len(set(seeds)) == len(seeds) == 7 * 600
+    assert min(seeds) == 0 and max(seeds) == 2**31 - 1
+
+
+def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
+    """Two runs on all levels, seeds 1 and 2: what each of them plays for each use, and in training."""
+    levels, noise = set(), set()
+    for seed in (1, 2):
+        config = Config(env="coinrun", num_levels=0, seed=seed)
+        training = envs.EnvSpec(name="coinrun", num_envs=4, seed=seed, num_levels=0)
+        specs = [training, *(level_spec(config, level_set, 4, use) for use, level_set in USES)]
+        for spec in specs:
+            env = envs.make(spec)
+            levels.add(tuple(info["level_seed"] for info in env.info()))
+            env.close()
+            asked = []
+            play(
+                lambda o, u, to=asked: to.append(u.tobytes()) or still(o, u),
+                spec,
+                [0, 1],
+                episodes_each=1,
+                max_steps=1,
+            )
+            noise.update(asked)
+    assert len(levels) == len(noise) == 14
+
+
+def test_an_evaluation_of_more_episodes_begins_with_the_same_ones():
+    """Whatever the number of envs: env i's level follows from the seed alone, as its actions do."""
+    config = Config(env="coinrun", num_levels=0, seed=3)
+    few, many = (envs.make(level_spec(config, "test", n)) for n in (2, 5))
+    assert [i["level_seed"] for i in few.info()] == [i["level_seed"] for i in many.info()[:2]]
 
 
 @pytest.mark.parametrize("below_the_largest", [0, 1, 2])

@@ -75,3 +75,11 @@ def test_golden_minibatches():
 def test_golden_evaluation_numbers():
     golden = [0.3123022893188686, 0.4789281537767549, 0.4660769539178289]
     assert rng.generator(1, rng.Use.EVALUATION, 4).random(3).tolist() == golden
+
+
+def test_golden_seeds_of_evaluation_envs():
+    uses = (rng.Use.EVALUATION, rng.Use.COLLECTION, rng.Use.RECORDING)
+    seeds = [[rng.env_seed(seed, use, k) for use in uses for k in (0, 1)] for seed in (0, 2**31 - 1)]
+    golden = [[1724569079, 1459322505, 1026549588, 1370807399, 195691591, 537817099]]
+    golden += [[1112478541, 527249143, 921285537, 1329490446, 340739201, 956806818]]
+    assert seeds == golden
