@@ -17,7 +17,7 @@ def imagenet(
     *,
     depth: int,
     normalization: str = "batch",
-    l2: float = 1e-4,
+    l2: float = 5e-5,
 ) -> keras.KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 512], or [B, 2048] for depth 50.
 

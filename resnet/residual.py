@@ -144,7 +144,7 @@ def cifar(
     *,
     depth: int,
     normalization: str = "batch",
-    l2: float = 1e-4,
+    l2: float = 5e-5,
 ) -> keras.KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 64].
 
@@ -155,7 +155,8 @@ def cifar(
         normalization: "batch" (momentum 0.9, epsilon 1e-5), "group" (8 groups; Wu and He 2018,
             arXiv:1803.08494: an image's features do not depend on its batch) or "none" (this module's
             docstring).
-        l2: times the sum of the squared kernels is the model's penalty (`model.losses`).
+        l2: times the sum of the squared kernels is the model's penalty (`model.losses`), as Keras has it:
+            half of the paper's weight decay of 1e-4, whose penalty has a factor 1/2.
 
     Raises ValueError for another normalization or a negative l2.
     """

@@ -14,10 +14,11 @@ import resnet
 from resnet.catalog import check_dataset, full_name
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import nearest
+from tfrl.cli.flags import nearest, shown
 from tfrl.cli.settings import (
     COUNT,
     NATURAL,
+    NOT_NEGATIVE,
     POSITIVE,
     WIDTH,
     Range,
@@ -69,6 +70,9 @@ class Learning:
     """step: a tenth of it from half of the steps on, a hundredth from three quarters; cosine: down to 0."""
     warmup: int = 100
     """Steps over which the rate first grows from 0."""
+    weight_decay: float = 2e-4
+    """Of the residual networks' kernels: half of it, times the sum of their squares, is added to the loss, as
+    papers have it. Others have none."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ class Config(Run, Hardware, Learning, Task):
     def model_options(self) -> dict[str, Any]:
         """The network's own options, those that it has."""
         entry = resnet.entry(self.model)
-        options = {"normalization": self.normalization} if entry.normalization else {}
+        # Keras's L2 is without the papers' factor 1/2.
+        residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
+        options = residual if entry.normalization else {}
         return options | ({"width": self.width} if entry.has_width else {})
 
     @property
@@ -147,6 +153,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 0.1,
         "schedule": "step",
         "warmup": 0,
+        "weight_decay": 1e-4,
         "checkpoint_every": 1000,
     },
 }
@@ -164,6 +171,7 @@ _RANGES: dict[str, Range] = {
     "batch_size": Range(1, MOST_IMAGES),
     "lr": POSITIVE,
     "warmup": NATURAL,
+    "weight_decay": NOT_NEGATIVE,
     "log_every": COUNT,
 }
 
@@ -197,6 +205,12 @@ def validate(config: Config) -> None:
         raise UserError(
             f"--model {config.model} has no width to choose, so it cannot be {config.width}; "
             "leave --width out."
+        )
+    plain = Config(**PRESETS[config.preset])
+    if not resnet.entry(config.model).normalization and config.weight_decay != plain.weight_decay:
+        raise UserError(
+            f"--model {config.model} has no weight decay, so it cannot be {shown(config.weight_decay)}; "
+            "leave --weight-decay out."
         )
     check_dataset(config.dataset)
     check_folder_names(config)
@@ -235,5 +249,6 @@ READER = Reader(
     prog="python -m resnet.train",
     summary="Train a network of the zoo on labelled images.\n\n"
     f"Preset he-cifar10: {in_words(PRESETS['he-cifar10'])}.",
+    before={"weight_decay": 2e-4},
 )
 parse, from_yaml = READER.parse, READER.from_yaml

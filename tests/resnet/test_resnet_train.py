@@ -315,14 +315,6 @@ def test_actor_and_critic_start_from_a_trained_torso(finished, share):
                 assert np.array_equal(variable.numpy(), trained[name])
 
 
-def test_a_frozen_torso_leaves_the_heads_to_train(finished):
-    network = agent()
-    torso_weights.start(network, str(finished[0]), freeze=True)
-    names = {v.path.split("/")[-2] for v in network.trained_variables}
-    assert len(network.trained_variables) == 4
-    assert names <= {"head", "actor", "critic"}
-
-
 def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
     with pytest.raises(UserError, match="another network"):
         torso_weights.start(agent("impala"), str(finished[0]), freeze=False)

@@ -58,6 +58,42 @@ def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, l
         assert agent.action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
 
 
+@pytest.fixture(scope="module")
+def trained_torso(tmp_path_factory):
+    """The export of a supervised run on images of catch's size, and its torso's weights by LAYER/WEIGHT."""
+    from resnet.supervised import config, learner
+
+    run = tmp_path_factory.mktemp("supervised")
+    classifier = config.Config(model="cookbook", seed=9)
+    model = learner.build(classifier, "float32", image_shape=(10, 5, 1), classes=3)
+    weights = learner.get_weights(model)
+    (run / "export").mkdir()
+    np.savez(run / "export" / "weights.npz", **weights)
+    return run, {k.removeprefix("torso/"): v for k, v in weights.items() if k.startswith("torso/")}
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso, share, freeze):
+    """In two updates of eight steps of Adam each, as long as torsos that are not frozen move."""
+    run, trained = trained_torso
+    agent = learner(small(torso_weights=str(run), freeze_torso=freeze, share_torso=share, replicas=2))
+    before = {name: weight.copy() for name, weight in agent.weights().items()}
+    first = agent.learn(agent.collect())
+    agent.learn(agent.collect())
+    after = agent.weights()
+    of_torsos = [name for name in after if "torso/" in name]
+    assert len(of_torsos) == len(trained) * (1 if share else 2)
+    for name in of_torsos:
+        np.testing.assert_array_equal(before[name], trained[name.split("torso/")[1]])
+        assert np.array_equal(after[name], before[name]) == freeze, name
+    heads = [name for name in after if name not in of_torsos]
+    assert len(heads) == 4 and all((after[name] != before[name]).any() for name in heads)
+    # The norm that is clipped is of what is trained: heads alone, or all.
+    assert agent.agent.num_parameters == sum(after[n].size for n in (heads if freeze else after))
+    assert first["train/grad_norm"] > 0
+
+
 def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):
     state, part = learner(small()).get_state()
     other = learner(small(share_torso=False, logdir=str(tmp_path)))

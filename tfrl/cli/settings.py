@@ -104,6 +104,8 @@ class Reader(Generic[Settings]):
       defaults: what a command line begins with otherwise than the dataclass; files do not.
       default_preset: the preset of a task that is given none, by its `env`; None: the dataclass's.
       aliases: further names of fields.
+      before: what was used before there was a setting, where that is not what every preset says now: a run's
+        own file of then has all of its section but this.
     """
 
     kind: type[Settings]
@@ -117,6 +119,7 @@ class Reader(Generic[Settings]):
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     default_preset: Callable[[str], str] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def parse(self, argv: Sequence[str]) -> Settings:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
@@ -159,6 +162,10 @@ class Reader(Generic[Settings]):
         algorithm = values.pop("algorithm", mine)
         if algorithm != mine:
             raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
+        for section in self.sections:
+            left_out = {field.name for field in dataclasses.fields(section)} - values.keys()
+            if left_out <= self.before.keys():
+                values |= {name: self.before[name] for name in left_out}
         return values
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
