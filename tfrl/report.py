@@ -64,7 +64,6 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
             path.unlink(missing_ok=True)
             if figure is not None:
                 figure.savefig(path)
-                figure.clear()
                 pictures[name] = path.read_bytes()
         page = out / "report.html"
         write_text(page, page.render(loaded, groups, pictures))

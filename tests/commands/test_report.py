@@ -216,7 +216,6 @@ def test_statistics_over_games_of_other_lengths_say_so(make):
 
 def test_curves_of_seeds_end_together_and_go_on_alone(make):
     figure = plots.learning_curves(comparison.group([make(seed=1), make(seed=2, updates=30)]))
-    plots.plt.close(figure)
     (panel,) = figure.axes
     mean, *alone = (
         line for line in panel.lines if line.get_linestyle() == "-" and line.get_color() != "#8A8A8A"
@@ -248,6 +247,16 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
     labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
     assert "train-procgen (published), training levels" in labels[100_000]
     assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
+
+
+@pytest.mark.parametrize(
+    ("clip_value", "error"),
+    [((True,), "error, clipped"), ((False,), "error"), ((True, False), "error, clipped in some")],
+)
+def test_the_value_loss_is_named_as_it_is_computed(make, clip_value, error):
+    loaded = [make(total_steps=40_000, clip_value=clip) for clip in clip_value]
+    figure = plots.training(comparison.group(loaded))
+    assert figure.axes[1].get_title() == f"value loss (half the squared {error})"
 
 
 def test_sixteen_games_of_three_seeds(tmp_path):

@@ -43,7 +43,10 @@ class PPOAgent:
     metric_names = tuple(f"train/{name}" for name in (*_MEANS, *_OF_UPDATES))
     charts = {
         "losses": {
-            "policy and value": ("train/policy_loss", "train/value_loss"),
+            "policy, and value (half the squared error, clipped with --clip-value)": (
+                "train/policy_loss",
+                "train/value_loss",
+            ),
             "entropy": ("train/entropy",),
             "size of updates": ("train/approx_kl", "train/clip_fraction"),
         }

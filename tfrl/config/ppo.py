@@ -61,7 +61,7 @@ class PPO:
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
     max_grad_norm: float = 0.5
     """The gradient is clipped to this global norm."""
     free_deviation: bool = False

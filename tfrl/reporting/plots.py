@@ -45,11 +45,14 @@ _STYLE = {
 
 
 def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Draws under this module's matplotlib style, without changing the process's."""
+    """Draws under this module's matplotlib style, without changing the process's or leaving it a figure."""
 
     def drawing(*args: object) -> Figure | None:
         with plt.rc_context(_STYLE):
-            return draw(*args)
+            figure = draw(*args)
+        if figure is not None:
+            plt.close(figure)  # pyplot would hold it for ever; it can still be saved
+        return figure
 
     return drawing
 
@@ -177,7 +180,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
 
 _TRAINING = {
     "train/policy_loss": "policy loss",
-    "train/value_loss": "value loss (half the squared error)",
+    "train/value_loss": "value loss (half the squared error{clipped})",
     "train/entropy": "entropy (nats)",
     "train/approx_kl": "approximate KL per update (nats)",
     "train/clip_fraction": "share of clipped ratios",
@@ -197,13 +200,15 @@ def training(groups: Sequence[Group]) -> Figure | None:
     figure, axes = _panels(len(_TRAINING), width=3.7, height=2.5, columns=3)
     many, alpha = len(runs) > _MOST_LINES, max(0.25, min(0.6, 6 / len(runs)))
     end = max(run.env_steps for run, _ in runs)
+    clipping = {run.config.clip_value for run, _ in runs}
+    clipped = {(True,): ", clipped", (False,): ""}.get((*clipping,), ", clipped in some")
     for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
         for i, (run, v) in enumerate(runs):
             if many:  # no mean: runs of different games and lengths have none
                 ax.plot(*run.points(column), color=_color(v), linewidth=0.7, alpha=alpha)
             else:
                 ax.plot(*run.points(column), color=_color(i), linestyle=_dash(i), linewidth=1.2)
-        ax.set_title(title)
+        ax.set_title(title.format(clipped=clipped))
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
