@@ -25,6 +25,7 @@ from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import runs, video
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.rng import Use
 
 
 def test_statistics_of_an_evaluation(monkeypatch):
@@ -293,6 +294,19 @@ def test_a_recording_that_is_cut_off_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("levels", ["train", "test"])
+def test_a_recording_has_envs_of_its_own(tmp_path, levels):
+    config, seen = Config(env="catch", seed=3), []
+
+    def watch(observations, uniforms):
+        seen.append(observations.copy())
+        return still(observations, uniforms)
+
+    record.save(watch, config, tmp_path / "v.gif", record.Options(episodes=8, levels=levels, max_steps=1))
+    expected = envs.make(level_spec(config, levels, 8, Use.RECORDING)).observe()[1]
+    np.testing.assert_array_equal(seen[0], expected)
+
+
 def test_the_video_is_in_tensorboard(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -388,7 +402,12 @@ def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
     assert collect.main(arguments) == 0
     builder = tfds.builder_from_directory(out)
     assert builder.info.splits["train"].num_shards == 3
-    episodes = [list(e["steps"].as_numpy_iterator()) for e in builder.as_dataset(split="train")]
+    examples = list(builder.as_dataset(split="train"))
+    episodes = [list(e["steps"].as_numpy_iterator()) for e in examples]
+    spec = level_spec(policy_files.find(run, "last").config, "train", 8, Use.COLLECTION)
+    begins = envs.make(spec).observe()[1]  # of envs that no evaluation plays
+    for example, steps in zip(examples, episodes, strict=True):
+        np.testing.assert_array_equal(steps[0]["observation"], begins[int(example["env_index"])])
     assert [len(steps) for steps in episodes] == [10] * 8
     assert episodes[0][0]["observation"].shape == (10, 5, 1)
     assert {float(sum(s["reward"] for s in steps)) for steps in episodes} <= {1.0, -1.0}

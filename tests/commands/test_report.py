@@ -249,6 +249,13 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
     assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
 
 
+def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
+    every = [make(env="coinrun", total_steps=40_000, num_levels=0), make(env="maze", total_steps=40_000)]
+    figure = plots.level_gap(comparison.group(every))
+    assert [label.get_text().split()[0] for label in figure.axes[0].get_yticklabels()] == ["maze"]
+    assert plots.level_gap(comparison.group(every[:1])) is None
+
+
 @pytest.mark.parametrize(
     ("clip_value", "error"),
     [((True,), "error, clipped"), ((False,), "error"), ((True, False), "error, clipped in some")],

@@ -81,8 +81,12 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
 
 @styled
 def level_gap(groups: Sequence[Group]) -> Figure | None:
-    """Final normalised scores on training and on unseen levels, and how far apart they are, by game."""
+    """Final normalised scores on training and on unseen levels, and how far apart they are, by game.
+
+    None where no group has both: where training plays all levels, none are unseen.
+    """
     groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
+    groups = [g for g in groups if g.runs[0].config.has_unseen_levels]
     if not groups:
         return None
     figure, ax = plt.subplots(figsize=(8.2, 1.5 + 0.5 * len(groups)))
@@ -205,7 +209,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
     for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
         for i, (run, v) in enumerate(runs):
             if many:  # no mean: runs of different games and lengths have none
-                ax.plot(*run.points(column), color=_color(v), linewidth=0.7, alpha=alpha)
+                ax.plot(*run.points(column), color=_color(v), linestyle=_dash(v), linewidth=0.7, alpha=alpha)
             else:
                 ax.plot(*run.points(column), color=_color(i), linestyle=_dash(i), linewidth=1.2)
         ax.set_title(title.format(clipped=clipped))
@@ -216,7 +220,13 @@ def training(groups: Sequence[Group]) -> Figure | None:
     if many:
         counts = [sum(of == v for _, of in runs) for v in range(len(names))]
         handles = [
-            Line2D([], [], color=_color(v), label=f"{name}: {count} run{'s, a line each' * (count > 1)}")
+            Line2D(
+                [],
+                [],
+                color=_color(v),
+                linestyle=_dash(v),
+                label=f"{name}: {count} run{'s, a line each' * (count > 1)}",
+            )
             for v, (name, count) in enumerate(zip(names, counts, strict=True))
         ]
     else:
