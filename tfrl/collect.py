@@ -19,7 +19,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges
-from tfrl.config.ppo import EPISODES
+from tfrl.config.run import EPISODES
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Watcher, level_spec, play
 from tfrl.run.rng import Use
@@ -30,7 +30,7 @@ _ENVS = 8  # whose episodes are held in memory until they end
 
 @dataclass(frozen=True)
 class Options:
-    """What is collected."""
+    """The episodes that are collected."""
 
     episodes: int = 100
     """Episodes; rounded up to as many in every env."""
@@ -49,7 +49,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collects episodes; the exit code."""
+    """Collects episodes; returns the exit code."""
     words, options = command_line.parse(
         Options, arguments, _USAGE, "Write episodes of a run's policy as an RLDS data set."
     )

@@ -28,7 +28,7 @@ class Options:
     """What is played."""
 
     levels: Literal["train", "test", "both"] = "both"
-    """The run's training levels, the full distribution of levels, or both; an env without levels has one set."""
+    """The run's training levels, the full distribution, or both; an env without levels has one set."""
     episodes: int = 256
     """Episodes of each level set, the same number in every env."""
     greedy: bool = False

@@ -18,14 +18,14 @@ _USAGE = "python -m tfrl.report RUN [RUN ...]"
 
 @dataclass(frozen=True)
 class Options:
-    """Where it goes."""
+    """The place of the report."""
 
     out: str | None = None
     """The folder of report.html and plots/; None: the run's own, or the one that several runs lie in."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the report; the exit code."""
+    """Writes the report; returns the exit code."""
     words, options = command_line.parse(
         Options, arguments, _USAGE, "Write report.html and plots/*.png about runs, or all runs in folders."
     )
@@ -43,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write(loaded: Sequence[runs.Run], out: Path) -> Path:
-    """Writes `out/report.html` and `out/plots/*.png`, and on stderr what readers must know; the page's path.
+    """Writes `out/report.html` and `out/plots/*.png`, and tells on stderr what readers must know.
+
+    Returns the page's path.
 
     Raises:
       UserError: the folder cannot be written in.

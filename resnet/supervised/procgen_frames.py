@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow_datasets as tfds
 
-from tfrl import envs
+from tfrl.envs import registry
 from tfrl.envs.registry import games
+from tfrl.envs.spec import EnvSpec
 
 LEVELS = 100_000
 """Levels 0 to LEVELS - 1 are for training, the next LEVELS for testing."""
@@ -122,21 +123,21 @@ def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
     """
     num_envs = min(_ENVS, count)
     rounds = -(-count // num_envs)
-    spec = envs.EnvSpec(
+    spec = EnvSpec(
         name=game, num_envs=num_envs, seed=seed, num_levels=LEVELS, start_level=start_level, num_threads=4
     )
     # The same seed for each game would give all of them the same actions.
     random = np.random.default_rng([seed, start_level, *game.encode()])
-    env = envs.make(spec)
+    env = registry.make(spec)
     images, levels, rewards, first = [], [], [], []
     for step in range(rounds * _STRIDE + horizon):
-        reward, observation, begins = env.observe()
-        rewards.append(reward.astype(np.float64))
-        first.append(begins.copy())
+        shown = env.observe()
+        rewards.append(shown.reward.astype(np.float64))
+        first.append(shown.first.copy())
         if step % _STRIDE == _STRIDE - 1 and len(images) < rounds:
-            images.append(observation.copy())
+            images.append(shown.observation.copy())
             levels.append([info["level_seed"] for info in env.info()])
-        env.act(random.integers(env.num_actions, size=num_envs, dtype=np.int32))
+        env.act(random.integers(env.action_spec.n, size=num_envs, dtype=np.int32))
     env.close()
     returns = _returns_to_come(np.stack(rewards), np.stack(first))[_STRIDE - 1 :: _STRIDE][:rounds]
     flat = (np.concatenate(images), np.concatenate(levels).astype(np.int64), returns.reshape(-1))

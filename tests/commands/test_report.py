@@ -1,6 +1,5 @@
 """The report: what is in it, that a browser shows it without a network, and folders that are not whole."""
 
-import dataclasses
 import html.parser
 import importlib
 import json
@@ -21,9 +20,8 @@ import resnet.supervised.config
 from tfrl import report, status, suite
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.envs.published import published_curve
 from tfrl.envs.registry import games
-from tfrl.reporting import comparison, plots, runs
+from tfrl.reporting import comparison, runs
 from tfrl.reporting.page import render
 from tfrl.run import folder
 from tfrl.run.lock import LOCK_FILE
@@ -94,176 +92,6 @@ def test_runs_are_grouped_by_settings_not_by_seed(logdir):
         ("fruitbot", "lr 0.0005", 2),
         ("fruitbot", "lr 0.001", 2),
     ]
-
-
-def test_a_wider_network_is_a_group_of_its_own(tmp_path):
-    paths = [make_run(tmp_path, seed=seed, torso_width=width) for seed in (1, 2) for width in (1, 4)]
-    groups = comparison.group([runs.load(path) for path in paths])
-    assert [(g.label, len(g.runs)) for g in groups] == [("torso-width 1", 2), ("torso-width 4", 2)]
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Makes a run, or a part of one that has come `updates` far, and loads it."""
-
-    def loaded(*, updates=None, name=None, **settings):
-        run = make_run(tmp_path / (name or "logs"), finished=updates is None, **settings)
-        if updates is not None:
-            rows = (run / "progress.csv").read_text().splitlines(keepends=True)
-            (run / "progress.csv").write_text("".join(rows[: updates + 1]))
-        return runs.load(run)
-
-    return loaded
-
-
-@pytest.mark.parametrize(
-    ("setting", "values", "labels"),
-    [
-        ("total_steps", (100_000, 200_000), ["total-steps 114,688", "total-steps 212,992"]),
-        ("precision", ("float32", "bfloat16"), ["precision float32", "precision bfloat16"]),
-        ("distribution_mode", ("easy", "hard"), ["distribution-mode easy", "distribution-mode hard"]),
-        ("torso_weights", (None, "a/run"), ["torso-weights None", "torso-weights a/run"]),
-        ("gamma", (0.99, 0.999), ["gamma 0.99", "gamma 0.999"]),
-    ],
-)
-def test_what_decides_a_result_is_never_pooled(make, setting, values, labels):
-    plain = {"total_steps": 100_000, "precision": "float32", "run_name": None}
-    loaded = [
-        make(name=f"{v}", seed=seed, **plain | {setting: value})
-        for v, value in enumerate(values)
-        for seed in (1, 2)
-    ]
-    groups = comparison.group(loaded)
-    assert [(g.label, len(g.runs)) for g in groups] == [(label, 2) for label in labels]
-    assert comparison.variants(groups) == labels  # in statistics over games as well
-
-
-def test_what_decides_no_result_does_not_split_seeds(make):
-    loaded = [
-        make(seed=1, total_steps=100_000, eval_every=5, replicas=2),
-        make(seed=2, total_steps=100_001, env_threads=3),  # as many updates
-    ]
-    (group,) = comparison.group(loaded)
-    assert (group.label, len(group.runs), group.notes()) == ("tfrl", 2, [])
-
-
-def test_precision_is_the_one_that_was_computed_in(make):
-    """A file that a person wrote may say auto."""
-    runs_of_both = [make(seed=seed, total_steps=100_000) for seed in (1, 2)]
-    results = runs_of_both[1].results | {"precision": "bfloat16"}
-    groups = comparison.group([runs_of_both[0], dataclasses.replace(runs_of_both[1], results=results)])
-    assert [len(g.runs) for g in groups] == [1, 1]
-
-
-def test_the_same_seed_twice_is_one_with_a_warning(make, tmp_path, capsys):
-    first, second = (make(seed=seed, total_steps=100_000) for seed in (1, 2))
-    copied = first.path.with_name("copied")
-    shutil.copytree(first.path, copied)
-    half = make(name="half", seed=2, total_steps=100_000, updates=4)
-    for order in ([first, second, half, runs.load(copied)], [runs.load(copied), half, second, first]):
-        (group,) = comparison.group(order)
-        assert [run.config.seed for run in group.runs] in ([1, 2], [2, 1])
-        assert group.env_steps == second.env_steps  # not half's
-        assert len(group.scores("test")) == 2 and len(group.repeated) == 2
-    report.main([str(tmp_path / "logs"), str(half.path), "--out", str(tmp_path / "out")])
-    page, warned = (tmp_path / "out" / "report.html").read_text(), capsys.readouterr().err
-    for text in (page, warned):
-        assert text.count("does not count") == 2 and str(half.path) in text
-    assert "2 runs, 2 seeds" in page
-
-
-def test_seeds_of_different_lengths_are_compared_where_all_were_evaluated(make, tmp_path, capsys):
-    """Evaluated every 20 updates: seed 1 is done, after 62 updates; seed 2 has come to the 50th."""
-    done, running = make(seed=1), make(seed=2, updates=50)
-    at = 40 * 16_384
-    (group,) = comparison.group([done, running])
-    assert (group.env_steps, group.scored_at("test")) == (50 * 16_384, at)
-    for level_set in ("train", "test"):
-        expected = [run.progress[f"eval_{level_set}/return"][39] for run in (done, running)]
-        np.testing.assert_array_equal(group.returns(level_set), expected)
-    at_published, published = published_curve("fruitbot", "test")
-    expected = [np.interp(at, at_published, curve) for curve in published]
-    np.testing.assert_allclose(
-        comparison.published_scores(group)["test"], (np.array(expected) + 1.5) / (32.4 + 1.5)
-    )
-    report.main([str(tmp_path / "logs")])
-    page, warned = (tmp_path / "logs" / "report.html").read_text(), capsys.readouterr().err
-    for text in (page, warned):
-        assert "1 at 1,015,808, 2 at 819,200 (not finished)" in text
-        assert "curves are compared up to 819,200" in text
-        assert "scores are those after 655,360 env steps" in text
-    row = re.search(r"<td>fruitbot</td><td>2</td><td>819,200</td><td>655,360</td><td>([-\d.]+)</td>", page)
-    assert float(row[1]) == pytest.approx(group.returns("train").mean(), abs=5e-3)
-
-
-def test_a_seed_that_was_not_evaluated_with_the_others_is_left_out_by_name(make):
-    loaded = [make(seed=1), make(seed=2), make(seed=3, updates=10)]
-    (group,) = comparison.group(loaded)
-    assert group.scored_at("test") == loaded[0].env_steps
-    assert len(group.scores("test")) == 2
-    assert any("without seed 3, not evaluated there" in note for note in group.notes())
-    assert "<td>2 of 3</td>" in render(loaded, [group], {})
-    (alone,) = comparison.group(loaded[2:])  # before its first evaluation: the episodes of training
-    assert alone.returns("train") == loaded[2].progress["rollout/episode_return"][-1]
-    assert np.isnan(alone.returns("test")).all() and not alone.notes()
-
-
-def test_statistics_over_games_of_other_lengths_say_so(make):
-    groups = comparison.group([make(env="coinrun"), make(env="maze", updates=25)])
-    (note,) = comparison.notes(groups)
-    assert note == "Statistics over games join scores after 327,680 and 1,015,808 env steps."
-
-
-def test_curves_of_seeds_end_together_and_go_on_alone(make):
-    figure = plots.learning_curves(comparison.group([make(seed=1), make(seed=2, updates=30)]))
-    (panel,) = figure.axes
-    mean, *alone = (
-        line for line in panel.lines if line.get_linestyle() == "-" and line.get_color() != "#8A8A8A"
-    )
-    assert mean.get_xdata()[-1] == 30 * 16_384
-    (first, second) = alone
-    beyond = first.get_xdata()[np.isfinite(first.get_ydata())]
-    assert beyond[-1] == 62 * 16_384 and set(beyond[1:]) == {k * 16_384 for k in range(30, 63)}
-    assert second.get_xdata()[-1] == 30 * 16_384
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "thin line, small marker: one seed, where not all are" in texts
-
-
-def test_published_scores_are_taken_at_as_many_steps(tmp_path):
-    run = runs.load(make_run(tmp_path, total_steps=1_000_000))
-    (group,) = comparison.group([run])
-    at, returns = published_curve("fruitbot", "train")
-    expected = (np.interp(run.env_steps, at, returns[1]) + 1.5) / (32.4 + 1.5)
-    assert comparison.published_scores(group)["train"][1] == pytest.approx(expected)
-    (hard,) = comparison.group([runs.load(make_run(tmp_path, distribution_mode="hard"))])
-    assert comparison.published_scores(hard) == {}
-
-
-def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
-    figures = {}
-    for steps in (100_000, 1_000_000):  # the published test curves begin at 163,840
-        run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
-        figures[steps] = plots.learning_curves(comparison.group([run]))
-    labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
-    assert "train-procgen (published), training levels" in labels[100_000]
-    assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
-
-
-def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
-    every = [make(env="coinrun", total_steps=40_000, num_levels=0), make(env="maze", total_steps=40_000)]
-    figure = plots.level_gap(comparison.group(every))
-    assert [label.get_text().split()[0] for label in figure.axes[0].get_yticklabels()] == ["maze"]
-    assert plots.level_gap(comparison.group(every[:1])) is None
-
-
-@pytest.mark.parametrize(
-    ("clip_value", "error"),
-    [((True,), "error, clipped"), ((False,), "error"), ((True, False), "error, clipped in some")],
-)
-def test_the_value_loss_is_named_as_it_is_computed(make, clip_value, error):
-    loaded = [make(total_steps=40_000, clip_value=clip) for clip in clip_value]
-    figure = plots.training(comparison.group(loaded))
-    assert figure.axes[1].get_title() == f"value loss (half the squared {error})"
 
 
 def test_sixteen_games_of_three_seeds(tmp_path):

@@ -1,4 +1,4 @@
-"""What was published of procgen's games: score ranges, final returns and learning curves (data/README.md)."""
+"""Published figures of procgen's games: score ranges, final returns, learning curves (data/README.md)."""
 
 import csv
 import functools
@@ -11,7 +11,7 @@ _DATA = Path(__file__).parent / "data"
 
 @functools.cache
 def _scores() -> dict[str, dict[str, float]]:
-    """Each game's row of procgen_scores.csv."""
+    """Reads procgen_scores.csv: each game's row."""
     with (_DATA / "procgen_scores.csv").open(newline="", encoding="utf-8") as file:
         return {
             row.pop("game"): {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
@@ -20,7 +20,7 @@ def _scores() -> dict[str, dict[str, float]]:
 
 @functools.cache
 def _curves() -> dict[tuple[str, str], np.ndarray]:
-    """(game, split) -> [run, point, (env_steps, episode_return)]."""
+    """Reads procgen_easy200_curves.csv: float64 [run, point, (steps, return)] by game and split."""
     points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     with (_DATA / "procgen_easy200_curves.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -31,7 +31,7 @@ def _curves() -> dict[tuple[str, str], np.ndarray]:
 
 
 def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
-    """(R - min) / (max - min), from 0 for a policy that does nothing of use to 1 for a perfect one.
+    """The score (R - min) / (max - min), from 0 for a policy that does nothing of use to 1 for a perfect one.
 
     The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None where none
     is published: other modes than easy and hard, other envs than procgen's.
@@ -44,7 +44,7 @@ def normalized_return(env: str, distribution_mode: str, episode_return: float) -
 
 
 def published_returns(game: str) -> dict[str, float]:
-    """Final returns by column of procgen_scores.csv, `easy200_25M_test` say."""
+    """The final returns of a game by column of procgen_scores.csv, `easy200_25M_test` say."""
     ranges = ("easy_min", "easy_max", "hard_min", "hard_max")
     return {name: value for name, value in _scores()[game].items() if name not in ranges}
 

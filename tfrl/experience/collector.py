@@ -24,7 +24,7 @@ class ActingPolicy(Protocol):
     extras: Mapping[str, tuple[int, ...]]
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by noise [R, B, K]."""
+        """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by [R, B, K]."""
 
 
 class _Group:

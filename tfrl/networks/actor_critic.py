@@ -117,7 +117,7 @@ class ActorCritic(tf.Module):
         self.shared = actor.torso is critic.torso
 
     def __call__(self, observations: tf.Tensor, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Parameters float32 [B, P] of the distribution and values float32 [B] of observations [B, *shape]."""
+        """Distribution parameters float32 [B, P] and values float32 [B] of observations [B, *shape]."""
         if self.scaling is not None:
             observations = self.scaling(observations)
         if not self.shared:

@@ -11,14 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from tfrl.cli.flags import flag
-from tfrl.config.ppo import DECISIVE
+from tfrl.config.ppo import Config as PPO
 from tfrl.envs.published import normalized_return, published_curve
-from tfrl.evaluation.episodes import LEVEL_SETS
+from tfrl.envs.registry import LEVEL_SETS
 from tfrl.reporting.runs import Run, level_set_title, published_applies
 
 # A result depends on these. The preset is only a short word for others; game and seed tell runs of one
 # experiment apart.
-_DECISIVE = {field.name for section in DECISIVE for field in dataclasses.fields(section)} | {"precision"}
+_DECISIVE = {field.name for section in PPO.decisive for field in dataclasses.fields(section)} | {"precision"}
 _DECISIVE -= {"env", "preset", "seed"}
 
 
@@ -55,7 +55,7 @@ class Group:
 
     @cached_property
     def _evaluations(self) -> Mapping[str, list[dict[int, float]]]:
-        """For each level set, every run's mean returns by env steps."""
+        """Every run's mean returns by env steps, for each level set."""
         return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
 
     def scored_at(self, level_set: str) -> int | None:
@@ -118,7 +118,7 @@ class Group:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Groups, sorted by game and then in the order of their first runs.
+    """Sorts runs into groups, by game and then in the order of their first runs.
 
     Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
     """
@@ -145,7 +145,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def notes(groups: Sequence[Group]) -> list[str]:
-    """What readers must know of these groups, a sentence each."""
+    """Sentences that readers of a report about these groups must know."""
     found = [note for g in groups for note in g.notes()]
     for name in variants(groups):
         members = [(g, s) for g in groups if g.label == name for s in LEVEL_SETS if g.scores(s).size]
@@ -185,7 +185,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The runs that count, one a seed, and the others."""
+    """Returns the runs that count, one a seed, and the others."""
     farthest: dict[int, Run] = {}
     for run in sorted(runs, key=lambda run: (run.is_done, run.env_steps), reverse=True):
         farthest.setdefault(run.config.seed, run)

@@ -15,17 +15,17 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
-    """Mean over the last dimension."""
+    """The mean over the last dimension, [..., n] to [...]."""
     return np.mean(scores, axis=-1)
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """Median over the last dimension."""
+    """The median over the last dimension, [..., n] to [...]."""
     return np.median(scores, axis=-1)
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last dimension: of the middle half, a quarter cut off at either end.
+    """The mean of the middle half (interquartile mean) over the last dimension, [..., n] to [...].
 
     As scipy's `trim_mean(scores, 0.25)`, which the paper's rliable uses, floor(n / 4) are cut at each end.
     """
@@ -35,12 +35,12 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
 
 def pooled(scores: Sequence[np.ndarray]) -> np.ndarray:
-    """The scores of all games in one array [n]."""
+    """Joins the scores of all games in one array [n]."""
     return np.concatenate(list(scores))
 
 
 def standard_error(scores: np.ndarray) -> float:
-    """Of the mean of independent samples [n]; NaN for fewer than two."""
+    """The standard error of the mean of independent samples [n]; NaN for fewer than two."""
     count = len(scores)
     return float(np.std(scores, ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
 

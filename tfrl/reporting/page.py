@@ -13,7 +13,7 @@ from typing import Any
 from tfrl import __version__
 from tfrl.cli.flags import flag
 from tfrl.envs.published import normalized_return, published_returns
-from tfrl.evaluation.episodes import LEVEL_SETS
+from tfrl.envs.registry import LEVEL_SETS
 from tfrl.reporting import comparison, intervals
 from tfrl.reporting.comparison import Group
 from tfrl.reporting.runs import Run, level_set_title, published_applies
@@ -64,7 +64,7 @@ ul.notes { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .6rem .
 
 
 def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
-    """The page.
+    """Returns the page as HTML, with everything that it shows inside.
 
     Args:
       runs: what it is about; groups: the same runs by what tells them apart.
@@ -131,7 +131,7 @@ def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
 
 
 def _aggregates(groups: Sequence[Group]) -> str:
-    """Statistics over all games and seeds, where there is more than one score."""
+    """Returns a table of statistics over all games and seeds, "" where there are fewer than two scores."""
     rows = []
     for name in comparison.variants(groups):
         members = [g for g in groups if g.label == name]
@@ -173,7 +173,7 @@ def _written(file: Path) -> float:
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
-    """What `python -m tfrl.evaluate` found of these runs."""
+    """Returns a table of what `python -m tfrl.evaluate` found of these runs, "" where it found nothing."""
     rows = []
     for run in runs:
         parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
@@ -191,7 +191,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
 
 
 def _normalized(part: Mapping[str, Any]) -> float | None:
-    """The score of an evaluation by today's ranges: the one in its file may be of other ranges."""
+    """Scores an evaluation by today's ranges: the one in its file may be of other ranges."""
     value = part.get("return_mean")
     if not isinstance(value, int | float):
         return None

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfrl.envs.published import published_curve
-from tfrl.evaluation.episodes import LEVEL_SETS
+from tfrl.envs.registry import LEVEL_SETS
 from tfrl.reporting import intervals
 from tfrl.reporting.comparison import Group, published_scores, variants
 from tfrl.reporting.runs import level_set_title, published_applies
@@ -59,7 +59,7 @@ def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
 
 @styled
 def learning_curves(groups: Sequence[Group]) -> Figure | None:
-    """Episode return against env steps, a panel a game, with the published curves of the same task."""
+    """Draws episode return against env steps, a panel a game, with the published curves of the same task."""
     games = _by_game(groups)
     figure, axes = _panels(len(games), width=4.6, height=3.1)
     names = variants(groups)
@@ -81,7 +81,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
 
 @styled
 def level_gap(groups: Sequence[Group]) -> Figure | None:
-    """Final normalised scores on training and on unseen levels, and how far apart they are, by game.
+    """Draws final normalised scores on training and on unseen levels, and how far apart they are, by game.
 
     None where no group has both: where training plays all levels, none are unseen.
     """
@@ -118,7 +118,7 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
 
 @styled
 def final_scores(groups: Sequence[Group]) -> Figure | None:
-    """Final normalised scores on unseen levels by game, every seed, with bootstrap intervals, and the IQM."""
+    """Draws final normalised scores on unseen levels by game, each seed, bootstrap intervals and the IQM."""
     groups = [g for g in groups if g.scores("test").size]
     if not groups:
         return None
@@ -147,7 +147,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
 
 @styled
 def performance_profiles(groups: Sequence[Group]) -> Figure | None:
-    """The share of runs above each normalised score, on training and on unseen levels."""
+    """Draws the share of runs above each normalised score, on training and on unseen levels."""
     groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
     if not groups:
         return None
@@ -198,43 +198,28 @@ _MOST_LINES = 6
 
 @styled
 def training(groups: Sequence[Group]) -> Figure | None:
-    """Losses, KL, entropy and throughput against env steps: a line a run, coloured by variant where many."""
-    names = variants(groups)
-    runs = [(run, names.index(g.label)) for g in groups for run in g.runs]
+    """Draws losses, KL, entropy and throughput against env steps: a line a run, by variant where many."""
+    names, runs = variants(groups), [run for g in groups for run in g.runs]
     figure, axes = _panels(len(_TRAINING), width=3.7, height=2.5, columns=3)
-    many, alpha = len(runs) > _MOST_LINES, max(0.25, min(0.6, 6 / len(runs)))
-    end = max(run.env_steps for run, _ in runs)
-    clipping = {run.config.clip_value for run, _ in runs}
+    end = max(run.env_steps for run in runs)
+    clipping = {run.config.clip_value for run in runs}
     clipped = {(True,): ", clipped", (False,): ""}.get((*clipping,), ", clipped in some")
+    if len(runs) > _MOST_LINES:  # no mean: runs of different games and lengths have none
+        styles = [names.index(g.label) for g in groups for _ in g.runs]
+        labels = [f"{name}, a line for each of {styles.count(v)}" for v, name in enumerate(names)]
+        width = {"linewidth": 0.7, "alpha": max(0.25, min(0.6, 6 / len(runs)))}
+    else:
+        styles, labels, width = range(len(runs)), [run.name for run in runs], {"linewidth": 1.2}
     for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
-        for i, (run, v) in enumerate(runs):
-            if many:  # no mean: runs of different games and lengths have none
-                ax.plot(*run.points(column), color=_color(v), linestyle=_dash(v), linewidth=0.7, alpha=alpha)
-            else:
-                ax.plot(*run.points(column), color=_color(i), linestyle=_dash(i), linewidth=1.2)
+        for run, v in zip(runs, styles, strict=True):
+            ax.plot(*run.points(column), color=_color(v), linestyle=_dash(v), **width)
         ax.set_title(title.format(clipped=clipped))
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     figure.supxlabel("env steps")
-    if many:
-        counts = [sum(of == v for _, of in runs) for v in range(len(names))]
-        handles = [
-            Line2D(
-                [],
-                [],
-                color=_color(v),
-                linestyle=_dash(v),
-                label=f"{name}: {count} run{'s, a line each' * (count > 1)}",
-            )
-            for v, (name, count) in enumerate(zip(names, counts, strict=True))
-        ]
-    else:
-        handles = [
-            Line2D([], [], color=_color(i), linestyle=_dash(i), label=run.name)
-            for i, (run, _) in enumerate(runs)
-        ]
-    _legend(figure, handles)
+    lines = enumerate(labels)
+    _legend(figure, [Line2D([], [], color=_color(v), linestyle=_dash(v), label=label) for v, label in lines])
     return figure
 
 
@@ -264,7 +249,7 @@ def _own_curves(ax: Axes, g: Group, v: int) -> None:
 
 
 def _beyond(curve: tuple[np.ndarray, np.ndarray], steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A run's curve where it is alone: NaN in between the steps that all seeds share, so that no line is."""
+    """Returns a run's curve with NaN where all seeds are, between `steps` [P], so that no line is drawn."""
     at, values = curve
     shared = (at > steps[0]) & (at < steps[-1]) if len(steps) else np.zeros(len(at), bool)
     return at, np.where(shared, np.nan, values)
@@ -307,7 +292,7 @@ def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D
 
 
 def _over_games(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
-    """Below the games, the interquartile mean over them, a row a variant."""
+    """Draws the interquartile mean over the games below them, a row a variant."""
     labels = [label.get_text() for label in ax.get_yticklabels()]
     for v, name in enumerate(names):
         y = len(groups) + v + 0.3
@@ -325,7 +310,7 @@ def _over_games(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None
 def _interval(
     ax: Axes, y: float, scores: Sequence[np.ndarray], statistic: intervals.Statistic, color: str, marker: str
 ) -> None:
-    """A statistic with its bootstrap interval, and a tick for each run of a single game."""
+    """Draws a statistic with its bootstrap interval, and a tick for each run of a single game."""
     low, high = intervals.stratified_bootstrap(scores, statistic)
     ax.plot([low, high], [y, y], color=color, linewidth=1.4)
     ax.plot(statistic(intervals.pooled(scores)), y, color=color, marker=marker, markersize=7, linestyle="")
@@ -361,17 +346,8 @@ def _published_dots(groups: Sequence[Group]) -> list[Line2D]:
 
 
 def _dot(color: str, marker: str, label: str, filled: bool = True) -> Line2D:
-    face = color if filled else "white"
-    return Line2D(
-        [],
-        [],
-        color=color,
-        marker=marker,
-        markerfacecolor=face,
-        markeredgewidth=1.4,
-        linestyle="",
-        label=label,
-    )
+    style = {"color": color, "marker": marker, "markerfacecolor": color if filled else "white"}
+    return Line2D([], [], markeredgewidth=1.4, linestyle="", label=label, **style)
 
 
 def _tick(label: str) -> Line2D:

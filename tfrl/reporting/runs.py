@@ -60,7 +60,10 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether it has come to its end and left results."""
-        return self.results is not None and self.env_steps >= self.config.num_updates * self.config.batch_size
+        return (
+            self.results is not None
+            and self.env_steps >= self.config.num_updates * self.config.steps_per_update
+        )
 
     @property
     def precision(self) -> str:
@@ -145,6 +148,11 @@ def published_applies(config: Any) -> bool:
     """Whether train-procgen's published curves are of the same task: easy, 200 levels from 0."""
     same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
     return same and normalized_return(config.env, "easy", 0.0) is not None
+
+
+def level_set_title(level_set: str) -> str:
+    """The name of a level set for people."""
+    return {"train": "training levels", "test": "unseen levels"}[level_set]
 
 
 def _read_progress(path: Path) -> dict[str, np.ndarray]:

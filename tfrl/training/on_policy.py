@@ -163,7 +163,7 @@ class OnPolicyLearner:
     # Observations
 
     def _begin_observations(self) -> None:
-        """Takes mean and deviation from random steps, where the settings say so. All workers take the same."""
+        """Takes mean and deviation from random steps, where the settings say so; all workers take the same."""
         steps = self._config.normalize_random_steps
         if steps:
             observations = random_observations(self._config, steps)

@@ -45,7 +45,7 @@ class Learner(Protocol):
     columns: tuple[str, ...]
 
     def update(self) -> Update:
-        """Takes `steps_per_update` env steps and learns. A collective; counts `session.step` and its seconds."""
+        """Takes `steps_per_update` env steps and learns; counts `session.step` and seconds. A collective."""
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
