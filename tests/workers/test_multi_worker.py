@@ -263,7 +263,9 @@ def test_a_supervised_worker_that_hangs_ends_all_and_they_say_where(tmp_path):
 
 
 def test_workers_with_other_settings_do_not_start(tmp_path):
-    ends = run_workers([*TRAIN, *flags(tmp_path)], [*TRAIN, *flags(tmp_path, "--lr", "0.1")])
+    """The one that differs ends at once; the chief when no other has come in its place."""
+    patience = ("--cluster-timeout", "15")
+    ends = run_workers([*TRAIN, *flags(tmp_path, *patience)], [*TRAIN, *flags(tmp_path, "--lr", "0.1")])
     for code, stderr in ends:
         assert code == 2
         assert "the workers differ: lr is 0.0005 on worker 0 (127.0.0.1:" in stderr

@@ -8,65 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from meeting import SAME, Attempt, configs, connect_to, free_ports, hello, quicken, until
 
-from tfrl.cli.errors import PeerError, UserError
+from tfrl import channel
 from tfrl.workers import rendezvous, tf_config
-
-SAME = {"lr": "0.0005", "code": "abc"}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, seconds in (("REPORT_AFTER", 0.2), ("REPORT_EVERY", 0.2), ("STATUS_EVERY", 0.1)):
-        monkeypatch.setattr(rendezvous, name, seconds)
-
-
-def free_ports(count):
-    sockets = [tf_config.listen(0) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def configs(count, host="127.0.0.1"):
-    cluster = {"worker": [f"{host}:{port}" for port in free_ports(count)]}
-    tasks = [{"type": "worker", "index": index} for index in range(count)]
-    return [tf_config.parse(json.dumps({"cluster": cluster, "task": task})) for task in tasks]
-
-
-class Attempt:
-    """One worker's rendezvous in a thread."""
-
-    def __init__(self, config, fingerprint=SAME, timeout=10.0, **options):
-        self.lines = []
-        self._pool = ThreadPoolExecutor(1)
-        self._future = self._pool.submit(
-            rendezvous.rendezvous, config, fingerprint, timeout, self.lines.append, **options
-        )
-
-    def result(self):
-        """None, or the error's sentence."""
-        self.again = False
-        try:
-            return self._future.result(20)
-        except (UserError, PeerError) as error:
-            self.again = isinstance(error, PeerError)  # a launcher is to start all again
-            return str(error)
-
-    @property
-    def done(self):
-        return self._future.done()
-
-
-def until(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.02)
+    quicken(monkeypatch)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
@@ -119,29 +71,52 @@ def test_a_host_that_does_not_exist_is_told_with_the_reason():
     assert "refused" not in sentence
 
 
-def test_every_worker_hears_which_keys_differ_and_where():
+def test_workers_that_differ_hear_it_at_once_and_the_chief_when_its_time_is_up():
     cluster = configs(3)
-    fingerprints = [
-        {"lr": "0.1", "code": "abc", "seed": "1"},
-        {"lr": "0.2", "code": "abc", "seed": "1"},
-        {"lr": "0.1", "code": "abc"},
-    ]
-    attempts = [Attempt(config, values) for config, values in zip(cluster, fingerprints, strict=True)]
-    sentences = {attempt.result() for attempt in attempts}
-    assert len(sentences) == 1 and not any(attempt.again for attempt in attempts)
-    sentence = sentences.pop()
+    chief = Attempt(cluster[0], {"lr": "0.1", "code": "abc", "seed": "1"}, timeout=1.5)
+    other = Attempt(cluster[1], {"lr": "0.2", "code": "abc", "seed": "1"})
+    third = Attempt(cluster[2], {"lr": "0.1", "code": "abc"})
+    lr = f"lr is 0.1 on worker 0 ({cluster[0].address}) and 0.2 on worker 1 ({cluster[1].address})"
+    assert other.result() == f"the workers differ: {lr}; start all of them with the same settings and code"
+    assert f"seed is 1 on worker 0 ({cluster[0].address}) and missing on worker 2" in third.result()
+    assert not chief.done
+    sentence = chief.result()
+    assert not any(attempt.again for attempt in (chief, other, third))
     assert f"lr is 0.1 on workers 0, 2 and 0.2 on {cluster[0].name(1)}" in sentence
     assert f"seed is 1 on workers 0, 1 and missing on {cluster[0].name(2)}" in sentence
     assert "code" not in sentence.split(";")[0]
 
 
-def test_another_list_of_workers_is_a_difference():
+def test_one_that_differs_is_named_to_all_and_its_successor_is_taken():
+    cluster = configs(3)
+    chief, agreeing = Attempt(cluster[0]), Attempt(cluster[1])
+    assert "lr is 0.0005 on worker 0" in Attempt(cluster[2], SAME | {"lr": "0.1"}).result()
+    for attempt in (chief, agreeing):
+        name = f"{cluster[0].name(2)} (process {os.getpid()} on "
+        until(lambda attempt=attempt, name=name: attempt.lines and name in attempt.lines[-1])
+        assert f"came for it, but lr is 0.0005 on {cluster[0].name(0)} and 0.1 on" in attempt.lines[-1]
+    successor = Attempt(cluster[2])
+    assert [attempt.result() for attempt in (successor, agreeing, chief)] == [None] * 3
+
+
+def test_where_one_differs_and_one_does_not_come_all_are_to_start_again():
+    cluster = configs(4)
+    attempts = [Attempt(cluster[index], timeout=1.5) for index in (0, 1)]
+    Attempt(cluster[2], SAME | {"lr": "0.1"}).result()
+    for attempt in attempts:
+        sentence = attempt.result()
+        assert attempt.again
+        assert f"{cluster[0].name(2)} (process {os.getpid()} on " in sentence
+        assert f", {cluster[0].name(3)} did not come up within" in sentence
+
+
+def test_another_list_of_workers_is_a_difference_and_such_a_worker_none_of_ours():
     first, second = configs(2)
     other = json.loads(second.to_json())
     other["cluster"]["worker"].append("127.0.0.1:2222")
-    attempts = [Attempt(first), Attempt(tf_config.parse(json.dumps(other)))]
-    for attempt in attempts:
-        assert "TF_CONFIG cluster is" in attempt.result()
+    chief, stray = Attempt(first, timeout=1.0), Attempt(tf_config.parse(json.dumps(other)))
+    assert "TF_CONFIG cluster is" in stray.result() and not stray.again
+    assert "TF_CONFIG cluster is" in chief.result() and chief.again  # its own may yet come
 
 
 def test_an_index_that_the_chief_does_not_know_is_refused():
@@ -177,25 +152,6 @@ def test_a_port_that_a_predecessor_still_has_is_waited_for(count):
     assert [attempt.result() for attempt in attempts] == [None] * count
 
 
-def hello(config, worker):
-    fingerprint = {rendezvous.CLUSTER_KEY: " ".join(config.workers), **SAME}
-    return {
-        "tfrl": "hello",
-        "worker": worker,
-        "who": "process 7 on another-host",
-        "fingerprint": fingerprint,
-    }
-
-
-def connect_to(chief, config, message=None):
-    """A connection to the waiting chief that speaks the protocol from another machine, as it were."""
-    until(lambda: chief.lines)
-    connection = socket.create_connection(tf_config.split_address(config.workers[0]), timeout=5)
-    if message is not None:
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    return connection, connection.makefile("rb")
-
-
 def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nobody():
     cluster = configs(3)
     chief, first = Attempt(cluster[0]), Attempt(cluster[1])
@@ -218,7 +174,7 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
         b'{"worker": 1}\n',
         b'{"tfrl": "hello", "worker": "1", "fingerprint": {}}\n',
         b"[" * 100_000 + b"\n",
-        b"x" * (rendezvous.LONGEST_LINE + 70_000),
+        b"x" * (channel.LONGEST_LINE + 70_000),
     ],
     ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
 )
@@ -289,6 +245,7 @@ def test_a_worker_that_falls_silent_is_missing_and_its_successor_is_taken(monkey
 
 WORKER = """
 import json, sys
+from tfrl import channel
 from tfrl.workers import rendezvous
 from tfrl.workers import tf_config
 rendezvous.rendezvous(tf_config.read(), {"lr": "0.0005", "code": "abc"}, 20, print)

@@ -9,39 +9,44 @@ the workers first meet on the ports that TF_CONFIG gives them, which TensorFlow 
    say who they are and what their settings are.
 3. Each second the chief tells all of them who is still missing, and they answer. One that goes away or falls
    silent is missing again; it, or its successor, may come back.
-4. When all are there, the chief compares the settings. They differ: everybody gets the sentence that says
-   where. They agree: after one more answer from everybody the chief gives up its port, says "go", and all
+4. A worker whose settings are not the chief's is told where they differ, and ends; the others are told who
+   it was, and wait on for one that agrees.
+5. When all are there, and everybody has answered once more, the chief gives up its port, says "go", and all
    return.
 
 Who has waited for too long ends with a PeerError, because a launcher that starts all again may help: whoever
-was missing may be there then, and whoever had the port gone. Where workers differ, or one is not who it says,
-no restart would: that is a UserError.
+was missing may be there then, and whoever had the port gone. Where all came and some differ, or one is not
+who it says, no restart would: that is a UserError.
 
-Messages are JSON objects, one a line. Whatever else connects (a port scanner, `cluster.tf_config --check`) is
-shown out without harm. There is no authentication, as there is none in TensorFlow's own protocol on the same
-ports.
+What the messages hold is in `channel.py`. Whatever else connects (a port scanner, a worker of another
+cluster, `cluster.tf_config --check`) is shown out, and ends nobody's start. There is no authentication, as
+there is none in TensorFlow's own protocol on the same ports.
 """
 
 import contextlib
-import json
+import errno
 import os
 import select
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
+from tfrl import disagreement
+from tfrl.channel import Channel, Hello, Status, answered_round, is_go, refusal
 from tfrl.cli.errors import PeerError, UserError
+from tfrl.disagreement import listed
 from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
 STATUS_EVERY = 1.0  # seconds between the chief's messages to all
-SILENT_AFTER = 10.0  # seconds without a message after which the other side counts as gone
+SILENT_AFTER = 10.0  # seconds without a message of any use after which the other side counts as gone
 HELLO_WITHIN = 5.0  # seconds a new connection has to say who it is
 REPORT_AFTER, REPORT_EVERY = 2.0, 5.0  # seconds until the first line about missing workers, and between lines
 RETRY_EVERY = 0.3  # seconds between attempts to reach the chief
 FAREWELL = 2.0  # seconds the chief waits for the others to hang up, so that its last message is read
-LONGEST_LINE = 1 << 20
+MOST_STRANGERS = 64  # connections at a time of which it is not known who they are, besides one a worker
 CLUSTER_KEY = "TF_CONFIG cluster"
 
 
@@ -64,8 +69,9 @@ def rendezvous(
 
     Raises:
         PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port.
-        UserError: on every worker: fingerprints differ, naming the keys and the workers; another process
-            already is this worker; this worker's port is taken or not allowed.
+        UserError: this worker's fingerprint is not the chief's, naming the keys; another process already is
+            this worker; its port is taken or not allowed. On every worker, when the time is up: all came,
+            and some differ.
     """
     if config.is_evaluator:
         return
@@ -92,8 +98,8 @@ class _Patience:
     def wait_for(self, missing: Sequence[str]) -> None:
         """Reports those who are missing when it is time to; PeerError when the time is up."""
         self.wait(
-            _listed(missing),
-            f"{_listed(missing)} did not come up within {self._timeout:g} s; check that each worker runs the "
+            listed(missing),
+            f"{listed(missing)} did not come up within {self._timeout:g} s; check that each worker runs the "
             "same command with its own task index in TF_CONFIG, and that its port can be reached from here",
         )
 
@@ -119,93 +125,52 @@ def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
         time.sleep(RETRY_EVERY)
 
 
-class _Channel:
-    """A connection that carries JSON objects, one a line, and what is known of its other end."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(1.0)  # for sending; reading waits for select
-        self.socket = connection
-        self.heard = time.monotonic()
-        self.worker: int | None = None
-        self.who = ""
-        self.fingerprint: dict[str, str] = {}
-        self.answered = 0  # the last of the chief's rounds that this worker answered
-        self._unread = b""
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived. ConnectionError: the stream ended, or is not our protocol."""
-        data = self.socket.recv(1 << 16)
-        if not data:
-            raise ConnectionError("it closed the connection")
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        if len(self._unread) > LONGEST_LINE:
-            raise ConnectionError("another program answers on this port")
-        try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            raise ConnectionError("another program answers on this port") from None
-        if not all(isinstance(message, dict) for message in messages):
-            raise ConnectionError("another program answers on this port")
-        if messages:
-            self.heard = time.monotonic()
-        return messages
-
-
 def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patience) -> None:
     """What the workers other than the chief do: come to the chief until it lets them go."""
-    hello = {
-        "tfrl": "hello",
-        "worker": config.worker,
-        "who": f"process {os.getpid()} on {socket.gethostname()}",
-        "fingerprint": dict(fingerprint),
-    }
+    hello = Hello(config.worker, f"process {os.getpid()} on {socket.gethostname()}", dict(fingerprint))
     why = "not tried yet"
     while True:
         patience.wait_for([f"{config.name(0)}, the chief ({why})"])
         try:
             with contextlib.closing(_connect(config.workers[0])) as chief:
-                chief.send(hello)
+                chief.send(hello.message())
                 _obey(chief, config.name(0), patience)
                 return
         except OSError as error:
             why = error.strerror or str(error)
+        except UnicodeError:  # a host that no name server could be asked for
+            why = "not the name of a host"
         time.sleep(RETRY_EVERY)
 
 
-def _connect(address: str) -> _Channel:
+def _connect(address: str) -> Channel:
     connection = socket.create_connection(split_address(address), timeout=2.0)
     # On one machine a connection to a port that nobody listens on can get that very port and meet itself.
     if connection.getsockname() == connection.getpeername():
         connection.close()
         raise ConnectionRefusedError("Connection refused")
-    return _Channel(connection)
+    return Channel(connection)
 
 
-def _obey(chief: _Channel, name: str, patience: _Patience) -> None:
+def _obey(chief: Channel, name: str, patience: _Patience) -> None:
     """Answers the chief until it says "go". UserError, PeerError: the chief's; OSError: find it again."""
     missing = [f"{name}, the chief (no answer yet)"]
+    complete = False  # the chief's last word was that nobody is missing: only then may it say "go"
     while True:
-        patience.wait_for(missing)
-        if not select.select([chief], [], [], 0.2)[0]:
-            if time.monotonic() - chief.heard > SILENT_AFTER:
-                raise ConnectionError("it fell silent")
-            continue
-        for message in chief.receive():
-            if "error" in message:
-                raise (PeerError if message.get("again") else UserError)(str(message["error"]))
-            if "go" in message:
+        for message in chief.receive() if select.select([chief], [], [], 0.2)[0] else ():
+            sent_away = refusal(message)
+            if sent_away is not None:
+                sentence, again = sent_away
+                raise (PeerError if again else UserError)(sentence)
+            if complete and is_go(message):
                 return
-            missing = [str(worker) for worker in message.get("missing", ())] or [f"the go-ahead of {name}"]
-            chief.send({"round": message.get("round", 0)})
+            status = Status.read(message)
+            complete, chief.heard = not status.missing, time.monotonic()
+            missing = status.missing or [f"the go-ahead of {name}"]
+            chief.send({"round": status.round})
+        patience.wait_for(missing)
+        if time.monotonic() - chief.heard > SILENT_AFTER:
+            raise ConnectionError("it fell silent")
 
 
 def _lead(
@@ -218,9 +183,16 @@ def _lead(
     except (UserError, PeerError) as error:
         gathering.dismiss({"error": str(error), "again": isinstance(error, PeerError)})
         raise
-    # TensorFlow's servers may knock on this port as soon as a worker goes: none of them shall meet us here.
-    listener.close()
     gathering.dismiss({"go": True})
+
+
+@dataclass(frozen=True)
+class _Differing:
+    """A process that came as one of the workers, but with another fingerprint."""
+
+    fingerprint: Mapping[str, str]
+    why: str
+    """Who it was and where it differs."""
 
 
 class _Gathering:
@@ -231,16 +203,18 @@ class _Gathering:
         self._fingerprint = dict(fingerprint)
         self._selector = selectors.DefaultSelector()
         self._listener = listener
+        self._listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
-        self._strangers: set[_Channel] = set()
-        self._workers: dict[int, _Channel] = {}
+        self._strangers: dict[Channel, None] = {}  # in the order in which they came
+        self._workers: dict[int, Channel] = {}
+        self._differing: dict[int, _Differing] = {}  # who came last for a worker that is not there
         self._round = 0
         self._complete_since: int | None = None  # the first round in which all were there
 
     def wait(self, patience: _Patience) -> None:
-        """Returns when all are there, agree and answered. PeerError: time is up; UserError: they differ."""
+        """Returns when all are there and answered. PeerError: time is up; UserError: for they differ."""
         next_status = 0.0
-        while not self._all_ready():
+        while True:
             for key, _ in self._selector.select(0.1):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -248,8 +222,14 @@ class _Gathering:
                     self._hear(key.fileobj)
             now = time.monotonic()
             self._drop_silent(now)
-            missing = [self._config.name(worker) for worker in self._missing()]
-            patience.wait_for(missing or [f"the answer of {channel.who}" for channel in self._unanswered()])
+            if self._all_ready():
+                return
+            missing = [self._described(worker) for worker in self._missing()]
+            try:
+                patience.wait_for(missing or [f"the answer of {c.hello.who}" for c in self._unanswered()])
+            except PeerError:
+                self._check_those_who_came()
+                raise
             just_complete = not missing and self._complete_since is None
             if just_complete or now >= next_status:
                 next_status = now + STATUS_EVERY
@@ -261,86 +241,132 @@ class _Gathering:
         They close first, because the side that closes first keeps the port in TIME_WAIT; and a message that
         is still on its way when its sender closes can be lost.
         """
+        # TensorFlow's servers may knock on this port as soon as a worker goes: none of them shall meet us.
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for channel in list(self._strangers):
+            self._drop(channel)
         for channel in list(self._workers.values()):
             self._send(channel, message)
         end = time.monotonic() + FAREWELL
-        waiting = set(self._workers.values())
-        while waiting and time.monotonic() < end:
-            for channel in select.select(list(waiting), [], [], 0.1)[0]:
+        while self._workers and time.monotonic() < end:
+            for key, _ in self._selector.select(0.1):
                 try:
-                    channel.receive()
+                    key.fileobj.receive()
                 except OSError:
-                    waiting.discard(channel)
-        for channel in [*self._strangers, *self._workers.values()]:
-            channel.close()
+                    self._drop(key.fileobj)
+        for channel in list(self._workers.values()):
+            self._drop(channel)
         self._selector.close()
 
     def _missing(self) -> list[int]:
         return [worker for worker in range(1, self._config.num_workers) if worker not in self._workers]
 
-    def _unanswered(self) -> list[_Channel]:
+    def _described(self, worker: int) -> str:
+        """A missing worker's name, and who came in its place."""
+        name = self._config.name(worker)
+        return f"{name} ({self._differing[worker].why})" if worker in self._differing else name
+
+    def _unanswered(self) -> list[Channel]:
         return [c for c in self._workers.values() if c.answered < (self._complete_since or self._round + 1)]
 
     def _all_ready(self) -> bool:
         return not self._missing() and not self._unanswered()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it may have gone again
-            channel = _Channel(self._listener.accept()[0])
-            self._strangers.add(channel)
-            self._selector.register(channel, selectors.EVENT_READ)
+    def _check_those_who_came(self) -> None:
+        """UserError, when time is up, where all came and some differ: to start again would not help.
 
-    def _hear(self, channel: _Channel) -> None:
+        But a process of another cluster is a stranger: the worker whose place it took may yet come.
+        """
+        fingerprints = {worker: channel.hello.fingerprint for worker, channel in self._workers.items()}
+        fingerprints |= {worker: other.fingerprint for worker, other in self._differing.items()}
+        fingerprints[0] = self._fingerprint
+        ours = [f.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for f in fingerprints.values()]
+        differing = disagreement.differences(self._config, fingerprints)
+        if all(ours) and len(ours) == self._config.num_workers and differing:
+            raise UserError(disagreement.sentence(differing))
+
+    def _accept(self) -> None:
+        """Takes in new connections: a few, for those who wait are to be heard, too.
+
+        Of too many that say nothing the oldest go: a worker says who it is as soon as it comes.
+        """
+        for _ in range(MOST_STRANGERS):
+            try:
+                channel = Channel(self._listener.accept()[0])
+            except BlockingIOError:
+                return
+            except OSError as error:  # it may have gone again
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._drop_oldest_stranger()
+                return
+            self._strangers[channel] = None
+            self._selector.register(channel, selectors.EVENT_READ)
+            if len(self._strangers) > MOST_STRANGERS + self._config.num_workers:
+                self._drop_oldest_stranger()
+
+    def _drop_oldest_stranger(self) -> None:
+        if self._strangers:
+            self._drop(next(iter(self._strangers)))
+        else:
+            time.sleep(0.1)  # this process's files are used up by something else
+
+    def _hear(self, channel: Channel) -> None:
         if channel.fileno() < 0:  # dropped since select returned it
             return
         try:
             for message in channel.receive():
-                if channel.worker is None:
-                    self._welcome(channel, message)
-                else:
-                    channel.answered = int(message.get("round", 0))
-        except (OSError, ValueError, TypeError):
+                if channel.hello is None:
+                    self._welcome(channel, Hello.read(message))
+                    continue
+                answered = answered_round(message, self._round)
+                if answered > channel.answered:
+                    channel.answered, channel.heard = answered, time.monotonic()
+        except OSError:
             self._drop(channel)
 
-    def _welcome(self, channel: _Channel, hello: Mapping[str, Any]) -> None:
-        """Takes in a worker that says who it is. ConnectionError: it is none, or cannot be taken in."""
-        worker, fingerprint = hello.get("worker"), hello.get("fingerprint")
-        if hello.get("tfrl") != "hello" or not isinstance(worker, int) or not isinstance(fingerprint, dict):
-            raise ConnectionError("not a worker of ours")
-        who, count = str(hello.get("who", "")), self._config.num_workers
+    def _welcome(self, channel: Channel, hello: Hello) -> None:
+        """Takes in a worker that says who it is. ConnectionError: it cannot be taken in, and was told why."""
+        worker, who, count = hello.worker, hello.who, self._config.num_workers
         if not 1 <= worker < count:
             self._refuse(
                 channel,
                 f"{who} says it is worker {worker}, but the chief's TF_CONFIG has workers 0 to {count - 1}",
             )
+        differing = disagreement.differences(self._config, {0: self._fingerprint, worker: hello.fingerprint})
         present = self._workers.get(worker)
+        if differing:
+            if present is None:
+                why = f"{who} came for it, but {listed(differing, '; ', 3)}"
+                self._differing[worker] = _Differing(hello.fingerprint, why)
+            self._refuse(channel, disagreement.sentence(differing))
         if present is not None:
-            if time.monotonic() - present.heard < 3 * STATUS_EVERY:
+            # One whose connection broke may come again before that is noticed here.
+            if present.hello.who != who and time.monotonic() - present.heard < 3 * STATUS_EVERY:
                 self._refuse(
                     channel,
-                    f"{who} says it is {self._config.name(worker)}, but {present.who} already is; "
+                    f"{who} says it is {self._config.name(worker)}, but {present.hello.who} already is; "
                     "give each worker its own task index in TF_CONFIG",
                 )
             self._drop(present)
-        channel.worker, channel.who, channel.fingerprint = worker, who, fingerprint
-        self._strangers.discard(channel)
+        channel.hello, channel.heard = hello, time.monotonic()
+        del self._strangers[channel]
+        self._differing.pop(worker, None)
         self._workers[worker] = channel
         self._complete_since = None
 
-    def _refuse(self, channel: _Channel, sentence: str) -> None:
+    def _refuse(self, channel: Channel, sentence: str) -> NoReturn:
         channel.send({"error": sentence})
         raise ConnectionError(sentence)
 
     def _tell_all(self, missing: list[str]) -> None:
         if not missing and self._complete_since is None:
-            all_fingerprints = {worker: channel.fingerprint for worker, channel in self._workers.items()}
-            check_agreement(self._config, {0: self._fingerprint, **all_fingerprints})
             self._complete_since = self._round + 1
         self._round += 1
         for channel in list(self._workers.values()):
             self._send(channel, {"missing": missing, "round": self._round})
 
-    def _send(self, channel: _Channel, message: Mapping[str, Any]) -> None:
+    def _send(self, channel: Channel, message: Mapping[str, Any]) -> None:
         try:
             channel.send(message)
         except OSError:
@@ -352,39 +378,10 @@ class _Gathering:
         for channel in [c for c in self._workers.values() if now - c.heard > SILENT_AFTER]:
             self._drop(channel)
 
-    def _drop(self, channel: _Channel) -> None:
+    def _drop(self, channel: Channel) -> None:
         self._selector.unregister(channel)
         channel.close()
-        self._strangers.discard(channel)
-        if channel.worker is not None:
-            del self._workers[channel.worker]
+        self._strangers.pop(channel, None)
+        if channel.hello is not None:
+            del self._workers[channel.hello.worker]
             self._complete_since = None
-
-
-def check_agreement(config: TFConfig, fingerprints: Mapping[int, Mapping[str, str]]) -> None:
-    """Raises UserError naming the keys that differ, their values and the workers that have them."""
-    keys = sorted({key for fingerprint in fingerprints.values() for key in fingerprint})
-    differing = []
-    for key in keys:
-        workers_of: dict[str, list[int]] = {}
-        for worker in sorted(fingerprints):
-            workers_of.setdefault(str(fingerprints[worker].get(key, "missing")), []).append(worker)
-        if len(workers_of) > 1:
-            values = (f"{value} on {_named(config, workers)}" for value, workers in workers_of.items())
-            differing.append(f"{key} is {' and '.join(values)}")
-    if differing:
-        raise UserError(
-            f"the workers differ: {_listed(differing, '; ')}; "
-            "start all of them with the same settings and code"
-        )
-
-
-def _named(config: TFConfig, workers: Sequence[int]) -> str:
-    if len(workers) == 1:
-        return config.name(workers[0])
-    return f"workers {_listed([str(worker) for worker in workers])}"
-
-
-def _listed(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    more = [f"{len(items) - most} more"] if len(items) > most else []
-    return separator.join([*items[:most], *more])

@@ -1,0 +1,275 @@
+"""Whatever comes in at a rendezvous, or answers there, those who belong together still meet."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from meeting import Attempt, configs, connect_to, hello, quicken, until
+
+from tfrl import channel
+from tfrl.disagreement import differences
+from tfrl.workers import rendezvous, tf_config
+
+# As JSON that Python reads, and what no field may be.
+WRONG = ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 4000, "-1", "0.5", "true", "null", '"x"', "[]"]
+WRONG += ["{}", "[[1]]", '{"a": {}}', "[" * 90_000 + "]" * 90_000, '"\\ud800\\u001b[2J"']
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    quicken(monkeypatch)
+    monkeypatch.setattr(rendezvous, "RETRY_EVERY", 0.01)
+
+
+def with_field(message, name, value):
+    """A line of a message in which a field has another value, given as JSON."""
+    holds = json.dumps({**message, name: "VALUE"})
+    return holds.replace('"VALUE"', value).encode() + b"\n"
+
+
+def is_hung_up(connection):
+    """Whether the other end closes, whatever it says before."""
+    connection.settimeout(5)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+def speak(config, line):
+    connection = socket.create_connection(tf_config.split_address(config.workers[0]), timeout=5)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(line)
+    return connection
+
+
+def test_a_hello_with_anything_wrong_in_any_field_is_dropped():
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    until(lambda: chief.lines)
+    valid = hello(cluster[0], 1)
+    for name in valid:
+        for value in WRONG:
+            if name == "who" and value.startswith('"'):
+                continue  # any text is a name
+            with speak(cluster[0], with_field(valid, name, value)) as connection:
+                assert is_hung_up(connection)
+    for value in WRONG:
+        if not value.startswith('"'):
+            line = with_field(valid, "fingerprint", json.dumps({"lr": "VALUE"}).replace('"VALUE"', value))
+            with speak(cluster[0], line) as connection:
+                assert is_hung_up(connection)
+    assert not chief.done and "came for it" not in "".join(chief.lines)
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+def test_an_answer_with_anything_wrong_is_no_answer():
+    cluster = configs(2)
+    chief = Attempt(cluster[0], timeout=60)
+    until(lambda: chief.lines)
+    for value in [*WRONG, "99"]:  # the last is a round that was not asked
+        connection = speak(cluster[0], json.dumps(hello(cluster[0], 1)).encode() + b"\n")
+        with connection, connection.makefile("rb") as stream:
+            assert "round" in json.loads(stream.readline())
+            connection.sendall(b'{"round": ' + value.encode() + b"}\n")
+            assert is_hung_up(connection)
+    assert not chief.done
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+def test_a_chief_that_says_anything_wrong_is_not_obeyed():
+    cluster = configs(2)
+    status = {"missing": ["worker 2 (c:1)"], "round": 1}
+    lines = [with_field(status, name, value) for name in status for value in WRONG]
+    # One "[]" is right: that nobody is missing. And any whole number is a round.
+    lines = [line for line in lines if line not in (with_field(status, "missing", "[]"),)]
+    lines = [line for line in lines if not line.endswith(b'"round": -1}\n') and b"000000" not in line]
+    lines += [with_field({}, "error", value) for value in WRONG if not value.startswith('"')]
+    lines += [with_field({"error": "x"}, "again", value) for value in WRONG if value != "true"]
+    lines += [b'{"go": true}\n', with_field(status, "missing", "[]") + b'{"go": 1}\n', b"\xff\xfe\n", b"{}\n"]
+    with tf_config.listen(tf_config.split_address(cluster[0].workers[0])[1]) as impostor:
+        impostor.settimeout(5)
+        worker = Attempt(cluster[1], timeout=60)
+        for line in lines:
+            connection, _ = impostor.accept()
+            with connection:
+                connection.sendall(line)
+                assert is_hung_up(connection)
+        assert not worker.done
+    assert [Attempt(cluster[0]).result(), worker.result()] == [None, None]
+
+
+def mutated(source, message):
+    """A line near a right one: a field changed, gone or doubled, bytes cut, swapped or put in."""
+    line = bytearray(with_field(message, source.choice(list(message)), source.choice(WRONG[:14])))
+    for _ in range(source.randrange(4)):
+        at = source.randrange(len(line))
+        kind = source.randrange(3)
+        line[at : at + (kind > 0)] = bytes([source.randrange(256)]) if kind < 2 else b""
+    return bytes(line) + b"\n" * source.randrange(2)
+
+
+def test_random_lines_end_nobody():
+    source = random.Random(1)
+    cluster = configs(3)
+    attempts = [Attempt(config, timeout=60) for config in cluster[:2]]
+    until(lambda: all(attempt.lines for attempt in attempts))
+    for _ in range(300):
+        with speak(cluster[0], mutated(source, hello(cluster[0], source.choice((1, 2))))) as connection:
+            if source.randrange(2):
+                connection.sendall(mutated(source, {"round": 1}))
+    assert not any(attempt.done for attempt in attempts)
+    assert [attempt.result() for attempt in (Attempt(cluster[2]), *attempts)] == [None] * 3
+
+
+@pytest.mark.parametrize("beginning", [b"", b'{"tfrl": "hello", "worker": 1'])
+def test_who_never_ends_a_line_is_hung_up_on(monkeypatch, beginning):
+    """On both sides, and though a byte comes now and then."""
+    monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 0.5)
+    monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    until(lambda: chief.lines)
+    with speak(cluster[0], beginning) as connection:
+        trickle(connection, beginning[:1])
+    assert not chief.done
+    other = configs(2)
+    with tf_config.listen(tf_config.split_address(other[0].workers[0])[1]) as impostor:
+        impostor.settimeout(5)
+        worker = Attempt(other[1])
+        connection, _ = impostor.accept()
+        with connection:
+            trickle(connection, beginning[:1])
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+    assert [Attempt(other[0]).result(), worker.result()] == [None, None]
+
+
+def trickle(connection, byte):
+    end = time.monotonic() + 5
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < end:
+            connection.sendall(byte)
+            time.sleep(0.05)
+            connection.settimeout(0.01)
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1 << 16):
+                    return
+        pytest.fail("it was not hung up on")
+
+
+def test_a_flood_of_connections_keeps_nobody_out():
+    """More of them than the process may have files, and all silent; nor does it wait in a busy loop."""
+    cluster = configs(2)
+    program = (
+        "import resource, sys\nfrom tfrl import rendezvous, tf_config\n"
+        "rendezvous.rendezvous(tf_config.read(), {'lr': '0.0005', 'code': 'abc'}, 60, print)\n"
+        "print('met', resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
+    )
+    chief = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TF_CONFIG": cluster[0].to_json()},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with chief, contextlib.ExitStack() as held:
+        line, end = b'{"tfrl"', time.monotonic() + 10
+        while True:
+            try:
+                held.enter_context(speak(cluster[0], line))
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        for _ in range(300):
+            held.enter_context(speak(cluster[0], line))
+        began = time.monotonic()
+        worker = Attempt(cluster[1])
+        assert worker.result() is None
+        assert time.monotonic() - began < 3
+        said = chief.communicate(timeout=30)[0].split("met ")
+    assert float(said[1]) < 2
+
+
+def test_a_connection_that_takes_nothing_keeps_nobody_out(monkeypatch):
+    """A worker that says hello, and then neither reads nor answers."""
+    monkeypatch.setattr(rendezvous, "SILENT_AFTER", 1.0)
+    cluster = configs(3)
+    chief, second = Attempt(cluster[0]), Attempt(cluster[2])
+    connection, _ = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    with connection:
+        until(lambda: any("missing" not in line and "answer of" in line for line in chief.lines))
+        until(lambda: cluster[0].name(1) in chief.lines[-1])
+        assert [attempt.result() for attempt in (Attempt(cluster[1]), second, chief)] == [None] * 3
+
+
+def test_a_worker_whose_connection_broke_unnoticed_comes_again():
+    """A firewall has forgotten the first one, say: no end of it is heard, and it is the same process."""
+    cluster = configs(3)
+    chief = Attempt(cluster[0])
+    first, _ = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    until(lambda: cluster[0].name(1) not in chief.lines[-1])
+    again, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
+    with first, again, stream:
+        assert "missing" in json.loads(stream.readline())
+        assert first.recv(1 << 16)
+        assert is_hung_up(first)
+    assert [attempt.result() for attempt in (Attempt(cluster[1]), Attempt(cluster[2]), chief)] == [None] * 3
+
+
+def test_what_a_stranger_says_cannot_write_on_the_terminal():
+    cluster = configs(2)
+    chief = Attempt(cluster[0])
+    until(lambda: chief.lines)
+    stranger = hello(cluster[0], 1) | {"who": "\x1b[2J\n\ud800" + "x" * 10_000}
+    stranger["fingerprint"] = {"\x07": "\x1b]0;title\x07" * 1000}
+    with speak(cluster[0], json.dumps(stranger).encode() + b"\n") as connection:
+        assert is_hung_up(connection)
+    until(lambda: "came for it" in chief.lines[-1])
+    assert chief.lines[-1].isprintable() and len(chief.lines[-1]) < 5000
+    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+
+
+def test_time_is_never_up_for_want_of_nobody(monkeypatch):
+    """The last answer may come when the time is up: it is heard before the clock is asked."""
+    waited_for, wait_for = [], rendezvous._Patience.wait_for
+    monkeypatch.setattr(
+        rendezvous._Patience,
+        "wait_for",
+        lambda self, missing: (waited_for.append(list(missing)), wait_for(self, missing)),
+    )
+    attempts = [Attempt(config) for config in configs(3)]
+    assert [attempt.result() for attempt in attempts] == [None] * 3
+    assert waited_for and all(waited_for)
+
+
+def test_a_host_that_cannot_even_be_asked_for_is_told_with_the_reason():
+    text = json.dumps({"cluster": {"worker": ["a..b:2222", "127.0.0.1:0"]}, "task": {}})
+    text = text.replace("127.0.0.1:0", configs(1)[0].address)
+    text = text.replace('"task": {}', '"task": {"type": "worker", "index": 1}')
+    sentence = Attempt(tf_config.parse(text), timeout=0.5).result()
+    assert "worker 0 (a..b:2222), the chief (not the name of a host) did not come up" in sentence
+
+
+def test_long_lists_of_workers_show_where_they_differ():
+    config = configs(2)[0]
+    lists = [" ".join(f"host-{number}:2222" for number in range(count)) for count in (20, 21)]
+    (said,) = differences(config, {w: {rendezvous.CLUSTER_KEY: text} for w, text in enumerate(lists)})
+    assert all(text in said for text in lists)
+
+
+def test_a_line_may_come_in_pieces():
+    here, there = socket.socketpair()
+    reader = channel.Channel(here)
+    with here, there:
+        for part in (b'{"a"', b": 1}\n{", b'"b": 2}\n'):
+            there.sendall(part)
+            part_read = reader.receive()
+            assert len(part_read) == part.count(b"\n")
