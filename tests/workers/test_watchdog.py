@@ -237,6 +237,27 @@ def test_who_is_gone_after_a_lost_connection(tmp_path):
         assert dog.missing() == f"worker 1 ({names[1]}) is gone"
 
 
+def deaf(held):
+    """The address of a program that takes no more connections, like a machine that is gone: none answers."""
+    listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+    for _ in range(2):
+        waiting = held.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex(listener.getsockname())
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_others_are_asked_at_the_same_time(tmp_path):
+    """Twelve that do not answer take no longer than one, and the one that is gone is named."""
+    with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as closed:
+        names = ["a:1", *(deaf(held) for _ in range(12)), f"127.0.0.1:{closed.getsockname()[1]}"]
+        closed.close()
+        dog = Watchdog(tmp_path, names, 0, stall_timeout=LIMIT, on_stall=pytest.fail)
+        began = time.monotonic()
+        assert dog.missing() == f"worker 13 ({names[13]}) is gone"
+        assert 0.5 < time.monotonic() - began < 4
+
+
 def test_who_is_frozen_after_a_lost_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:

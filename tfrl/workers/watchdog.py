@@ -37,6 +37,7 @@ LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
 LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a progress bar
 LOOKS = 5  # at the others, at least, before a verdict
 FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
+ANSWER_WITHIN = 1.0  # seconds that the others have to show that they still listen
 CONNECTING = "connecting"  # in it TensorFlow gives no other thread a turn: silence means nothing
 _SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
 _ROOT = Path(__file__).resolve().parents[2]
@@ -178,7 +179,8 @@ class Watchdog:
         """
         self._closed.set()
         others = [w for w in range(len(self._addresses)) if w != self._worker]
-        gone = [self._name(w) for w in others if _refuses(self._addresses[w])]
+        refusing = _refusing([self._addresses[w] for w in others])
+        gone = [self._name(w) for w in others if self._addresses[w] in refusing]
         if gone:
             return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         before = {w: self._read(w) for w in others}
@@ -336,15 +338,29 @@ def _where(heartbeat: Heartbeat | None) -> str:
     return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
 
 
-def _refuses(address: str) -> bool:
-    """Whether nothing listens there any more. A stopped process still listens."""
-    try:
-        socket.create_connection(split_address(address), timeout=1.0).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # a machine that is gone, or one too busy to answer: its heartbeat tells
-        return False
-    return False
+def _refusing(addresses: Sequence[str]) -> set[str]:
+    """Those at which nothing listens any more. A stopped process still listens.
+
+    All are asked at the same time, each in a thread of its own: many may be silent, and so may the name
+    server. Who has not answered in time (a machine that is gone, or too busy) is left to its heartbeat.
+    """
+    refusing: set[str] = set()
+
+    def ask(address: str) -> None:
+        try:
+            socket.create_connection(split_address(address), timeout=ANSWER_WITHIN).close()
+        except ConnectionRefusedError:
+            refusing.add(address)
+        except (OSError, UnicodeError):  # UnicodeError: no name of a host
+            pass
+
+    end = time.monotonic() + ANSWER_WITHIN
+    asking = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(max(0.0, end - time.monotonic()))
+    return refusing.copy()
 
 
 def _exit(sentence: str) -> None:
