@@ -4,7 +4,8 @@ FAULT WORKER UPDATE MARKER FLAGS...: the fault (a signal's name, or HANG) comes 
 learning of that update, once: the file MARKER is made then. With --dataset among the flags it is the
 supervised trainer, and the fault comes before that gradient step. With "evaluation" as UPDATE it comes in the
 first evaluation (or test). HANG:SECONDS is one that is found after so many seconds without a sign of life,
-instead of minutes, where no update has been measured yet.
+instead of minutes, where no update has been measured yet. Where PHASES in the environment names a folder,
+the worker notes there each phase as it begins it (workers.phases reads that).
 """
 
 import json
@@ -23,6 +24,8 @@ def main(arguments):
     worker, marker = int(arguments[1]), Path(arguments[3])
     evaluates = arguments[2] == "evaluation"
     update = 0 if evaluates else int(arguments[2])
+    if "PHASES" in os.environ:
+        note_phases(Path(os.environ["PHASES"]))
     if lifeless:
         watchdog.LIFELESS = float(lifeless)
     flags = arguments[4:]
@@ -50,6 +53,19 @@ def main(arguments):
 
     setattr(Learner, method, faulty_learn)
     return command.main(flags)
+
+
+def note_phases(folder):
+    """Has a line `UPDATE PHASE` appended to `phases-N` of worker N whenever one begins."""
+    beat = watchdog.Watchdog.beat
+
+    def noted(self, phase=None, update=None):
+        beat(self, phase, update)
+        if phase is not None:
+            with (folder / f"phases-{self._worker}").open("a") as file:
+                file.write(f"{self._update} {phase}\n")
+
+    watchdog.Watchdog.beat = noted
 
 
 if __name__ == "__main__":

@@ -89,6 +89,11 @@ def results(logdir):
     return json.loads((logdir / "run" / "results.json").read_text())
 
 
+def phases(folder, worker):
+    """What a worker that faulty_worker.py ran has noted: "UPDATE PHASE", in order."""
+    return (folder / f"phases-{worker}").read_text().splitlines()
+
+
 def env_steps(logdir):
     with (logdir / "run" / "progress.csv").open() as file:
         return [int(row["env_steps"]) for row in csv.DictReader(file)]

@@ -25,6 +25,7 @@ from worker_pair import (
     environment,
     evaluations,
     flags,
+    phases,
     results,
     run_alone,
     run_workers,
@@ -36,6 +37,7 @@ from benchmarks import namespaces
 from tfrl.cli.settings import to_yaml
 from tfrl.config.ppo import parse
 from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import LEVEL_SETS
 from tfrl.run.checkpoint import CheckpointStore
 
 
@@ -139,8 +141,10 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
 )
 def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
-    ends = run_workers(command, command)
+    ends = run_workers(command, command, PHASES=str(tmp_path))
     assert [code for code, _ in ends] == [143, 143], ends
+    assert phases(tmp_path, 0) == phases(tmp_path, 1)
+    assert phases(tmp_path, 0)[-1] == f"{update} leaving"
     assert saved(tmp_path)[-1] == update  # in which the signal came
     assert not (tmp_path / "run" / "results.json").exists()
     assert not evaluations(tmp_path)
@@ -149,6 +153,30 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, mo
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
     assert results(tmp_path)["eval"] == results(alone)["eval"]
     assert env_steps(tmp_path) == env_steps(alone)
+
+
+def test_all_workers_go_through_the_same_phases(tmp_path):
+    """Whoever began fewer would be taken for one that hangs: also where the chief alone has something to do.
+
+    Here it records, which fails for want of a folder, evaluates, saves, and exports in the end. (The tests of
+    signals compare the phases of a run that is broken off.)
+    """
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "videos").touch()
+    periodic = ("--eval-every", "2", "--record-every", "2", "--checkpoint-every", "1")
+    command = [*FAULTY, "NONE", "0", "99", str(tmp_path / "marker"), *flags(tmp_path, *periodic, updates=3)]
+    ends = run_workers(command, command, PHASES=str(tmp_path))
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert "Training goes on." in ends[0][1]
+    evaluation = [f"{word} on {s} levels" for s in LEVEL_SETS for word in ("evaluating", "evaluated")]
+    assert phases(tmp_path, 0) == [
+        *("0 connecting", "0 preparing"),
+        *("0 collecting", "0 updating", "1 saving"),
+        *("1 collecting", "1 updating", "2 saving", *(f"2 {phase}" for phase in evaluation), "2 recording"),
+        *("2 collecting", "2 updating", "3 saving", *(f"3 {phase}" for phase in evaluation)),
+        *("3 exporting", "3 leaving"),
+    ]
+    assert phases(tmp_path, 1) == phases(tmp_path, 0)
 
 
 def cut_off(logdir, run, update):
