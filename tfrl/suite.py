@@ -1,6 +1,7 @@
 """python -m tfrl.suite: games x seeds, one after another or several side by side, and a report at the end.
 
-What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite.
+What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite; given
+on several machines that share LOGDIR, at any time, it has them work through one suite together.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from tfrl import report
+from tfrl.agenda import Agenda
 from tfrl.cli import command_line, endings
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import coerce
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
@@ -26,17 +28,22 @@ from tfrl.config import ppo
 from tfrl.config.ppo import Config
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
+from tfrl.run import lock
 from tfrl.run.folder import RESULTS_FILE, check_run_folder
-from tfrl.workers import machine
+from tfrl.workers import machine, tf_config
 
-_ENDING = (2, 130, 143)  # bad settings are bad for the next run as well; the others were told to stop
+# Bad settings are bad for the next run as well, a worker that is gone is missing there, too, and who told a
+# run to stop means the suite.
+_ENDING = (UserError.exit_code, PeerError.exit_code, 130, 143)
 _TRAINER = ("-m", "tfrl.ppo_procgen")
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
 _POLL_EVERY = 0.2  # seconds
+_REPORT_PATIENCE = 600.0  # seconds to wait for another suite that writes the same report
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
 _SUMMARY = """Trains every game with every seed, skips what is done, and writes LOGDIR/report.html. All other
-flags are those of python -m tfrl.ppo_procgen, and the same for every run."""
+flags are those of python -m tfrl.ppo_procgen, and the same for every run. Several machines that share LOGDIR
+and get the same command divide the runs among themselves."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,27 @@ def main(arguments: Sequence[str]) -> int:
     tasks = plan(options, rest)
     lengths = sum(task.config.num_updates * task.config.steps_per_update for task in tasks)
     _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
-    code, failed = _Runs(tasks, options.workers).run()
+    suite = _Runs(tasks, options.workers)
+    code = suite.run()
     if code:
         return code
-    finished = [runs.load(task.config.run_dir) for task in tasks if _is_done(task.config)]
-    if finished:
-        _show(str(report.write(finished, tasks[0].config.run_dir.parent)))
-    if failed:
-        raise TrainingError(f"{len(failed)} of {len(tasks)} runs failed: {', '.join(failed)}.")
+    done = {i for i, task in enumerate(tasks) if _is_done(task.config)}  # wherever it was trained
+    if done:
+        logdir = tasks[0].config.run_dir.parent
+        with lock.locked(logdir, _REPORT_PATIENCE, does="writes the report of"):
+            _show(str(report.write([runs.load(tasks[i].config.run_dir) for i in sorted(done)], logdir)))
+    undone = []
+    for what, indices in (("failed", suite.agenda.failed), ("were stopped", suite.agenda.stopped)):
+        names = [tasks[i].config.run_dir.name for i in indices if i not in done]
+        if names:
+            undone.append(f"{len(names)} of {len(tasks)} runs {what}: {', '.join(names)}")
+    if undone:
+        raise TrainingError(f"{'; '.join(undone)}.")
     return 0
 
 
 class _Runs:
-    """Starts the runs in order, `workers` at a time.
+    """Starts the runs that its agenda chooses, `workers` at a time.
 
     Each is in a session of its own, so that a Ctrl-C reaches it through us alone: once, and we wait until it
     has saved.
@@ -88,21 +103,32 @@ class _Runs:
         self._code = 0  # of a run that ends the suite
         self._signal = 0  # the first one
         self._to_pass_on: list[int] = []
-        self._failed: list[str] = []
+        self.agenda = Agenda(
+            [task.config.run_dir for task in tasks],
+            lambda index: _is_done(tasks[index].config),
+            self._say,
+            # Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
+            shared=not any(tf_config.for_strategy(task.config.strategy) for task in tasks),
+        )
 
-    def run(self) -> tuple[int, list[str]]:
-        """The code to end with, 0 for none, and the names of the runs that failed."""
-        waiting = list(reversed(range(len(self._tasks))))
-        with self._listening():
-            while self._running or (waiting and not self._code and not self._signal):
-                if waiting and len(self._running) < self._workers and not self._code and not self._signal:
-                    self._start(waiting.pop())
-                    continue
+    def run(self) -> int:
+        """Trains until nothing is left for this process to do; the code to end with, 0 for none."""
+        with self.agenda, self._listening():
+            while self._running or (self.agenda.waiting and not self._ends()):
+                if len(self._running) < self._workers and not self._ends():
+                    chosen = self.agenda.choose()
+                    if chosen is not None:
+                        self._start(chosen)
+                        continue
                 time.sleep(_POLL_EVERY)
                 while self._to_pass_on:
                     self._tell(self._to_pass_on.pop(0))
                 self._reap()
-        return self._code or endings.STOP_CODES.get(self._signal, 0), self._failed
+        return self._code or endings.STOP_CODES.get(self._signal, 0)
+
+    def _ends(self) -> bool:
+        """Whether no further run is to be started."""
+        return bool(self._code or self._signal)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -118,23 +144,26 @@ class _Runs:
                 signal.signal(which, handler)
 
     def _start(self, index: int) -> None:
-        task = self._tasks[index]
-        if _is_done(task.config):
-            self._say(index, "done before")
-            return
+        task, lock = self._tasks[index], self.agenda.lock(index)
         self._say(index, "starts")
         command = [sys.executable, *_TRAINER, *task.arguments]
+        handed, passed = ({}, []) if lock is None else lock.hand_over(lock)
         with contextlib.ExitStack() as files:
-            output, environment = None, None
+            output, environment = None, os.environ | handed
             if self._workers > 1:
                 share = max(1, machine.cores() // self._workers)
-                environment = _tensorflow_threads(share) | os.environ
+                environment = _tensorflow_threads(share) | environment
                 if not task.config.env_threads:
                     command += ["--env-threads", str(max(1, share // 2))]
                 task.config.run_dir.mkdir(parents=True, exist_ok=True)
                 output = files.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
             self._running[index] = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                env=environment,
+                pass_fds=passed,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def _reap(self) -> None:
@@ -145,14 +174,12 @@ class _Runs:
             del self._running[index]
             task = self._tasks[index]
             words = f": {_last_line(task.config.run_dir / _OUTPUT)}" if self._workers > 1 else ""
-            self._say(index, f"ended with code {code}{words}" if code else "done")
+            self._say(index, self.agenda.ended(index, code) + (words if code else ""))
             if code in _ENDING:
                 # A second signal would end the others at once.
                 if not self._code and not self._signal:
                     self._tell(signal.SIGTERM)
                 self._code = self._code or code
-            elif code:
-                self._failed.append(task.config.run_dir.name)
 
     def _take(self, which: int, _: FrameType | None) -> None:
         """Notes a signal. The loop passes it on, also to a run that is just being started, and once."""

@@ -24,10 +24,11 @@ from tfrl.run.folder import Settings, check_run
 from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
+_HANDED = "TFRL_LOCK"  # an environment variable: the number of the open file that `hand_over` passes on
 _RETRY_EVERY = 0.2  # seconds
 
 
-class _HeldError(Exception):
+class HeldError(Exception):
     """Another process has the lock: who, for people."""
 
 
@@ -54,19 +55,25 @@ def take_run(
 
 
 @contextlib.contextmanager
-def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
+def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterator[None]:
     """Holds the lock of a run's folder inside; on a disk that knows no locks, warns and goes on without.
+
+    A lock that this process's parent handed over to it is the parent's to give up.
 
     Args:
       run: the folder; made if need be, and removed again if it is empty in the end.
       patience: seconds to wait for another process that holds it.
+      does: what such a process does with it.
 
     Raises:
       UserError: another process holds it.
       PeerError: it still does, after the patience.
     """
+    if _was_handed_over(run):
+        yield
+        return
     try:
-        file = _wait(run, patience)
+        file = _wait(run, patience, does)
     except OSError as error:
         file, reason = None, error.strerror
         tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
@@ -74,7 +81,7 @@ def locked(run: Path, patience: float = 0.0) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            _give_up(run, file)
+            give_up(run, file)
 
 
 def is_held(run: Path) -> bool | None:
@@ -100,25 +107,30 @@ def is_held(run: Path) -> bool | None:
     return True
 
 
-def _wait(run: Path, patience: float) -> IO[str]:
+def _wait(run: Path, patience: float, does: str) -> IO[str]:
     """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
     end, told = time.monotonic() + patience, False
     while True:
         try:
-            return _take(run)
-        except _HeldError as held:
+            return take(run)
+        except HeldError as held:
             if time.monotonic() >= end:
                 raise (PeerError if patience else UserError)(
-                    f"{run} is in use: {held} trains it; wait for its end, or choose another --run-name."
+                    f"{run} is in use: {held} {does} it; wait for its end, or choose another --run-name."
                 ) from None
             if not told:
-                tell(f"waiting for {held}, which trains {run}")
+                tell(f"waiting for {held}, which {does} {run}")
                 told = True
         time.sleep(_RETRY_EVERY)
 
 
-def _take(run: Path) -> IO[str]:
-    """The lock's file, locked. Raises _HeldError or OSError."""
+def take(run: Path) -> IO[str]:
+    """Makes the run's folder, if need be, and takes its lock: the file, for `give_up`.
+
+    Raises:
+      HeldError: another process has it.
+      OSError: it cannot be locked.
+    """
     path = run / LOCK_FILE
     while True:
         run.mkdir(parents=True, exist_ok=True)
@@ -131,14 +143,15 @@ def _take(run: Path) -> IO[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _HeldError(" ".join(file.read(200).split()) or "another process") from None
+                raise HeldError(" ".join(file.read(200).split()) or "another process") from None
             if _is_at(path, file):  # else its last holder has removed it in the meantime
-                _sign(file)
+                _sign(file.fileno())
                 opened.pop_all()
                 return file
 
 
-def _give_up(run: Path, file: IO[str]) -> None:
+def give_up(run: Path, file: IO[str]) -> None:
+    """Ends what `take` began; removes the folder if it is empty."""
     with file, contextlib.suppress(OSError):
         if _is_at(run / LOCK_FILE, file):
             (run / LOCK_FILE).unlink()  # while it is held: who has opened it finds it gone
@@ -152,7 +165,30 @@ def _is_at(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def _sign(file: IO[str]) -> None:
+def hand_over(file: IO[str]) -> tuple[dict[str, str], list[int]]:
+    """Has a child process train under this lock: environment and `pass_fds` for its Popen.
+
+    The lock ends when both have given it up or ended, so the run stays taken if only one of them is killed.
+    """
+    return {_HANDED: str(file.fileno())}, [file.fileno()]
+
+
+def _was_handed_over(run: Path) -> bool:
+    """Whether this process has got the run's lock from its parent; if so, signs it."""
+    try:
+        descriptor = int(os.environ.pop(_HANDED, ""))
+        os.set_inheritable(descriptor, False)
+        if not os.path.samestat((run / LOCK_FILE).stat(), os.fstat(descriptor)):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it is not held already
+    except (ValueError, OverflowError, OSError):
+        return False
+    _sign(descriptor)
+    return True
+
+
+def _sign(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # a full disk: its holder is not known by name then
-        os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.ftruncate(descriptor, 0)
+        # At its beginning, wherever the process that handed it over has left off.
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
