@@ -193,7 +193,7 @@ def test_a_flood_of_connections_keeps_nobody_out():
         began = time.monotonic()
         worker = Attempt(cluster[1])
         assert worker.result() is None
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 6
         said = chief.communicate(timeout=30)[0].split("met ")
     assert float(said[1]) < 2
 

@@ -87,7 +87,7 @@ class Suites:
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for(self, condition):
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, {p.name: p.read_text() for p in self.folder.glob("*.out")}
             time.sleep(0.02)
