@@ -35,8 +35,9 @@ def main(arguments):
 
         method = "test" if evaluates else "step"
     else:
-        from tfrl import ppo_procgen as command
         from tfrl.training.learner import Learner
+
+        from tfrl import ppo_procgen as command
 
         method = "sample" if evaluates else "learn"
     learn, calls = getattr(Learner, method), []

@@ -6,7 +6,6 @@ Any tensorflow-datasets reads it: `tfds.builder_from_directory(DIRECTORY).as_dat
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl import envs
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges
 from tfrl.config.run import EPISODES
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Watcher, level_spec, play
+from tfrl.evaluation.episodes import Watcher, play
+from tfrl.evaluation.levels import level_spec
+from tfrl.run import files
 from tfrl.run.rng import Use
 
 _USAGE = "python -m tfrl.collect RUN --episodes N"
@@ -63,29 +63,26 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from tfrl.evaluation import policy
 
-        player = policy.load(source)
+        player = policy.load(source, greedy=options.greedy)
         import tensorflow_datasets as tfds
     num_envs = min(options.episodes, _ENVS)
     config = dataclasses.replace(source.config, seed=seed)
     spec = level_spec(config, options.levels, num_envs, Use.COLLECTION)
-    staged = out.with_name(f".{out.name}.tmp")  # so that a data set that is there is whole
-    shutil.rmtree(staged, ignore_errors=True)  # of one that was killed
     try:
-        staged.mkdir(parents=True)
-        writer = _writer(tfds, staged, config.env, player.observation_shape, options.shard_episodes)
-        play(
-            player.greedy if options.greedy else player.sample,
-            spec,
-            range(num_envs),
-            episodes_each=-(-options.episodes // num_envs),
-            watcher=EpisodeBuffer(num_envs, -(-options.episodes // num_envs), writer),
-        )
-        writer.close_all()
-        staged.rename(out)
+        files.make_folder(out.parent)
+        with files.replacing(out) as staged, files.tensorflow_writes():
+            staged.mkdir()
+            writer = _writer(tfds, staged, config.env, player.observation_spec.shape, options.shard_episodes)
+            play(
+                player,
+                spec,
+                range(num_envs),
+                episodes_each=-(-options.episodes // num_envs),
+                watcher=EpisodeBuffer(num_envs, -(-options.episodes // num_envs), writer),
+            )
+            writer.close_all()
     except OSError as error:
-        raise UserError(f"cannot write the data set in {out}: {error.strerror or error}.") from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        raise UserError(f"cannot write the data set in {out}: {files.reason(error)}.") from None
     print(out)
     return 0
 
@@ -110,13 +107,13 @@ class EpisodeBuffer(Watcher):
         self._done = np.zeros(num_envs, np.int64)
         self._count = 0
 
-    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+    def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Begins a step of each env."""
         for i in np.flatnonzero(self._done < self._episodes_each):
             steps = self._steps[i]
             steps.append(_step(observations[i].copy(), int(actions[i]), is_first=not steps))
 
-    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
+    def after(self, step: Step) -> None:
         """Completes the steps, and hands on the episodes that they ended."""
         for i in np.flatnonzero(self._done < self._episodes_each):
             steps = self._steps[i]

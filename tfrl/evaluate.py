@@ -18,7 +18,8 @@ from tfrl.config.task import check as check_task
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.reporting.scores import evaluate_levels
-from tfrl.run.folder import EVALUATION_FILE, check_writable, write_text
+from tfrl.run import files
+from tfrl.run.folder import EVALUATION_FILE, check_writable
 
 _USAGE = "python -m tfrl.evaluate RUN"
 
@@ -103,9 +104,9 @@ def _task(config: Any, game: str, options: Options) -> Any:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     try:
-        write_text(path, json.dumps(content, indent=2) + "\n")
+        files.write(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from None
+        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
 
 
 def _show(content: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
@@ -15,6 +17,7 @@ from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
 from tfrl.config.ppo import READER
 from tfrl.evaluation import policy_files
 from tfrl.reporting.recording import FPS, Recording, save
+from tfrl.run import files
 
 if TYPE_CHECKING:
     from tfrl.evaluation import policy
@@ -52,10 +55,18 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"--random takes no run; got {words[0]}.")
         path = Path(options.out or f"{options.random}.{options.format}")
         config, player = _untrained(options)
-        save(player, config, path, options, player.probabilities if options.overlay else None)
+        _save(player, config, path, options)
         print(path)
         return 0
     return _record_run(Path(command_line.one(words, "run", _USAGE)), options)
+
+
+def _save(player: policy.Policy, config: Any, path: Path, options: Options) -> np.ndarray:
+    """As `save`; raises UserError if the file cannot be written."""
+    try:
+        return save(player, config, path, options, player.probabilities if options.overlay else None)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
 
 
 def _record_run(run: Path, options: Options) -> int:
@@ -69,11 +80,11 @@ def _record_run(run: Path, options: Options) -> int:
         player = policy.load(source, greedy=options.greedy)
     name = f"{config.env}-{options.levels}-{source.env_steps}.{options.format}"
     path = Path(options.out) if options.out else run / "videos" / name
-    frames = save(player, config, path, options, player.probabilities if options.overlay else None)
+    frames = _save(player, config, path, options)
     try:
         metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps, fps=FPS)
     except OSError as error:
-        raise UserError(f"cannot write TensorBoard's events in {run}: {error.strerror}.") from None
+        raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
     print(path)
     return 0
 

@@ -11,7 +11,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.reporting import runs
-from tfrl.run.folder import write_text
+from tfrl.run import files
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
 
@@ -56,21 +56,24 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     for note in comparison.notes(groups):
         tell(f"warning: {note}")
     try:
-        (out / "plots").mkdir(parents=True, exist_ok=True)
+        files.make_folder(out / "plots")
         pictures = {}
         for name, draw in _pictures().items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing, where a run has no number
                 figure = draw(groups)
             path = out / "plots" / f"{name}.png"
-            path.unlink(missing_ok=True)
-            if figure is not None:
-                figure.savefig(path)
-                pictures[name] = path.read_bytes()
+            if figure is None:
+                path.unlink(missing_ok=True)
+                continue
+            with files.replacing(path) as staged:
+                figure.savefig(staged)
+            figure.clear()
+            pictures[name] = path.read_bytes()
         page = out / "report.html"
-        write_text(page, page.render(loaded, groups, pictures))
+        files.write(page, page.render(loaded, groups, pictures))
     except OSError as error:
-        raise UserError(f"cannot write the report in {out}: {error.strerror}.") from None
+        raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
     return page
 
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from resnet.supervised.config import Config
 from resnet.supervised.learner import build, set_weights
+from tfrl.run import files
+from tfrl.run.arrays import encode
 
 WEIGHTS_FILE = "weights.npz"
 KERAS_FILE = "model.keras"
@@ -29,19 +31,19 @@ def export(
     """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
 
     Both models map uint8 images [B, H, W, C] to probabilities float32 [B, classes]. They are made from a
-    network of their own, outside the strategy, so they load anywhere.
+    network of their own, outside the strategy, so they load anywhere. All of it is on the disk on return.
+
+    Raises OSError.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    staged = directory / "weights.tmp.npz"
-    np.savez(staged, **weights)
-    staged.replace(directory / WEIGHTS_FILE)
+    files.make_folder(directory)
+    files.write(directory / WEIGHTS_FILE, encode(weights))
     model = build(config, precision, image_shape=image_shape, classes=classes)
     set_weights(model, weights)
-    staged = directory / "model.tmp.keras"
-    model.save(staged)
-    staged.replace(directory / KERAS_FILE)
+    with files.replacing(directory / KERAS_FILE) as staged:
+        model.save(staged)
     archive = keras.export.ExportArchive()
     archive.track(model)
     signature = [tf.TensorSpec((None, *image_shape), tf.uint8, name="images")]
     archive.add_endpoint("serve", lambda images: model(images, training=False), input_signature=signature)
-    archive.write_out(str(directory / SAVED_MODEL), verbose=False)
+    with files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
+        archive.write_out(str(staged), verbose=False)

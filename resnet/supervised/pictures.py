@@ -8,6 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from tfrl.run import files
+
 _ZOOM = 8  # pixels a weight
 
 
@@ -24,11 +26,15 @@ def kernels(weights: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def draw_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> None:
-    """Draws the layers into a PNG; without graphviz on the machine it only warns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Draws the layers into a PNG; without graphviz on the machine, or on a full disk, it only warns."""
     try:
-        keras.utils.plot_model(model, str(path), show_shapes=True, show_layer_names=True, dpi=72)
-    except (ImportError, OSError, AssertionError):  # the last is pydot's, where graphviz fails
+        files.make_folder(path.parent)
+        with files.replacing(path) as staged:
+            keras.utils.plot_model(model, str(staged), show_shapes=True, show_layer_names=True, dpi=72)
+    except (ImportError, OSError, AssertionError) as error:  # the last is pydot's, where graphviz fails
+        if files.is_full(error) or files.is_full(files.told_in(str(error))):
+            warn(f"There is no room for the picture of the network, {path}; training goes on without it.")
+            return
         warn(
             "The picture of the network needs graphviz and `pip install pydot`; training goes on without it."
         )

@@ -19,13 +19,10 @@ from checkpoints import (
 
 from tfrl.cli.errors import UserError
 from tfrl.run import checkpoint
+from tfrl.run.arrays import pack_bytes, pack_json, unpack_bytes, unpack_json
 from tfrl.run.checkpoint import (
     CheckpointError,
     CheckpointStore,
-    pack_bytes,
-    pack_json,
-    unpack_bytes,
-    unpack_json,
 )
 
 

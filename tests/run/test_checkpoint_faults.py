@@ -117,6 +117,46 @@ def test_full_disk_keeps_the_last_checkpoint(small_disk):
     assert store.updates() == [10, 30]
 
 
+def hold(values):
+    """Arrays of 300 kB."""
+    return {"x": np.random.default_rng(values).integers(0, 256, 300_000, np.uint8)}
+
+
+def test_on_a_full_disk_the_oldest_make_room(small_disk):
+    """Two of these fit, and not a third: not beside three that are to be kept, nor beside two."""
+    disk = small_disk("800k")
+    store = CheckpointStore(disk / "checkpoints", keep=3)
+    for update, dropped in ((10, 0), (20, 0), (30, 1), (40, 1), (50, 1)):
+        assert store.save(update, learner=hold(update), worker_part={}, env_steps=update) == dropped
+        assert store.updates() == [10, 20][: update // 10] if update < 30 else [update - 10, update]
+        found = store.load(fail_on_skip)
+        assert found.update == update and (found.learner["x"] == hold(update)["x"]).all()
+
+
+def test_a_full_disk_keeps_what_a_run_can_go_on_with(small_disk):
+    """The newer one is damaged, so the older one is all there is."""
+    disk = small_disk("800k")
+    store = CheckpointStore(disk / "checkpoints", keep=3)
+    for update in (10, 20):
+        store.save(update, learner=hold(update), worker_part={}, env_steps=update)
+    damaged = disk / "checkpoints" / "update-00000020" / "learner.npz"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(CheckpointError, match="is full"):
+        store.save(30, learner=hold(30), worker_part={}, env_steps=30)
+    assert store.load(lambda _: None).update == 10
+
+
+def test_no_checkpoint_makes_room_in_vain(small_disk):
+    disk = small_disk("1m")
+    store = CheckpointStore(disk / "checkpoints", keep=3)
+    for update in (10, 20):
+        save(store, update)
+    big = {"x": np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)}
+    with pytest.raises(CheckpointError, match="is full"):
+        store.save(30, learner=big, worker_part={}, env_steps=30)
+    assert store.updates() == [10, 20]
+
+
 def test_read_only_disk(small_disk):
     disk = small_disk("2m")
     directory = disk / "checkpoints"

@@ -11,7 +11,8 @@ from tfrl.cli.settings import to_yaml
 from tfrl.config.ppo import Config, from_yaml, parse
 from tfrl.run import folder
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.folder import check_run_folder, write_text
+from tfrl.run.files import write
+from tfrl.run.folder import check_run_folder
 
 
 def check_run(config):
@@ -143,12 +144,12 @@ def test_a_logdir_that_cannot_be_written(tmp_path):
 
 def test_a_text_that_does_not_fit_on_the_disk_leaves_the_one_before_and_nothing_else(tmp_path):
     path = tmp_path / "config.yaml"
-    write_text(path, "old")
+    write(path, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
     try:
         with pytest.raises(OSError, match="File too large"):
-            write_text(path, "new" * 100)
+            write(path, "new" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("config.yaml", "old")]

@@ -64,9 +64,9 @@ def both(sessions, call):
         return list(threads.map(call, sessions))
 
 
-def save(session):
+def save(session, part=None):
     session.step += 1
-    session.save(session.step, {"weights": np.ones(2)}, {"envs": np.zeros(3)}, {})
+    session.save(session.step, {"weights": np.ones(2)}, part or {"envs": np.zeros(3)}, {})
 
 
 def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys):
@@ -92,6 +92,32 @@ def test_what_the_chief_cannot_write_is_told_by_the_chief_alone(workers, tmp_pat
     both(sessions, save)
     assert "warning: The checkpoint of update 1 was not saved: cannot write " in screen.getvalue()
     assert capsys.readouterr().err == ""
+
+
+def test_a_disk_that_stays_full_is_told_of_once_and_that_it_is_not_any_more(workers, tmp_path, small_disk):
+    disk = small_disk("100k")
+    sessions, screen = workers((disk, disk))
+    for full in (False, True, True, True, False):
+        with contextlib.suppress(OSError), (disk / "litter").open("wb", buffering=0) as litter:
+            while full:
+                litter.write(bytes(1024))
+        both(sessions, save)
+        assert [session.is_saved for session in sessions] == [not full] * 2
+    lines = screen.getvalue().splitlines()
+    expected = ["update 2 was not saved: the disk", "update 5 is saved."]
+    assert len(lines) == 2 and all(part in line for part, line in zip(expected, lines, strict=True))
+
+
+def test_old_checkpoints_that_make_room_are_told_of_once(workers, tmp_path, small_disk, capsys):
+    disk = small_disk("200k")
+    sessions, screen = workers((disk, disk))
+    part = {"envs": np.zeros(40_000, np.uint8)}
+    for _ in range(6):
+        both(sessions, lambda session: save(session, part if session.runtime.is_chief else {}))
+        assert all(session.is_saved for session in sessions)
+    assert screen.getvalue().count("old checkpoints make room for new ones") == 1
+    assert len(screen.getvalue().splitlines()) == 1 and capsys.readouterr().err == ""
+    assert sorted(path.name for path in (disk / "checkpoints").iterdir())[-1] == "update-00000006"
 
 
 def damage(folder):

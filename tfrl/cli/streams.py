@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TextIO
 
 
@@ -41,6 +41,18 @@ def tell(line: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
     with surviving(stream):
         print(line, file=stream, flush=True)
+
+
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says each sentence once: what is tried again and again may stay wrong for days."""
+    said = set[str]()
+
+    def say_once(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            say(sentence)
+
+    return say_once
 
 
 class Unbreakable:

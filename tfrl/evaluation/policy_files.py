@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,12 +15,12 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
-from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.run import results
-from tfrl.run.checkpoint import CheckpointStore, pack_json, unpack_json
+from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
+from tfrl.run import files, results
+from tfrl.run.arrays import encode, pack_json, unpack_json
+from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import BEST_FILE
 
-WEIGHTS_FILE = "weights.npz"
 _INFO = "info"
 
 
@@ -95,20 +93,10 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     # A best policy of later env steps than these was made before the run went back to an earlier checkpoint.
     if before and before["env_steps"] < env_steps and before["score"] >= score:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_suffix(".tmp")
+    files.make_folder(path.parent)
     arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
-    encoded = io.BytesIO()  # an archive that a full disk cuts off complains once more when it is collected
-    np.savez(encoded, **arrays, **{_INFO: pack_json({"score": score, "env_steps": env_steps})})
-    try:
-        with staged.open("wb") as file:
-            file.write(encoded.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    except OSError:
-        staged.unlink(missing_ok=True)  # on a full disk it would take the place of checkpoints
-        raise
+    info = pack_json({"score": score, "env_steps": env_steps})
+    files.write(path, encode({**arrays, _INFO: info}))
 
 
 def _best(path: Path, config: Any) -> PolicySource:

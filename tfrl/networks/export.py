@@ -13,6 +13,9 @@ import tensorflow as tf
 from tfrl import networks
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
+from tfrl.networks.weights import WEIGHTS_FILE
+from tfrl.run import files
+from tfrl.run.arrays import encode
 from tfrl.run.folder import SETTINGS_FILE
 
 
@@ -22,13 +25,13 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     The SavedModel maps observations [B, *shape], as the env shows them, to a dict: `action`, the most likely
     one, and what else the algorithm's network tells (PPO's: `logits` float32 [B, A], or `parameters` of
     continuous actions, and `value` float32 [B]). It is made from a network of its own, outside the strategy,
-    so it loads anywhere.
+    so it loads anywhere. All of it is on the disk on return.
+
+    Raises OSError.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    staged = directory / "weights.tmp.npz"
-    np.savez(staged, **weights)
-    staged.replace(directory / "weights.npz")
-    (directory / SETTINGS_FILE).write_text(to_yaml(dataclasses.replace(config, precision=precision)))
+    files.make_folder(directory)
+    files.write(directory / WEIGHTS_FILE, encode(weights))
+    files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     network = networks.of_settings(config, precision)
     network.set_weights(weights)
     forward = network.forward_pass(on_gpu=True, at_once=1)  # whole, on whatever device it runs
@@ -37,4 +40,5 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     module.network = network
     signature = tf.TensorSpec((None, *spec.shape), spec.dtype, name="observations")
     module.policy = tf.function(lambda o: network.exported(forward(o)), input_signature=[signature])
-    tf.saved_model.save(module, str(directory / "policy"), signatures=module.policy)
+    with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
+        tf.saved_model.save(module, str(staged), signatures=module.policy)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import keras
 
 
+WEIGHTS_FILE = "weights.npz"
+"""Of an export: the weights as plain arrays."""
 PREFIX = "weights/"
 """Of weights among other arrays, in checkpoints."""
 

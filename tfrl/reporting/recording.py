@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfrl.cli.errors import UserError
 from tfrl.evaluation.episodes import Player, play
 from tfrl.evaluation.levels import level_spec
 from tfrl.reporting import video
-from tfrl.run import rng
+from tfrl.run import files, rng
 
 FPS = 15  # procgen's own speed for people
 
@@ -54,12 +52,11 @@ def save(
     Returns:
       A small version of the beginning, uint8 [T, H, W, 3], for TensorBoard.
 
-    Raises UserError if the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
-    staged = path.with_name(f".{path.name}.tmp{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
+    with files.replacing(path) as staged:
         staged.touch()  # says what is wrong better than the encoder would
         with video.Writer(staged, fps=FPS) as writer:
             grid = video.Grid(
@@ -77,10 +74,4 @@ def save(
                 watcher=grid,
                 max_steps=options.max_steps,
             )
-        staged.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or str(error).splitlines()[0]}.") from None
-    finally:
-        with contextlib.suppress(OSError):  # after a Ctrl-C, too; and it may be what fills the disk
-            staged.unlink()
     return grid.preview

@@ -5,19 +5,20 @@ from __future__ import annotations
 import errno
 import functools
 import importlib.util
+import io
 import math
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrl import envs
 from tfrl.evaluation.episodes import Watcher
+from tfrl.run import files
 
 _TILE = 512
 _CAPTION = 64
@@ -53,7 +54,7 @@ class Writer:
     def __init__(self, path: Path, *, fps: float) -> None:
         self._path = path
         self._fps = fps
-        self._encoder: _Mp4 | Any = None
+        self._encoder: _Mp4 | _Gif | None = None
 
     def append(self, frame: np.ndarray) -> None:
         """Adds a frame."""
@@ -61,12 +62,10 @@ class Writer:
             self._encoder = self._open(frame)
         self._encoder.append_data(frame)
 
-    def _open(self, frame: np.ndarray) -> Any:
-        if self._path.suffix != ".gif":
-            return _Mp4(self._path, self._fps, height=frame.shape[0], width=frame.shape[1])
-        import imageio.v2 as imageio
-
-        return imageio.get_writer(self._path, mode="I", duration=1000 / self._fps, loop=0)
+    def _open(self, frame: np.ndarray) -> _Mp4 | _Gif:
+        if self._path.suffix == ".gif":
+            return _Gif(self._path, self._fps)
+        return _Mp4(self._path, self._fps, height=frame.shape[0], width=frame.shape[1])
 
     def __enter__(self) -> Writer:
         return self
@@ -102,9 +101,30 @@ class _Mp4:
     def close(self) -> None:
         if self._process.returncode is not None:
             return
-        said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+        said = self._process.communicate()[1].decode(errors="replace").strip()
         if self._process.returncode:
-            raise OSError(errno.EIO, said[-1] if said else f"ffmpeg ended with {self._process.returncode}")
+            last = said.splitlines()[-1] if said else f"ffmpeg ended with {self._process.returncode}"
+            raise files.told_in(said) or OSError(errno.EIO, last)
+
+
+class _Gif:
+    """Encodes in memory: imageio complains once more of a file that a full disk has cut off."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        import imageio.v2 as imageio
+
+        self._path = path
+        self._encoded = io.BytesIO()
+        self._encoder = imageio.get_writer(
+            self._encoded, format=".gif", mode="I", duration=1000 / fps, loop=0
+        )
+
+    def append_data(self, frame: np.ndarray) -> None:
+        self._encoder.append_data(frame)
+
+    def close(self) -> None:
+        self._encoder.close()
+        self._path.write_bytes(self._encoded.getvalue())
 
 
 class Grid(Watcher):

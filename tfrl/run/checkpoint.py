@@ -12,15 +12,11 @@ taken its place.
 """
 
 import contextlib
-import errno
 import hashlib
-import io
 import json
-import os
 import re
 import shutil
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,8 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.run import files
+from tfrl.run.arrays import decode, encode, num_bytes
 
 FORMAT = 1
 
@@ -91,35 +89,34 @@ class CheckpointStore:
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
         env_steps: int,
-    ) -> None:
+    ) -> int:
         """Saves the chief's `learner` and every worker's `worker_part`, then prunes. Call it on all workers.
 
         Later checkpoints, of a course that the run has left by resuming from an earlier one, are removed too.
+        On a full disk the oldest make room, one after another, as long as a newer one that is whole stays.
+
+        Returns:
+            How many had to make room.
 
         Raises:
             CheckpointError: on every worker if any could not do its share; what was written of it is removed.
         """
-        staged = self._path(update, _STAGED)
-        steps = (
-            lambda: self._prepare(staged),
-            lambda: self._write_own_files(staged, learner, worker_part),
-            lambda: self._commit(staged, update, env_steps),
-        )
-        for step in steps:
-            failure = None
-            try:
-                step()
-            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
-                failure = error
-            if not self._agree(failure is None):
-                self._discard()
-                if failure is not None and not isinstance(failure, Exception):
-                    raise failure
-                reason = self._reason(failure, learner, worker_part)
-                raise CheckpointError(
-                    f"The checkpoint of update {update} was not saved: {reason}."
-                ) from failure
-        self._prune(update)
+        dropped = 0
+        size = num_bytes(learner) + self._num_workers * num_bytes(worker_part)
+        while True:
+            done, failure = self._attempt(update, learner, worker_part, env_steps)
+            if done:
+                self._prune(update)
+                return dropped
+            # Every worker takes part in both votes, so all try again or none does.
+            for_room_alone = self._agree(failure is None or files.is_full(failure))
+            if not (for_room_alone and self._agree(self._make_room(size))):
+                break
+            dropped += 1
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
+        reason = self._reason(failure, size)
+        raise CheckpointError(f"The checkpoint of update {update} was not saved: {reason}.") from failure
 
     def updates(self) -> list[int]:
         """The updates that have a complete checkpoint (not yet verified), oldest first."""
@@ -172,12 +169,35 @@ class CheckpointStore:
                 found[update] = self._directory / match[0]
         return dict(sorted(found.items()))
 
+    def _attempt(
+        self,
+        update: int,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+        env_steps: int,
+    ) -> tuple[bool, BaseException | None]:
+        """Whether every worker could do its share, and why this one could not. It leaves all or nothing."""
+        staged = self._path(update, _STAGED)
+        steps = (
+            lambda: self._prepare(staged),
+            lambda: self._write_own_files(staged, learner, worker_part),
+            lambda: self._commit(staged, update, env_steps),
+        )
+        for step in steps:
+            failure = None
+            try:
+                step()
+            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
+                failure = error
+            if not self._agree(failure is None):
+                self._discard()
+                return False, failure
+        return True, None
+
     def _prepare(self, staged: Path) -> None:
         if self._worker != 0:
             return
-        if not self._directory.is_dir():
-            self._directory.mkdir(parents=True)
-            _sync(self._directory.parent)
+        files.make_folder(self._directory)
         self._tidy()
         staged.mkdir()
 
@@ -202,13 +222,13 @@ class CheckpointStore:
             "topology": {"num_workers": self._num_workers},
             "files": {name: _check_in(staged / name) for name in _file_names(self._num_workers)},
         }
-        _write_synced(staged / _MANIFEST, _seal(manifest))
-        _sync(staged)
+        files.write_synced(staged / _MANIFEST, _seal(manifest))
+        files.sync_folder(staged)
         final, replaced = self._path(update), self._path(update, _REPLACED)
         if final.exists():
             final.rename(replaced)
         staged.rename(final)
-        _sync(self._directory)
+        files.sync_folder(self._directory)
 
     def _prune(self, update: int) -> None:
         """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
@@ -218,10 +238,29 @@ class CheckpointStore:
             self._tidy()
             folders = self._folders()
             earlier = [other for other in folders if other <= update]
-            for other in set(folders) - set(earlier[-self._keep :]):
-                # Renamed first: a half-deleted checkpoint must not look like one.
-                folders[other].rename(self._path(other, _STAGED))
-            self._tidy()
+            self._drop(folders[other] for other in set(folders) - set(earlier[-self._keep :]))
+
+    def _make_room(self, size: int) -> bool:
+        """Drops the oldest checkpoint if that may help and a newer one is whole: the chief's vote."""
+        if self._worker != 0:
+            return True
+        try:
+            folders = self._folders()
+            newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
+            older = [folder for update, folder in folders.items() if update < newest]
+            free = shutil.disk_usage(self._directory).free + sum(map(_folder_bytes, older))
+            if not older or size > free:  # else all would go in vain
+                return False
+            self._drop(older[:1])
+        except OSError:
+            return False
+        return True
+
+    def _drop(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            # Renamed first: a half-deleted checkpoint must not look like one.
+            folder.rename(folder.with_suffix(_STAGED))
+        self._tidy()
 
     def _discard(self) -> None:
         if self._worker == 0:
@@ -236,43 +275,16 @@ class CheckpointStore:
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _reason(
-        self,
-        failure: BaseException | None,
-        learner: Mapping[str, np.ndarray],
-        worker_part: Mapping[str, np.ndarray],
-    ) -> str:
+    def _reason(self, failure: BaseException | None, size: int) -> str:
         if failure is None:
             return "another worker could not do its share, and says why in its own output"
         if not isinstance(failure, OSError):
             return str(failure) or type(failure).__name__
-        if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        if files.is_full(failure):
             place = next(path for path in (self._directory, *self._directory.parents) if path.is_dir())
-            size = _num_bytes(learner) + self._num_workers * _num_bytes(worker_part)
             free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
             return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
-        return f"cannot write {failure.filename or self._directory} ({failure.strerror})"
-
-
-def pack_json(value: Any) -> np.ndarray:
-    """A JSON value as an array, uint8 [n]."""
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def unpack_json(array: np.ndarray) -> Any:
-    """The value that `pack_json` packed."""
-    return json.loads(array.tobytes())
-
-
-def pack_bytes(items: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Byte strings as two arrays: all of them in a row, uint8 [n], and their lengths, int64 [len(items)]."""
-    return np.frombuffer(b"".join(items), np.uint8), np.array([len(item) for item in items], np.int64)
-
-
-def unpack_bytes(flat: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """The byte strings that `pack_bytes` packed."""
-    data, ends = flat.tobytes(), np.cumsum(lengths)
-    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        return f"cannot write {failure.filename or self._directory} ({files.reason(failure)})"
 
 
 def _part_name(worker: int, num_workers: int) -> str:
@@ -283,38 +295,15 @@ def _file_names(num_workers: int) -> list[str]:
     return [_LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
 
 
-def _num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    return sum(np.asarray(array).nbytes for array in arrays.values())
-
-
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _sync(directory: Path) -> None:
-    """Makes the entries of a directory durable: without it a rename may be lost in a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot sync a directory
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes the arrays and, for the chief to check that all of it arrives, their checksum beside them."""
-    data = _encode(arrays)
-    _write_synced(path, data)
-    _write_synced(_checksum_path(path), _sha256(data).encode())
+    data = encode(arrays)
+    files.write_synced(path, data)
+    files.write_synced(_checksum_path(path), _sha256(data).encode())
 
 
 def _checksum_path(path: Path) -> Path:
@@ -339,24 +328,16 @@ def _seal(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps({**manifest, "seal": seal}, indent=2, sort_keys=True).encode()
 
 
-def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The arrays as an uncompressed .npz; unlike `np.savez` it never pickles and takes any name."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, value in arrays.items():
-            array = np.asarray(value)
-            if (
-                array.dtype.kind not in "?biufcSU"
-            ):  # objects, and bfloat16, which .npy would store as raw bytes
-                raise _FaultError(f"the array {name} has the type {array.dtype}, which .npz cannot hold")
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-    return buffer.getvalue()
+def _is_whole(folder: Path, update: int) -> bool:
+    try:
+        _read_folder(folder, update)
+    except _FaultError:
+        return False
+    return True
 
 
-def _decode(data: bytes) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _read_folder(folder: Path, update: int) -> Checkpoint:
@@ -395,4 +376,4 @@ def _read_arrays(path: Path, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
         raise _FaultError(f"{path.name} has {len(data)} bytes instead of {entry['bytes']}")
     if _sha256(data) != entry["sha256"]:
         raise _FaultError(f"{path.name} does not match its checksum")
-    return _decode(data)
+    return decode(data)

@@ -1,6 +1,5 @@
 """May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
 
-import contextlib
 import dataclasses
 import errno
 import json
@@ -114,24 +113,6 @@ def is_of(run: Path, setting: str) -> bool:
     return any(line.startswith(f"{setting}:") for line in lines)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: whoever reads it finds the old text or the new, also after a power failure.
-
-    Raises OSError, and leaves nothing else behind.
-    """
-    staged = path.with_name(f"{path.name}.tmp")
-    try:
-        with staged.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        raise
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None if there is none that can be read."""
     try:
@@ -142,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UserError if `write_text` could not write this file; leaves nothing behind."""
+    """Raise UserError if this file could not be written; leaves nothing behind."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -20,6 +20,7 @@ from typing import IO
 
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.streams import tell
+from tfrl.run import files
 from tfrl.run.folder import Settings, check_run
 from tfrl.workers.tf_config import TFConfig
 
@@ -133,7 +134,7 @@ def take(run: Path) -> IO[str]:
     """
     path = run / LOCK_FILE
     while True:
-        run.mkdir(parents=True, exist_ok=True)
+        files.make_folder(run)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.run.folder import RESULTS_FILE, read_json, write_text
+from tfrl.run import files
+from tfrl.run.folder import RESULTS_FILE, read_json
 
 
 def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
@@ -24,8 +25,12 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def write(run: Path, results: Mapping[str, Any]) -> None:
-    """Writes results.json in one step; what is not a number becomes null."""
-    write_text(run / RESULTS_FILE, json.dumps(_finite(results), indent=2) + "\n")
+    """Writes results.json, which vouches for the export: that is on the disk by now. What is not a number
+    becomes null.
+
+    Raises OSError.
+    """
+    files.write(run / RESULTS_FILE, json.dumps(_finite(results), indent=2) + "\n")
 
 
 def read(run: Path) -> dict[str, Any] | None:

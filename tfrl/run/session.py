@@ -14,10 +14,12 @@ import numpy as np
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.run import results
-from tfrl.run.checkpoint import Checkpoint, CheckpointError, CheckpointStore, pack_json, unpack_json
+from tfrl.cli.streams import once
+from tfrl.run import files, results
+from tfrl.run.arrays import pack_json, unpack_json
+from tfrl.run.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from tfrl.run.console import Console
-from tfrl.run.folder import SETTINGS_FILE, write_text
+from tfrl.run.folder import SETTINGS_FILE
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
@@ -97,6 +99,8 @@ class Session:
         )
         self._resumed_at: list[int] = []  # on the x-axis: env steps, or images
         self._saved_at = -1
+        self._unsaved: tuple[Any, ...] | None = None  # why the last checkpoint was not saved
+        self._warn_once = once(console.warn)
 
     def phase(self, name: str) -> None:
         """Tells people and the other workers what is being done."""
@@ -181,11 +185,29 @@ class Session:
         clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
         learner = {**learner, "progress": pack_json(clock | {**progress})}
         try:
-            self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
-            self._saved_at = self.step
+            dropped = self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
         except CheckpointError as error:
-            if self.runtime.is_chief or error.__cause__ is not None:  # those who know why tell
-                self.console.warn(f"{error} Training goes on.")
+            self._tell_unsaved(error)
+            return
+        self._saved_at = self.step
+        if not self.runtime.is_chief:
+            return
+        if self._unsaved is not None:
+            self.console.message(f"The checkpoint of {self._step_name} {self.step} is saved.")
+            self._unsaved = None
+        if dropped:
+            self._warn_once(
+                f"The disk of {self._config.run_dir} is full: old checkpoints make room for new ones, "
+                f"fewer than --keep-checkpoints {self._config.keep_checkpoints} are kept. Training goes on."
+            )
+
+    def _tell_unsaved(self, error: CheckpointError) -> None:
+        """Once for each cause, until a checkpoint is saved again: a disk may stay full for days."""
+        cause = error.__cause__
+        fault = (type(cause), getattr(cause, "errno", None))
+        if fault != self._unsaved and (self.runtime.is_chief or cause is not None):  # those who know why tell
+            self.console.warn(f"{error} Training goes on.")
+        self._unsaved = fault
 
     def kept(self) -> str:
         """What remains of a run that fails now, as the end of a sentence."""
@@ -212,10 +234,13 @@ class Session:
         # The resolved precision: `auto` may mean another one where the run goes on.
         settings = to_yaml(dataclasses.replace(self._config, precision=self.runtime.precision))
         try:
-            run.mkdir(parents=True, exist_ok=True)
-            write_text(run / SETTINGS_FILE, settings)
+            files.make_folder(run)
+            if (
+                files.read_text(run / SETTINGS_FILE) != settings
+            ):  # a full disk need not keep a run from going on
+                files.write(run / SETTINGS_FILE, settings)
         except OSError as error:
-            raise UserError(f"cannot write in {run}: {error.strerror}") from None
+            raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
         resume_at = None if found is None else found.env_steps - again
         self.writer = MetricsWriter(
             run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
@@ -250,7 +275,7 @@ class Session:
             yield
         except OSError as error:
             run = self._config.run_dir
-            raise TrainingError(f"cannot write the results in {run}: {error.strerror}") from None
+            raise TrainingError(f"cannot write the results in {run}: {files.reason(error)}") from None
 
     # The end
 

@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
+from tfrl.cli.streams import once
 from tfrl.evaluation import policy, policy_files
 from tfrl.evaluation.episodes import play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.metrics import EventFile
@@ -44,7 +46,7 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
     player: policy.Policy | None = None
-    warn = _once(console.warn)
+    warn = once(console.warn)
     evaluated, updates = 0, store.updates()
     while not updates or updates[-1] < config.num_updates:
         if updates and updates[-1] - evaluated >= max(1, config.eval_every):
@@ -60,7 +62,9 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
                 try:
                     events.scalars(source.env_steps, found)
                 except OSError as error:  # as in training, a full disk costs a point of the curves
-                    console.warn(f"{source.env_steps:,} env steps are not in TensorBoard: {error.strerror}.")
+                    warn(
+                        f"TensorBoard's events in {config.run_dir} cannot be written ({files.reason(error)})."
+                    )
                 returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in config.level_sets)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
         sleep(POLL_EVERY)
@@ -76,18 +80,6 @@ def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files
     except UserError as error:
         warn(str(error))
         return None
-
-
-def _once(warn: Callable[[str], None]) -> Callable[[str], None]:
-    """Warns of each thing once: what is looked at every two seconds may stay wrong for long."""
-    said = set[str]()
-
-    def warn_once(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            warn(sentence)
-
-    return warn_once
 
 
 def _evaluate(player: policy.Policy, source: policy_files.PolicySource, config: Any) -> dict[str, float]:

@@ -19,7 +19,7 @@ from tfrl.experience.normalize import EpisodeStatistics, ObservationNormalizer, 
 from tfrl.experience.rollout import Rollout, too_large
 from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
-from tfrl.run.checkpoint import pack_bytes, unpack_bytes
+from tfrl.run.arrays import pack_bytes, unpack_bytes
 from tfrl.run.session import Session
 from tfrl.training.trainer import Update
 from tfrl.workers import machine

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.cli.errors import UserError
+from tfrl.cli.streams import once
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
 from tfrl.reporting.recording import Recording, save
+from tfrl.run import files
 from tfrl.run.session import Session
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
@@ -32,6 +33,7 @@ class Periodic:
         self._config = config
         self._session = session
         self._runtime = session.runtime
+        self._warn = once(session.console.warn)
 
     def evaluate(self, player: Player, env_steps: int) -> dict[str, float]:
         """Metrics of all level sets; every worker plays its share of the envs.
@@ -59,8 +61,8 @@ class Periodic:
         try:
             policy_files.keep_best(self._config.run_dir, weights, score=score, env_steps=env_steps)
         except OSError as error:
-            self._session.console.warn(
-                f"The best policy so far could not be saved ({error.strerror}). Training goes on."
+            self._warn(
+                f"The best policy so far could not be saved ({files.reason(error)}). Training goes on."
             )
 
     def record(self, player: Player, env_steps: int) -> None:
@@ -72,8 +74,10 @@ class Periodic:
         path = self._config.run_dir / "videos" / f"{self._config.env}-test-{env_steps}.mp4"
         try:
             frames = save(player, self._config, path, options)
-        except UserError as error:
-            self._session.console.warn(f"{error} Training goes on.")
+        except OSError as error:
+            self._warn(
+                f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training goes on."
+            )
         else:
             self._session.writer.video("video/test", frames, env_steps)
 

@@ -1,0 +1,144 @@
+"""Files and folders that are there whole or not at all, also after a power failure; imports no TensorFlow.
+
+A disk may write in another order than it was told. What must be there before something else is, as the export
+before the results.json that vouches for it, is synced first: its content, then the folder that has its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the name under which to write a file or a folder; on leaving, it takes the place of `path`.
+
+    Whoever reads finds the old content or the new (of a folder, for a moment, neither), and on return the new
+    is on the disk. After any exception the old is as it was, and nothing else is left. The name given has the
+    ending of `path`, by which many writers know what to write.
+
+    Raises OSError.
+    """
+    staged, old = (path.with_name(f".{path.name}.{kind}{path.suffix}") for kind in ("tmp", "old"))
+    try:
+        _remove(staged)  # of a process that was killed
+        yield staged
+        _sync_all(staged)
+        if path.is_dir() and not path.is_symlink():
+            _remove(old)
+            path.rename(old)
+        try:
+            staged.replace(path)
+        except OSError:
+            if not path.exists() and old.exists():
+                old.rename(path)
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # on a full disk it would take the place of checkpoints
+            _remove(staged)
+        raise
+    sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # it is the new one that counts
+        _remove(old)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a whole file, as `replacing` does; text as UTF-8."""
+    with replacing(path) as staged:
+        staged.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_text(path: Path) -> str | None:
+    """A file's text; None where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file of a folder that is not in use yet: when it returns, the content is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, where they are missing, for good. Raises OSError."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable: without it a power failure may undo a rename."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether it says that a disk, or a user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def reason(error: OSError) -> str:
+    """Why, in the operating system's words, as a part of a sentence; libraries' own errors may have none."""
+    return error.strerror or next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def told_in(words: str) -> OSError | None:
+    """The operating system's error that another program or library tells of, which has lost its number."""
+    number = next((number for number in errno.errorcode if os.strerror(number) in words), None)
+    return None if number is None else OSError(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def tensorflow_writes() -> Iterator[None]:
+    """Inside, TensorFlow's own errors for a disk (a full one, mostly) are OSErrors, as Python's are."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = told_in(error.message)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _sync_all(path: Path) -> None:
+    """Syncs a file, or a folder with all that is in it; the names last."""
+    if not path.is_dir():
+        _sync(path, os.O_RDONLY)
+        return
+    for inner in path.iterdir():
+        _sync_all(inner)
+    sync_folder(path)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
