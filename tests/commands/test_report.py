@@ -303,13 +303,6 @@ def test_only_whole_videos_are_shown(tmp_path):
 # Status
 
 
-def dead_process():
-    """The number of a process that has ended."""
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
 def test_status_of_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     finished = runs.load(make_run(tmp_path))
@@ -320,9 +313,10 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     assert status.row(finished, now)[1] == "done"
     assert status.row(half_run, now)[1] == "interrupted"
     lock = half / LOCK_FILE
-    for here, later in ((os.getpid(), "running"), (dead_process(), "interrupted")):
-        lock.write_text(f"process {here} on {os.uname().nodename}")
-        assert status.row(half_run, now + 3600)[1] == later
+    with lock.locked(half):
+        assert status.row(half_run, now + 3600)[1] == "running"
+    lock.write_text(f"process {os.getpid()} on {os.uname().nodename}")  # left behind
+    assert status.row(half_run, now)[1] == "interrupted"
     lock.write_text("process 1 on another-machine")
     assert status.row(half_run, now)[1] == "running"
     assert status.row(half_run, now)[6].endswith("min")

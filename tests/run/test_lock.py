@@ -111,6 +111,45 @@ def test_a_killed_holder_frees_it(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / LOCK_FILE).read_text()
 
 
+@pytest.mark.parametrize("number", [os.getpid(), 1])
+def test_a_process_that_has_got_the_holders_number_does_not_train(tmp_path, number):
+    """After a reboot, say: the lock's file is as the power failure left it."""
+    (tmp_path / LOCK_FILE).write_text(f"process {number} on {os.uname().nodename}")
+    assert is_held(tmp_path) is False
+    (tmp_path / LOCK_FILE).write_text(f"process {number} on elsewhere")
+    assert is_held(tmp_path) is None, "that machine's locks may not be shown here"
+
+
+def test_a_trainer_of_another_machine_whose_lock_is_shown_here_trains(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / LOCK_FILE).write_text("process 7 on elsewhere")
+        assert is_held(tmp_path) is True
+
+
+LOOKER = """
+import sys
+from pathlib import Path
+from tfrl.run.lock import is_held
+print(flush=True)
+while True:
+    is_held(Path(sys.argv[1]))
+"""
+
+
+def test_who_looks_turns_no_trainer_away(tmp_path):
+    command = [sys.executable, "-c", LOOKER, str(tmp_path)]
+    looker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert looker.stdout.readline() == "\n"
+        for _ in range(300):
+            (tmp_path / LOCK_FILE).touch()  # as a holder that was killed leaves it
+            with locked(tmp_path):
+                (tmp_path / "config.yaml").touch()
+    finally:
+        looker.kill()
+        looker.communicate()
+
+
 CLUSTER = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": %d}}'
 CHIEF, OTHER = (tf_config.parse(CLUSTER % index) for index in (0, 1))
 

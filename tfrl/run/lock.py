@@ -27,6 +27,8 @@ from tfrl.workers.tf_config import TFConfig
 LOCK_FILE = ".lock"
 _HANDED = "TFRL_LOCK"  # an environment variable: the number of the open file that `hand_over` passes on
 _RETRY_EVERY = 0.2  # seconds
+_GLANCES = 0.5  # seconds: longer than those who only look hold it
+_LONGEST = 400  # characters of a signature: a host's name has 64 at most, on Linux
 
 
 class HeldError(Exception):
@@ -88,29 +90,26 @@ def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterato
 def is_held(run: Path) -> bool | None:
     """Whether a process trains the run; None where that is for another machine to say.
 
-    The lock itself is not tried: to hold it for a moment might turn a trainer away that begins just then.
+    The lock itself is asked, not the process that has signed it: after a reboot that number may be another
+    one's. To ask takes a share of it for microseconds; a trainer that begins just then tries again.
     """
     try:
-        signed = (run / LOCK_FILE).read_text(encoding="utf-8", errors="replace")
+        with (run / LOCK_FILE).open(encoding="utf-8", errors="replace") as file:
+            signed = re.fullmatch(r"process \d+ on (.+)", file.read(_LONGEST))
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    found = re.fullmatch(r"process (\d+) on (.+)", signed)
-    if found is None or found[2] != socket.gethostname():
-        return None
-    try:
-        os.kill(int(found[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
+    # It is free. But not every file system tells one machine of another's locks.
+    return False if signed is not None and signed[1] == socket.gethostname() else None
 
 
 def _wait(run: Path, patience: float, does: str) -> IO[str]:
     """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
-    end, told = time.monotonic() + patience, False
+    end, told = time.monotonic() + max(patience, _GLANCES), False
     while True:
         try:
             return take(run)
@@ -119,7 +118,7 @@ def _wait(run: Path, patience: float, does: str) -> IO[str]:
                 raise (PeerError if patience else UserError)(
                     f"{run} is in use: {held} {does} it; wait for its end, or choose another --run-name."
                 ) from None
-            if not told:
+            if patience and not told:
                 tell(f"waiting for {held}, which {does} {run}")
                 told = True
         time.sleep(_RETRY_EVERY)
@@ -144,7 +143,7 @@ def take(run: Path) -> IO[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise HeldError(" ".join(file.read(200).split()) or "another process") from None
+                raise HeldError(" ".join(file.read(_LONGEST).split()) or "another process") from None
             if _is_at(path, file):  # else its last holder has removed it in the meantime
                 _sign(file.fileno())
                 opened.pop_all()
