@@ -16,7 +16,7 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
 from tfrl.config.ppo import READER
 from tfrl.evaluation import policy_files
-from tfrl.reporting.recording import FPS, Recording, save
+from tfrl.reporting.recording import Recording, save
 from tfrl.run import files
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _record_run(run: Path, options: Options) -> int:
     path = Path(options.out) if options.out else run / "videos" / name
     frames = _save(player, config, path, options)
     try:
-        metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps, fps=FPS)
+        metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps)
     except OSError as error:
         raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
     print(path)

@@ -95,6 +95,32 @@ def test_must_refuses_a_run_without_checkpoint(tmp_path):
     assert "found no checkpoint" in refusal(check_run, dataclasses.replace(started, resume="must"))
 
 
+@pytest.mark.parametrize(
+    "name", ["events.out.tfevents.1700000000.host.7.0.v2", "export", "videos", "plots", "eval.json"]
+)
+def test_a_folder_that_other_programs_write_in_is_left_alone(tmp_path, name):
+    config = parse(["--logdir", str(tmp_path), "--run-name", "mine"])
+    config.run_dir.mkdir()
+    (config.run_dir / "notes.txt").touch()
+    (config.run_dir / "stop").touch()  # as one may be told before it begins
+    check_run(config)
+    (config.run_dir / name).touch()
+    for resume in ("auto", "never"):
+        sentence = refusal(check_run, dataclasses.replace(config, resume=resume))
+        assert f"{config.run_dir} holds no run, but {name};" in sentence and "--run-name" in sentence
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_progress_of_another_program_is_left_alone(tmp_path, checkpoint):
+    config = run_of(tmp_path, checkpoint=checkpoint)
+    progress = config.run_dir / "progress.csv"
+    for own in ("", "env_steps,a\n", "env_st", "\0" * 40):  # the last two: killed, and after a power failure
+        progress.write_text(own)
+        check_run(config)
+    progress.write_text("time/iterations,rollout/ep_rew_mean\n1,2\n")
+    assert "the progress.csv of another program; choose another --run-name." in refusal(check_run, config)
+
+
 def test_a_damaged_run_is_left_alone(tmp_path):
     config = run_of(tmp_path)
     settings = config.run_dir / "config.yaml"

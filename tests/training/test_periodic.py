@@ -25,6 +25,7 @@ from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import runs
 from tfrl.run import results
+from tfrl.run.metrics import MetricsWriter
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
 from tfrl.training import on_policy, periodic, summary
@@ -117,10 +118,43 @@ def test_an_evaluation_keeps_few_frames(small, learner):
 
     tracemalloc.start()
     try:
-        evaluation._mean_return(still, "train", 0)
+        evaluation._mean_return(still, "train", 0, shown=True)
         assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
         tracemalloc.stop()
+
+
+def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learner, tmp_path, monkeypatch):
+    """Each evaluation's two take 0.1 MB here; they are spread, and the curves go on without them."""
+    config = small(logdir=str(tmp_path), env="starpilot", eval_episodes=1, event_megabytes=1)
+    session = learner(config).session
+    session.writer = MetricsWriter(tmp_path, ["a"], resume_at=None, warn=pytest.fail)
+    noise = np.random.default_rng(0).integers(0, 256, (8, 64, 64, 3), np.uint8)
+    evaluation = periodic.Periodic(config, session)
+    monkeypatch.setattr(periodic, "play", lambda *_, on_frame, **__: (on_frame(noise[0]), played)[1])
+    played = types.SimpleNamespace(returns=np.zeros((1, 1)))
+    shown, real = [], session.writer.video
+
+    def show(tag, _, at):
+        shown.append((tag, at))
+        real(tag, noise, at)
+
+    monkeypatch.setattr(session.writer, "video", show)
+    for step in range(1, 65):
+        at = step * config.total_steps // 64
+        session.writer.write(at, {"a": 1.0})
+        evaluation.evaluate(None, at)
+    assert 0.8e6 < session.writer.event_bytes() < 1.2e6
+    steps = [at for tag, at in shown if tag == "eval_test/episode"]
+    assert [at for tag, at in shown if tag == "eval_train/episode"] == steps, "both or none"
+    assert 5 < len(steps) < 20 and max(np.diff([*steps, config.total_steps])) < 0.3 * config.total_steps
+
+
+def test_without_a_budget_there_are_no_videos_in_tensorboard(small, learner):
+    config = small(eval_episodes=2, event_megabytes=0)
+    session = learner(config).session
+    session.writer.video = None
+    periodic.Periodic(config, session).evaluate(None, config.total_steps)
 
 
 @needs_browser

@@ -36,6 +36,9 @@ class Run(settings.Run):
     """Updates between evaluations; 0: at the end only."""
     record_every: int = 0
     """Updates between short videos; 0: none."""
+    event_megabytes: int = 100
+    """Size of the run's event files beyond which TensorBoard gets no more videos of evaluations and
+    --record-every; spent evenly over the run; 0: no videos there."""
     eval_episodes: int = 128
     """Episodes of an evaluation, on training levels and as many on unseen ones; beyond 64
     rounded up to a multiple of 64."""
@@ -51,10 +54,12 @@ RANGES = {
     "env_threads": Range(0, 1024),
     "eval_every": NATURAL,
     "record_every": NATURAL,
+    "event_megabytes": NATURAL,
     "eval_episodes": EPISODES,
 }
 _MAY_CHANGE = settings.MAY_CHANGE | {
-    *("preset", "eval_every", "eval_episodes", "eval_greedy", "record_every", "env_threads", "solved_at")
+    *("preset", "eval_every", "eval_episodes", "eval_greedy", "event_megabytes", "record_every"),
+    *("env_threads", "solved_at"),
 }
 
 

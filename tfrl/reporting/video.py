@@ -19,11 +19,12 @@ from PIL import Image, ImageDraw, ImageFont
 from tfrl import envs
 from tfrl.evaluation.episodes import Watcher
 from tfrl.run import files
+from tfrl.run.metrics import VIDEO_STRIDE
 
 _TILE = 512
 _CAPTION = 64
 _PREVIEW_STEPS = 300
-_PREVIEW_WIDTH = 256
+_PREVIEW_WIDTH = 128
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
 # Procgen's 15 actions: nine ways to move, and keys that some games give a meaning.
 _PROCGEN_ACTIONS = "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE"
@@ -158,6 +159,7 @@ class Grid(Watcher):
         self._step = 0
         self._tiles: list[Image.Image] = [Image.new("RGB", self._tile_size)] * count
         self._preview: list[np.ndarray] = []
+        self._frames = 0
 
     @property
     def _tile_size(self) -> tuple[int, int]:
@@ -165,7 +167,7 @@ class Grid(Watcher):
 
     @property
     def preview(self) -> np.ndarray:
-        """The beginning in small, uint8 [T, H, W, 3]."""
+        """The beginning in small, one frame in VIDEO_STRIDE: uint8 [T, H, W, 3]."""
         return np.stack(self._preview)
 
     def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
@@ -218,9 +220,10 @@ class Grid(Watcher):
         whole = Image.new("RGB", (columns * width, rows * height), _LOOK["back"])
         for i, tile in enumerate(self._tiles):
             whole.paste(tile, (i % columns * width, i // columns * height))
-        if len(self._preview) < _PREVIEW_STEPS:
+        if self._frames < _PREVIEW_STEPS and self._frames % VIDEO_STRIDE == 0:
             small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
             self._preview.append(np.asarray(whole.resize(small)))
+        self._frames += 1
         if self._scale > 1:
             whole = whole.resize((whole.width // self._scale, whole.height // self._scale))
         self._writer.append(np.asarray(whole))

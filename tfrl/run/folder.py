@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.run import event_files
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.metrics import PROGRESS_FILE, logged_steps
+from tfrl.run.metrics import PROGRESS_FILE, is_foreign, logged_steps
 
 SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
@@ -23,6 +24,8 @@ BEST_FILE = "checkpoints/best.npz"
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
 # Nothing of this is there before a first checkpoint.
 _LATER = (RESULTS_FILE, "export", BEST_FILE)
+# What a run writes, too. Where it stands without any trace of one, another program has written it.
+_OTHERS = ("export", "videos", "plots", EVALUATION_FILE, "report.html", event_files.PATTERN)
 
 
 class RunSettings(Protocol):
@@ -66,6 +69,7 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     if config.resume == "must" and not has_checkpoint:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
     if not any((run / trace).exists() for trace in _TRACES):
+        _check_unused(run)
         return config
     if config.resume == "never":
         raise UserError(
@@ -82,6 +86,8 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
         # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
         config = dataclasses.replace(config, precision=existing.precision)
     _check_same(config, existing)
+    if is_foreign(run / PROGRESS_FILE):
+        raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
     if not has_checkpoint:
         _check_young(run, existing)
     return config
@@ -131,6 +137,13 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def _check_unused(run: Path) -> None:
+    """Raise UserError if the folder holds other programs' files of the names that a run's have."""
+    found = [path.name for name in _OTHERS for path in sorted(run.glob(name))[:1]]
+    if found:
+        raise UserError(f"{run} holds no run, but {', '.join(found)}; choose another --run-name.")
 
 
 def _check_young(run: Path, existing: RunSettings) -> None:

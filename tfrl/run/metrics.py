@@ -1,9 +1,4 @@
-"""Where a run's metrics go: `progress.csv` and TensorBoard's event file, both against env steps.
-
-The event file is written with TensorBoard's own protocol buffers rather than with `tf.summary`: no TensorFlow
-op runs for it, a kill loses at most the record being written, and after a failed write (a full disk) the file
-is cut back to its last whole record, where `tf.summary` leaves a torn one that hides everything after it.
-"""
+"""Where a run's metrics go: `progress.csv` and TensorBoard's event file, both against env steps."""
 
 import contextlib
 import csv
@@ -11,20 +6,19 @@ import io
 import math
 import os
 import shlex
-import socket
-import struct
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfrl.run import event_files, files
+
 PROGRESS_FILE = "progress.csv"
-_EVENTS = "events.out.tfevents."
-_RECORD_LENGTH = struct.Struct("<Q")
-_RECORD_FRAME = 8 + 4 + 4  # the length, its checksum, and the checksum of the data
+VIDEO_STRIDE = 2  # every so many env steps of a video are shown in TensorBoard
+_FRAME_MS = VIDEO_STRIDE * 1000 / 15  # 15 env steps a second are procgen's own speed for people
+_STEP_COLUMNS = ("env_steps", "images")  # of the trainers
 
 
 class MetricsWriter:
@@ -55,14 +49,13 @@ class MetricsWriter:
         self._has_warned = False
         last_step = -1 if resume_at is None else resume_at
         with self._going_on():
-            for path in directory.glob(_EVENTS + "*"):
-                _trim_events(path, last_step)
             _trim_csv(directory / PROGRESS_FILE, last_step)
+        for path in event_files.of_run(directory):
+            with self._going_on():
+                event_files.trim(path, last_step)
         self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
         self._rows = _RecordFile(directory / PROGRESS_FILE, head=_csv_line(self._columns))
-        self._events = _RecordFile(
-            directory / _event_name(), head=_event_record(file_version="brain.Event:2")
-        )
+        self._events = _RecordFile(directory / event_files.new_name(), head=event_files.head())
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out."""
@@ -106,9 +99,9 @@ class MetricsWriter:
 
         self._add(env_steps, histogram_pb(tag, values))
 
-    def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
-        """Shows frames, uint8 [T, H, W, 3], as an animated GIF in TensorBoard's Images tab."""
-        self._add(env_steps, _video_summary(tag, frames, fps))
+    def video(self, tag: str, frames: np.ndarray, env_steps: int) -> None:
+        """Shows frames, uint8 [T, H, W, 3], one in VIDEO_STRIDE, as an animated GIF in TensorBoard."""
+        self._add(env_steps, _video_summary(tag, frames))
 
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
@@ -116,6 +109,10 @@ class MetricsWriter:
 
         png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
         self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
+
+    def event_bytes(self) -> int:
+        """The size of the run's event files, earlier processes' too."""
+        return event_files.total_bytes(self._directory)
 
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
@@ -134,7 +131,7 @@ class MetricsWriter:
 
         summary = Summary(value=[value for part in summaries for value in part.value])
         with self._going_on():
-            self._events.append(_event_record(step=step, summary=summary))
+            self._events.append(event_files.encode(step=step, summary=summary))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -144,7 +141,7 @@ class MetricsWriter:
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(
-                    f"The metrics in {self._directory} cannot be written ({error.strerror}); "
+                    f"The metrics in {self._directory} cannot be written ({files.reason(error)}); "
                     "training goes on, and their curves will have a gap."
                 )
 
@@ -172,11 +169,15 @@ class NullMetricsWriter:
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Does nothing."""
 
-    def video(self, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+    def video(self, tag: str, frames: np.ndarray, env_steps: int) -> None:
         """Does nothing."""
 
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         """Does nothing."""
+
+    def event_bytes(self) -> int:
+        """None."""
+        return 0
 
     def flush(self) -> None:
         """Does nothing."""
@@ -185,7 +186,7 @@ class NullMetricsWriter:
         """Does nothing."""
 
 
-def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int, *, fps: float = 15) -> None:
+def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int) -> None:
     """Shows a video with the curves of a run whose own writer may be at work or gone.
 
     It gets an event file of its own, so that no other is touched.
@@ -193,15 +194,14 @@ def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int, *, 
     Args:
         directory: the run's folder.
         tag: the video's name.
-        frames: uint8 [T, H, W, 3].
+        frames: uint8 [T, H, W, 3], one in VIDEO_STRIDE.
         env_steps: where on the x-axis.
-        fps: frames a second.
 
     Raises:
         OSError: it cannot be written.
     """
-    events = _RecordFile(directory / _event_name(), head=_event_record(file_version="brain.Event:2"))
-    events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames, fps)))
+    events = _RecordFile(directory / event_files.new_name(), head=event_files.head())
+    events.append(event_files.encode(step=env_steps, summary=_video_summary(tag, frames)))
     events.close()
 
 
@@ -212,7 +212,7 @@ class EventFile:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / _event_name()
+        self._path = directory / event_files.new_name()
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
@@ -221,9 +221,9 @@ class EventFile:
 
         parts = [scalar_pb(name, float(value)) for name, value in values.items() if not math.isnan(value)]
         summary = Summary(value=[value for part in parts for value in part.value])
-        events = _RecordFile(self._path, head=_event_record(file_version="brain.Event:2"))
+        events = _RecordFile(self._path, head=event_files.head())
         try:
-            events.append(_event_record(step=env_steps, summary=summary))
+            events.append(event_files.encode(step=env_steps, summary=summary))
         finally:
             events.close()
 
@@ -238,6 +238,12 @@ def logged_steps(progress: Path) -> int:
     return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
+def is_foreign(progress: Path) -> bool:
+    """Whether another program has written this progress.csv: its first column is none of ours."""
+    columns = _read_columns(progress)
+    return len(columns) > 1 and columns[0] not in _STEP_COLUMNS
+
+
 class _RecordFile:
     """A file that grows by whole records, each written at once and unbuffered, from its first one on."""
 
@@ -245,6 +251,7 @@ class _RecordFile:
         self._path = path
         self._head = head
         self._file: io.FileIO | None = None
+        self._is_named = False  # on the disk, in its folder
 
     def append(self, record: bytes) -> None:
         """Writes the record, or leaves the file as it was and raises OSError."""
@@ -261,8 +268,12 @@ class _RecordFile:
             raise
 
     def sync(self) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        if self._file is None:
+            return
+        os.fsync(self._file.fileno())
+        if not self._is_named:
+            files.sync_folder(self._path.parent)
+            self._is_named = True
 
     def close(self) -> None:
         if self._file is not None:
@@ -275,25 +286,10 @@ def _csv_line(cells: Sequence[str]) -> bytes:
     return line.getvalue().encode()
 
 
-def _event_record(**fields: Any) -> bytes:
-    """One framed record of an event file: an Event with the given fields."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    record = io.BytesIO()
-    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
-    return record.getvalue()
-
-
-def _event_name() -> str:
-    """A file that no other process writes, after those of earlier seconds."""
-    return f"{_EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0.v2"
-
-
-def _video_summary(tag: str, frames: np.ndarray, fps: float) -> Any:
+def _video_summary(tag: str, frames: np.ndarray) -> Any:
     import imageio.v3 as imageio
 
-    gif = imageio.imwrite("<bytes>", frames, extension=".gif", plugin="pillow", duration=1000 / fps, loop=0)
+    gif = imageio.imwrite("<bytes>", frames, extension=".gif", plugin="pillow", duration=_FRAME_MS, loop=0)
     return _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1])
 
 
@@ -310,9 +306,9 @@ def _image_summary(tag: str, encoded: bytes, *, width: int, height: int) -> Any:
 
 def _read_columns(path: Path) -> list[str]:
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             return next(csv.reader(file), [])
-    except OSError:
+    except (OSError, UnicodeDecodeError, csv.Error):
         return []
 
 
@@ -332,36 +328,3 @@ def _trim_csv(path: Path, last_step: int) -> None:
             break
         size += len(row)
     os.truncate(path, size)
-
-
-def _trim_events(path: Path, last_step: int) -> None:
-    """Cuts an event file after its last whole event of at most `last_step`; without any, the file goes."""
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    size, has_points = 0, False
-    with path.open("rb") as file, contextlib.suppress(DecodeError):
-        while data := _read_record(file):
-            event = Event.FromString(data)
-            if event.step > last_step:
-                break
-            size += len(data) + _RECORD_FRAME
-            has_points |= event.HasField("summary")
-    if has_points:
-        os.truncate(path, size)
-    else:
-        path.unlink()
-
-
-def _read_record(file: io.BufferedReader) -> bytes:
-    """The data of the next record; nothing at the end of the file or at a torn record."""
-    header = file.read(12)
-    if len(header) < 12:
-        return b""
-    (length,) = _RECORD_LENGTH.unpack_from(header)
-    left = os.fstat(file.fileno()).st_size - file.tell()
-    if length + 4 > left:
-        return b""
-    data = file.read(length)
-    file.read(4)
-    return data

@@ -5,6 +5,7 @@ None of it touches the training envs or the run's random numbers, so a run takes
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
 from tfrl.reporting.recording import Recording, save
 from tfrl.run import files
+from tfrl.run.metrics import VIDEO_STRIDE
 from tfrl.run.session import Session
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
-_VIDEO_ZOOM = 3
 
 
 class Periodic:
@@ -47,10 +48,11 @@ class Periodic:
             have played the level set.
         """
         metrics: dict[str, float] = {}
+        shown = self._has_room(env_steps)
         self._session.obey()
         for level_set in self._config.level_sets:
             self._session.phase(f"evaluating on {level_set} levels")
-            played = self._play(player, level_set, env_steps)
+            played = self._play(player, level_set, env_steps, shown=shown)
             metrics |= evaluation_metrics(self._config, level_set, played)
         return with_gap(self._config, metrics)
 
@@ -78,16 +80,25 @@ class Periodic:
             self._warn(
                 f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training goes on."
             )
-        else:
+            return
+        if self._has_room(env_steps):
             self._session.writer.video("video/test", frames, env_steps)
 
-    def _play(self, player: Player, level_set: str, env_steps: int) -> Episodes:
+    def _has_room(self, env_steps: int) -> bool:
+        """Whether TensorBoard gets a video now: the budget is spent evenly, up to the run's end."""
+        share = env_steps / (self._config.num_updates * self._config.steps_per_update)
+        budget = 1e6 * self._config.event_megabytes * min(1.0, share)
+        return self._runtime.is_chief and self._session.writer.event_bytes() < budget
+
+    def _play(self, player: Player, level_set: str, env_steps: int, *, shown: bool) -> Episodes:
         num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
         frames: list[np.ndarray] = []
+        steps = itertools.count()
 
         def keep(frame: np.ndarray) -> None:
-            if len(frames) < _VIDEO_STEPS:
+            step = next(steps)
+            if shown and step < _VIDEO_STEPS and step % VIDEO_STRIDE == 0:
                 frames.append(frame.copy())  # the view would keep what all envs showed
 
         # Returns, lengths and solved, of which every worker fills in those of its envs.
@@ -106,7 +117,7 @@ class Periodic:
         self._session.phase(f"evaluated on {level_set} levels")  # the other workers may still play
         self._session.obey()  # before anything is used of episodes that may have been broken off
         if frames and frames[0].ndim == 3:
-            video = np.stack(frames).repeat(_VIDEO_ZOOM, 1).repeat(_VIDEO_ZOOM, 2)
+            video = np.stack(frames)
             video = np.broadcast_to(video, (*video.shape[:3], 3))  # catch is grey
             self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
         returns, lengths, solved = self._runtime.sum_over_workers(found)
