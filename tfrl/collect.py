@@ -18,6 +18,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges
 from tfrl.config.run import EPISODES
+from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Watcher, play
 from tfrl.evaluation.levels import level_spec
@@ -117,8 +118,8 @@ class EpisodeBuffer(Watcher):
         """Completes the steps, and hands on the episodes that they ended."""
         for i in np.flatnonzero(self._done < self._episodes_each):
             steps = self._steps[i]
-            steps[-1] |= {"reward": np.float32(rewards[i]), "discount": np.float32(not first[i])}
-            if not first[i]:
+            steps[-1] |= {"reward": np.float32(step.reward[i]), "discount": np.float32(not step.first[i])}
+            if not step.first[i]:
                 continue
             steps.append(_step(np.zeros_like(steps[0]["observation"]), 0, is_last=True, is_terminal=True))
             example = {"steps": steps, "episode_id": self._count, "env_index": int(i)}

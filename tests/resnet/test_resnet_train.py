@@ -307,7 +307,7 @@ def agent(torso="cookbook", share=True, torso_options=None):
 @pytest.mark.parametrize("share", [True, False])
 def test_actor_and_critic_start_from_a_trained_torso(finished, share):
     network = agent(share=share)
-    torso_weights.start(network, str(finished[0]), freeze=False)
+    torso_weights.start(network, str(finished[0]))
     with np.load(finished[0] / "export" / "weights.npz") as trained:
         for torso in (network.actor.torso, network.critic.torso):
             for variable in torso.variables:
@@ -317,7 +317,7 @@ def test_actor_and_critic_start_from_a_trained_torso(finished, share):
 
 def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
     with pytest.raises(UserError, match="another network"):
-        torso_weights.start(agent("impala"), str(finished[0]), freeze=False)
+        torso_weights.start(agent("impala"), str(finished[0]))
     with pytest.raises(UserError, match="no finished run"):
         torso_weights.read(str(tmp_path))
     export = tmp_path / "batch" / "export"
@@ -339,7 +339,7 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     wide = agent("impala", torso_options={"width": 2}).get_weights()
     np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
     with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
-        torso_weights.start(agent("impala"), str(tmp_path), freeze=False)
+        torso_weights.start(agent("impala"), str(tmp_path))
     flags = ["--torso-weights", str(tmp_path)]
     settings = ppo.parse(flags)
     torso_weights.check(settings)  # there is nothing but the weights

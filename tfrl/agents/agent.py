@@ -48,6 +48,9 @@ class Agent(Protocol):
     def summary(self) -> dict[str, str]:
         """What it does in an update, by title, for the table before the first one."""
 
+    def begin(self) -> None:
+        """Takes the weights that a new run is to start from, where the settings name some."""
+
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions of the training envs, of half of them at a time.
 

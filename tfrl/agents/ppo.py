@@ -58,8 +58,8 @@ class PPOAgent:
         self._runtime = runtime
         with runtime.strategy.scope():
             self.network = actor_critic.of_settings(config, runtime.precision)
-            if config.torso_weights is not None:
-                torso_weights.start(self.network, config.torso_weights, freeze=config.freeze_torso)
+            if config.freeze_torso:
+                torso_weights.freeze(self.network)
             self._variables = self.network.trained_variables
             self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
             self._optimizer.build(self._variables)
@@ -95,6 +95,11 @@ class PPOAgent:
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
+
+    def begin(self) -> None:
+        """Takes the torso of --torso-weights."""
+        if self._config.torso_weights is not None:
+            torso_weights.start(self.network, self._config.torso_weights)
 
     # Acting
 

@@ -15,6 +15,8 @@ from tfrl.networks.weights import layer_names
 from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
+    import keras
+
     from tfrl.config.network import Network
     from tfrl.networks.actor_critic import ActorCritic
 
@@ -73,18 +75,27 @@ def read(run: str) -> dict[str, np.ndarray]:
     return weights
 
 
-def start(network: ActorCritic, run: str, *, freeze: bool) -> None:
-    """Gives the network's torsos the weights of a run; `freeze` leaves them out of the training.
+def freeze(network: ActorCritic) -> None:
+    """Leaves the network's torsos out of the training. Call it before the optimizer is built."""
+    for torso in _torsos(network):
+        torso.trainable = False
 
-    Call it before the optimizer is built. Raises UserError if the weights are of another network.
+
+def start(network: ActorCritic, run: str) -> None:
+    """Gives the network's torsos the weights of a run, as a new run begins: its checkpoints hold them then.
+
+    Raises UserError if the weights are of another network.
     """
     weights = read(run)
-    for torso in {id(t): t for t in (network.actor.torso, network.critic.torso)}.values():
+    for torso in _torsos(network):
         mine = layer_names(torso)
         _check(run, {name: tuple(v.shape) for name, v in mine.items()}, weights)
         for name, variable in mine.items():
             variable.assign(weights[name])
-        torso.trainable = not freeze
+
+
+def _torsos(network: ActorCritic) -> list[keras.Model]:
+    return list({id(torso): torso for torso in (network.actor.torso, network.critic.torso)}.values())
 
 
 def _check(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:

@@ -11,14 +11,16 @@ from functools import cached_property
 import numpy as np
 
 from tfrl.cli.flags import flag
-from tfrl.config.ppo import Config as PPO
+from tfrl.config import ppo
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.reporting.runs import Run, level_set_title, published_applies
 
 # A result depends on these. The preset is only a short word for others; game and seed tell runs of one
 # experiment apart.
-_DECISIVE = {field.name for section in PPO.decisive for field in dataclasses.fields(section)} | {"precision"}
+_DECISIVE = {field.name for section in ppo.Config.decisive for field in dataclasses.fields(section)} | {
+    "precision"
+}
 _DECISIVE -= {"env", "preset", "seed"}
 
 

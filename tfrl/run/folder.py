@@ -65,8 +65,8 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     """
     check_run_folder(config)
     run = config.run_dir
-    has_checkpoint = bool(CheckpointStore(run / "checkpoints", keep=1).updates())
-    if config.resume == "must" and not has_checkpoint:
+    goes_on = has_checkpoint(run)
+    if config.resume == "must" and not goes_on:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
     if not any((run / trace).exists() for trace in _TRACES):
         _check_unused(run)
@@ -88,9 +88,14 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     _check_same(config, existing)
     if is_foreign(run / PROGRESS_FILE):
         raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
-    if not has_checkpoint:
+    if not goes_on:
         _check_young(run, existing)
     return config
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether the run in this folder goes on from a checkpoint, if one of them is valid, or begins."""
+    return bool(CheckpointStore(run / "checkpoints", keep=1).updates())
 
 
 def check_run_folder(config: RunSettings) -> None:

@@ -11,6 +11,7 @@ from tfrl.cli.settings import Reader
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 from tfrl.networks import torso_weights
+from tfrl.run.folder import has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
@@ -37,7 +38,7 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
     workers = 1 if cluster is None else cluster.num_workers
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_memory(registry.specs(config.env)[0], config.num_envs, config.num_steps, workers)
-    if config.torso_weights is not None:
+    if config.torso_weights is not None and not has_checkpoint(config.run_dir):
         torso_weights.check(config)
     with take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start():

@@ -59,6 +59,10 @@ class OnPolicyLearner:
             self._observations = ObservationNormalizer(*self.collector.observation_spec.shape)
             self._begin_observations()
 
+    def begin(self) -> None:
+        """Gives a new run the weights that it starts from; one that goes on has its own."""
+        self.agent.begin()
+
     def update(self) -> Update:
         """Collects a rollout and learns from it. A collective."""
         config, session, began = self._config, self._session, time.perf_counter()
@@ -163,7 +167,7 @@ class OnPolicyLearner:
     # Observations
 
     def _begin_observations(self) -> None:
-        """Takes mean and deviation from random steps, where the settings say so; all workers take the same."""
+        """Takes mean and deviation from random steps, where the settings say so, alike on all workers."""
         steps = self._config.normalize_random_steps
         if steps:
             observations = random_observations(self._config, steps)

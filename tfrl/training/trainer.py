@@ -44,6 +44,9 @@ class Learner(Protocol):
     agent: Agent
     columns: tuple[str, ...]
 
+    def begin(self) -> None:
+        """Gives a new run the weights that it starts from; one that goes on has its own."""
+
     def update(self) -> Update:
         """Takes `steps_per_update` env steps and learns; counts `session.step` and seconds. A collective."""
 
@@ -205,6 +208,7 @@ class Trainer:
         session = self._session
         found = session.restore()
         if found is None:
+            self._learner.begin()
             return
         self._learner.set_state(found.learner, found.parts)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
