@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tfrl.cli import command_line, endings
+from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
 
 Options = TypeVar("Options")
@@ -45,22 +45,24 @@ def finish(command: Sequence[str], **settings: Any) -> resource.struct_rusage:
     Raises:
       TrainingError: it ended by itself, with another exit code than 0.
     """
-    told: list[int] = []
+    requests, process = signals.Requests(), None
 
-    def tell(which: int, _: Any) -> None:
-        told.append(which)
-        os.kill(process.pid, which)  # Popen's own way might reap it
+    def tell(which: int, _: Any = None) -> None:
+        if requests.take(which) and process is not None:
+            os.kill(process.pid, which)  # Popen's own way might reap it
 
-    process = subprocess.Popen(command, start_new_session=True, **settings)
-    before = {which: signal.signal(which, tell) for which in (signal.SIGINT, signal.SIGTERM)}
+    before = {which: signal.signal(which, tell) for which in signals.heeded()}
     try:
+        process = subprocess.Popen(command, start_new_session=True, **settings)
+        if requests.first:  # it came in between; told twice, the child hears an echo
+            os.kill(process.pid, requests.first)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
-    if told:
-        raise SystemExit(128 + told[0])
+    if requests.first:
+        raise SystemExit(signals.STOP_CODES[requests.first])
     if process.returncode:
         raise TrainingError(f"{' '.join(command[1:4])} ... ended with code {process.returncode}.")
     return usage

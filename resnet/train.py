@@ -11,6 +11,7 @@ from resnet.supervised.config import check_topology, from_yaml, parse
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
+from tfrl.cli.signals import held_back
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     workers = 1 if cluster is None else cluster.num_workers
     check_topology(config, workers * max(1, config.replicas))
     with take_run(config, cluster, from_yaml) as config:
-        with quiet_start():
+        with quiet_start(), held_back():
             from resnet.supervised import trainer
         return trainer.train(config, cluster)
 

@@ -3,9 +3,10 @@
 FAULT WORKER UPDATE MARKER FLAGS...: the fault (a signal's name, or HANG) comes between the rollout and the
 learning of that update, once: the file MARKER is made then. With --dataset among the flags it is the
 supervised trainer, and the fault comes before that gradient step. With "evaluation" as UPDATE it comes in the
-first evaluation (or test). HANG:SECONDS is one that is found after so many seconds without a sign of life,
-instead of minutes, where no update has been measured yet. Where PHASES in the environment names a folder,
-the worker notes there each phase as it begins it (workers.phases reads that).
+first evaluation (or test), with "connecting" when TensorFlow has just connected the workers. HANG:SECONDS is
+one that is found after so many seconds without a sign of life, instead of minutes, where no update has been
+measured yet. Where PHASES in the environment names a folder, the worker notes there each phase as it begins
+it (workers.phases reads that).
 """
 
 import json
@@ -22,10 +23,11 @@ from tfrl.workers import watchdog
 def main(arguments):
     fault, _, lifeless = arguments[0].partition(":")
     worker, marker = int(arguments[1]), Path(arguments[3])
-    evaluates = arguments[2] == "evaluation"
-    update = 0 if evaluates else int(arguments[2])
     if "PHASES" in os.environ:
         note_phases(Path(os.environ["PHASES"]))
+    moment = arguments[2]
+    evaluates = moment == "evaluation"
+    update = int(moment) if moment.isdecimal() else 0
     if lifeless:
         watchdog.LIFELESS = float(lifeless)
     flags = arguments[4:]
@@ -35,14 +37,18 @@ def main(arguments):
 
         method = "test" if evaluates else "step"
     else:
-        from tfrl.training.learner import Learner
-
         from tfrl import ppo_procgen as command
+        from tfrl.training.on_policy import OnPolicyLearner as Learner
 
-        method = "sample" if evaluates else "learn"
-    learn, calls = getattr(Learner, method), []
+        method = "act" if evaluates else "learn"
+    owner = Learner
+    if moment == "connecting":
+        from tfrl.workers import strategy as owner
 
-    def faulty_learn(self, *inputs):
+        method = "make"
+    learn, calls = getattr(owner, method), []
+
+    def fail():
         mine = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
         if mine == worker and len(calls) == update and not marker.exists():
             marker.touch()
@@ -50,9 +56,16 @@ def main(arguments):
                 time.sleep(3600)
             os.kill(os.getpid(), getattr(signal, fault))
         calls.append(None)
-        return learn(self, *inputs)
 
-    setattr(Learner, method, faulty_learn)
+    def faulty_learn(*inputs):
+        if moment != "connecting":
+            fail()
+        done = learn(*inputs)
+        if moment == "connecting":
+            fail()
+        return done
+
+    setattr(owner, method, faulty_learn)
     return command.main(flags)
 
 

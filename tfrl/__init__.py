@@ -9,3 +9,6 @@ __version__ = "0.1.0"
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# NumPy has no threads of its own: they would take the signals that the main thread holds back
+# (tfrl/cli/signals.py), and our matrix products outside TensorFlow are too small to gain by them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

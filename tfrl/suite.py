@@ -18,8 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tfrl import report
-from tfrl.agenda import Agenda
-from tfrl.cli import command_line, endings
+from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import coerce
 from tfrl.cli.settings import Range, check_ranges
@@ -29,6 +28,7 @@ from tfrl.config.ppo import Config
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
 from tfrl.run import lock
+from tfrl.run.agenda import Agenda
 from tfrl.run.folder import RESULTS_FILE, check_run_folder
 from tfrl.workers import machine, tf_config
 
@@ -101,8 +101,7 @@ class _Runs:
         self._workers = min(workers, len(tasks))
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._code = 0  # of a run that ends the suite
-        self._signal = 0  # the first one
-        self._to_pass_on: list[int] = []
+        self._requests = signals.Requests()
         self.agenda = Agenda(
             [task.config.run_dir for task in tasks],
             lambda index: _is_done(tasks[index].config),
@@ -114,26 +113,25 @@ class _Runs:
     def run(self) -> int:
         """Trains until nothing is left for this process to do; the code to end with, 0 for none."""
         with self.agenda, self._listening():
-            while self._running or (self.agenda.waiting and not self._ends()):
-                if len(self._running) < self._workers and not self._ends():
+            while self._running or (self.agenda.waiting and not self._is_ending):
+                if len(self._running) < self._workers and not self._is_ending:
                     chosen = self.agenda.choose()
                     if chosen is not None:
                         self._start(chosen)
                         continue
                 time.sleep(_POLL_EVERY)
-                while self._to_pass_on:
-                    self._tell(self._to_pass_on.pop(0))
                 self._reap()
-        return self._code or endings.STOP_CODES.get(self._signal, 0)
+        return self._code or signals.STOP_CODES.get(self._requests.first, 0)
 
-    def _ends(self) -> bool:
+    @property
+    def _is_ending(self) -> bool:
         """Whether no further run is to be started."""
-        return bool(self._code or self._signal)
+        return bool(self._code or self._requests.first)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Heeds signals inside, and leaves no run behind, out of everybody's reach, where it fails itself."""
-        before = {which: signal.signal(which, self._take) for which in endings.heeded_signals()}
+        before = {which: signal.signal(which, self._take) for which in signals.heeded()}
         try:
             yield
         finally:
@@ -144,10 +142,10 @@ class _Runs:
                 signal.signal(which, handler)
 
     def _start(self, index: int) -> None:
-        task, lock = self._tasks[index], self.agenda.lock(index)
+        task, taken = self._tasks[index], self.agenda.lock(index)
         self._say(index, "starts")
         command = [sys.executable, *_TRAINER, *task.arguments]
-        handed, passed = ({}, []) if lock is None else lock.hand_over(lock)
+        handed, passed = ({}, []) if taken is None else lock.hand_over(taken)
         with contextlib.ExitStack() as files:
             output, environment = None, os.environ | handed
             if self._workers > 1:
@@ -165,6 +163,8 @@ class _Runs:
                 stderr=output,
                 start_new_session=True,
             )
+        if self._requests.first:  # it came in between; told twice, the run hears an echo
+            self._tell(self._requests.first, only=index)
 
     def _reap(self) -> None:
         for index, process in list(self._running.items()):
@@ -176,19 +176,19 @@ class _Runs:
             words = f": {_last_line(task.config.run_dir / _OUTPUT)}" if self._workers > 1 else ""
             self._say(index, self.agenda.ended(index, code) + (words if code else ""))
             if code in _ENDING:
-                # A second signal would end the others at once.
-                if not self._code and not self._signal:
+                if not self._is_ending:  # a second signal would end the others at once
                     self._tell(signal.SIGTERM)
                 self._code = self._code or code
 
     def _take(self, which: int, _: FrameType | None) -> None:
-        """Notes a signal. The loop passes it on, also to a run that is just being started, and once."""
-        self._signal = self._signal or which
-        self._to_pass_on.append(signal.SIGTERM if which == signal.SIGHUP else which)
+        """Passes a signal on at once: a run that gets it from elsewhere, too, must see that both are one."""
+        if self._requests.take(which):
+            self._tell(which)
 
-    def _tell(self, which: int) -> None:
-        for process in self._running.values():
-            process.send_signal(which)
+    def _tell(self, which: int, only: int | None = None) -> None:
+        for index, process in self._running.items():
+            if only in (None, index):
+                process.send_signal(signal.SIGTERM if which == signal.SIGHUP else which)
 
     def _say(self, index: int, words: str) -> None:
         _show(f"[{index + 1}/{len(self._tasks)}] {self._tasks[index].config.run_dir}: {words}")

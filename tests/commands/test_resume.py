@@ -133,9 +133,10 @@ def test_each_update_stands_once_in_progress_csv(stopped):
 @pytest.mark.parametrize("what", ["observations", "first"])
 def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(small, tmp_path, what):
     """As those of another build of procgen would, which takes the same states."""
+    from tfrl.training.learner import Learner
+
     from tfrl.run.console import Console
     from tfrl.run.session import open_session
-    from tfrl.training.learner import Learner
     from tfrl.workers import strategy
     from tfrl.workers.watchdog import Watchdog
 
@@ -206,11 +207,12 @@ def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
 
 def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
     """In the first update, which traces, and is made long."""
-    training = Training(tmp_path / "ended", *CATCH, "--num-steps", 1024, "--total-steps", ENDLESS)
+    training = Training(tmp_path / "ended", *CATCH, "--num-steps", 4096, "--total-steps", ENDLESS)
     lines = iter(training.process.stdout.readline, "")
     assert any(line.startswith("curves") for line in lines)
     training.process.send_signal(signal.SIGTERM)
     assert any(line.startswith("SIGTERM: saving at the end of this update") for line in lines)
+    time.sleep(3.2)  # else it repeats the first
     training.process.send_signal(signal.SIGTERM)
     code, stdout, stderr = training.end()
     assert (code, stderr) == (1, "")

@@ -14,6 +14,7 @@ from processes import PATIENCE, ROOT, hangup
 
 from tfrl.run.stop import StopRequest
 
+ECHOES = {signal.SIGINT: 1.2, signal.SIGTERM: 3.2}  # seconds after which a signal is a second request
 PRELUDE = """
 import hashlib, time
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_a_second_signal_ends_at_once_and_the_code_says_whether_all_is_saved(sta
     assert process.stdout.readline() == "computing\n"
     process.send_signal(signum)
     process.stdout.readline()
+    time.sleep(ECHOES[signum])
     process.send_signal(signum)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout, stderr) == (expected, "" if saved else "Ended\n", "")
@@ -120,9 +122,45 @@ def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
     process = start(WRITES)
     wait_until_full(process.stdout)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)  # two that wait together are one
+    time.sleep(ECHOES[signal.SIGTERM])
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_what_comes_on_the_heels_of_a_signal_repeats_it(start, first):
+    """From a parent that passes it on, or a scheduler that signals children, parents and children again."""
+    process = start(WRITES)
+    wait_until_full(process.stdout)
+    for signum in (first, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, first):
+        process.send_signal(signum)
+        time.sleep(0.1)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    assert stdout.count(": saving\n") == 1 and f"{first.name}: saving" in stdout
+    assert stdout.splitlines()[-1].startswith("votes [") and "Ended" not in stdout
+
+
+def test_a_signal_that_was_held_back_is_heeded_even_if_its_handler_was_replaced(start):
+    """As TensorFlow does in C++ while it connects the workers."""
+    process = start("""    pass
+import ctypes, signal, sys
+from tfrl.cli import signals
+with signals.held_back():
+    take = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: print("swallowed"))
+    ctypes.CDLL(None).signal(15, take)
+    print("held back", flush=True)
+    time.sleep(0.5)
+    print("waited", flush=True)
+    stop = StopRequest(Path("no such folder"))
+    with stop.listening(lambda name: print(name), lambda: None):
+        print(f"told {stop.exit_code}")
+""")
+    assert process.stdout.readline() == "held back\n"
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr, "swallowed" in stdout) == (0, "", False)
+    assert stdout.startswith("waited\n") and "told 143\n" in stdout
 
 
 def test_a_stop_file_is_obeyed_and_forgotten_and_a_folder_is_neither(tmp_path):

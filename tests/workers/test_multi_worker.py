@@ -137,7 +137,8 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "update"), [("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)]
+    ("moment", "update"),
+    [("connecting", 0), ("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)],
 )
 def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]

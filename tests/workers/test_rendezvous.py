@@ -12,8 +12,7 @@ import time
 import pytest
 from meeting import SAME, Attempt, configs, connect_to, free_ports, hello, quicken, until
 
-from tfrl import channel
-from tfrl.workers import rendezvous, tf_config
+from tfrl.workers import channel, rendezvous, tf_config
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +244,7 @@ def test_a_worker_that_falls_silent_is_missing_and_its_successor_is_taken(monkey
 
 WORKER = """
 import json, sys
-from tfrl import channel
+from tfrl.workers import channel
 from tfrl.workers import rendezvous
 from tfrl.workers import tf_config
 rendezvous.rendezvous(tf_config.read(), {"lr": "0.0005", "code": "abc"}, 20, print)

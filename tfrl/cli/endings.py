@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from types import FrameType
+from typing import IO, NoReturn
 
+from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.streams import open_missing, surviving, tell
 
-# What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
-STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 _LAST_WORDS = 1.0  # seconds for what a process that ends at once still has to say
 
 
-def heeded_signals() -> list[signal.Signals]:
-    """Those of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
-    return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
-
-
 def run(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs `main(arguments)` and exits with what it returns, or with its error's code and sentence."""
+    """Runs `main(arguments)` and exits with what it returns, or with its error's code and sentence.
+
+    A signal that tells it to stop ends `main` by SystemExit, with its code of STOP_CODES, unless `main` has
+    handlers of its own; a second one ends the process at once.
+    """
     open_missing()
+    _on_signals(_end)
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
@@ -38,12 +39,35 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except MemoryError as error:
         tell(f"error: out of memory; {str(error) or 'a smaller problem may fit'}")
         code = 1
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:  # the reader of a pipe (head, say) has seen enough
-        code = 0
+    except SystemExit as end:  # --help, a signal
+        code = end.code or 0
+    except BrokenPipeError:
+        if not _reader_is_gone(sys.stdout):
+            raise
+        code = 0  # the reader (head, say) has seen enough
+    _on_signals(lambda *_: os._exit(code))  # a signal does not change any more how the command has ended
     _flush()
     sys.exit(code)
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in signals.heeded():
+        signal.signal(number, handler)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    if signals.OURS.take(number):
+        code = signals.STOP_CODES[signals.OURS.first]
+        if signals.OURS.again:
+            os._exit(code)
+        raise SystemExit(code)
+
+
+def _reader_is_gone(stream: IO[str]) -> bool:
+    """Whether `stream` is a pipe or socket that nobody reads any more."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)  # an error is told in any case
+    return bool(poll.poll(0))
 
 
 def _flush() -> None:

@@ -71,8 +71,8 @@ def native_log(path: Path) -> Iterator[None]:
         yield
     except PeerError:
         raise
-    except BaseException:
-        end(failed=True)
+    except BaseException as why:
+        end(failed=isinstance(why, Exception))  # not where a signal ends the process
         raise
     end(failed=False)
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.cli.endings import STOP_CODES, end_at_once, heeded_signals
+from tfrl.cli import signals
+from tfrl.cli.endings import end_at_once
+from tfrl.cli.signals import STOP_CODES
 
 _CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
 NUM_VOTES = len(_CODES)
@@ -53,9 +55,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
-        """Heeds SIGINT, SIGTERM and SIGHUP inside. A second one ends the process at once, whatever it is in.
+        """Heeds SIGINT, SIGTERM and SIGHUP inside, and those that `signals.held_back` has kept waiting.
 
-        But not a second SIGHUP: a terminal that closes may send several. And nohup has them ignored.
+        A second request (`signals.Requests` says what is one) ends the process at once, whatever it is in.
 
         Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
         own, which swallows the signal.
@@ -71,8 +73,9 @@ class StopRequest:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, self._note) for number in heeded_signals()}
+        handlers = {number: signal.signal(number, self._note) for number in signals.heeded()}
         _start(self._listen, reader, on_first, on_second)
+        signals.let_through()
         try:
             yield
         finally:
@@ -86,16 +89,16 @@ class StopRequest:
 
     def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
         """Reads the numbers of signals, a byte each, as they come."""
-        first = 0
+        requests = signals.OURS
         while data := os.read(reader, 1):
-            if data[0] not in STOP_CODES or (first and data[0] == signal.SIGHUP):
+            if data[0] not in STOP_CODES or not requests.take(data[0]):
                 continue
-            if first and self.saved:
-                os._exit(STOP_CODES[first])
-            if first:
+            if requests.again and self.saved:
+                os._exit(STOP_CODES[requests.first])
+            if requests.again:
                 end_at_once(1, on_second)
-            first = data[0]
-            _start(on_first, signal.Signals(first).name)  # not here: it may have to wait for a stream
+            name = signal.Signals(requests.first).name
+            _start(on_first, name)  # not here: it may have to wait for a stream
         os.close(reader)
 
     @property

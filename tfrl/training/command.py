@@ -8,6 +8,7 @@ from typing import Any
 
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
+from tfrl.cli.signals import held_back
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 from tfrl.networks import torso_weights
@@ -41,7 +42,7 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
     if config.torso_weights is not None and not has_checkpoint(config.run_dir):
         torso_weights.check(config)
     with take_run(config, cluster, reader.from_yaml) as config:
-        with quiet_start():
+        with quiet_start(), held_back():
             from tfrl.training import trainer
 
             make_learner, make_agent = _load(learner), _load(agent)

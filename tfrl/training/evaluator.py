@@ -6,11 +6,9 @@ It takes no part in the strategy. TF_CONFIG's task type `evaluator` makes a proc
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
@@ -24,7 +22,6 @@ from tfrl.run.console import Console
 from tfrl.run.metrics import EventFile
 
 POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
-SIGTERM_CODE = 143
 
 
 def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -38,9 +35,8 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
       sleep: waits for that many seconds.
 
     Returns:
-      The exit code, 0. SIGTERM raises SystemExit(143): there is nothing to save.
+      The exit code, 0. A signal just ends it: there is nothing to save.
     """
-    signal.signal(signal.SIGTERM, _end)
     console = Console(enabled=True)
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)
@@ -91,7 +87,3 @@ def _evaluate(player: policy.Policy, source: policy_files.PolicySource, config: 
         played = play(player, spec, range(num_envs), episodes_each=each)
         found |= evaluation_metrics(source.config, level_set, played)
     return with_gap(source.config, found)
-
-
-def _end(_signal: int, _frame: Any) -> NoReturn:
-    sys.exit(SIGTERM_CODE)

@@ -159,6 +159,7 @@ class Trainer:
         if self._pending is not None:  # killed or stopped while it evaluated
             self._conclude(self._pending)
         while not self._is_last:
+            session.obey()
             self._conclude(self._learner.update())
         if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
             self._evaluation = self._evaluate()
@@ -170,7 +171,7 @@ class Trainer:
         return self._session.step >= self._config.num_updates or self._learner.solved
 
     def _conclude(self, update: Update) -> None:
-        """Evaluates if it is time, and writes what there is of the update, once; then obeys, and saves."""
+        """Evaluates if it is time, and writes what there is of the update, once; then saves if it is time."""
         config, session, metrics = self._config, self._session, update.metrics
         last = self._is_last
         due = last or (self._eval_every and session.step % self._eval_every == 0)
@@ -188,8 +189,6 @@ class Trainer:
             session.writer.histogram(f"rollout/actions{name}", actions, self._env_steps)
         session.writer.write(self._env_steps, metrics)
         session.console.update(self._env_steps, metrics)
-        if not last:  # else what remains takes seconds
-            session.obey()
         if session.step % config.checkpoint_every == 0:
             self._save()
 

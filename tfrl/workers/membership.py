@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.cli.quiet import native_log, quiet_start
+from tfrl.cli.signals import held_back
 from tfrl.cli.streams import tell
 from tfrl.workers import agreement, strategy
 from tfrl.workers.rendezvous import rendezvous
@@ -21,6 +22,9 @@ from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 @contextlib.contextmanager
 def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
     """Meets the other workers, if there are any, and makes the strategy; TensorFlow's errors become ours.
+
+    A worker that is told to stop before it has met the others ends at once: it has nothing to save. Later
+    they count on it, so signals wait until there is a session, by which all of them end together.
 
     Args:
       config: a trainer's settings, which the workers compare.
@@ -41,10 +45,10 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
-    watchdog.beat(CONNECTING)
-    watchdog.start()
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
-    with native_log(log) if len(addresses) > 1 else contextlib.nullcontext():
+    with held_back(), native_log(log) if len(addresses) > 1 else contextlib.nullcontext():
+        watchdog.beat(CONNECTING)
+        watchdog.start()
         try:
             with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet_start():
                 runtime = strategy.make(config, cluster)

@@ -34,10 +34,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tfrl import disagreement
-from tfrl.channel import Channel, Hello, Status, answered_round, is_go, refusal
 from tfrl.cli.errors import PeerError, UserError
-from tfrl.disagreement import listed
+from tfrl.workers import disagreement
+from tfrl.workers.channel import Channel, Hello, Status, answered_round, is_go, refusal
+from tfrl.workers.disagreement import listed
 from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
 STATUS_EVERY = 1.0  # seconds between the chief's messages to all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfrl.channel import plain
+from tfrl.workers.channel import plain
 from tfrl.workers.tf_config import TFConfig
 
 

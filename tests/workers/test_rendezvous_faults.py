@@ -13,9 +13,8 @@ import time
 import pytest
 from meeting import Attempt, configs, connect_to, hello, quicken, until
 
-from tfrl import channel
-from tfrl.disagreement import differences
-from tfrl.workers import rendezvous, tf_config
+from tfrl.workers import channel, rendezvous, tf_config
+from tfrl.workers.disagreement import differences
 
 # As JSON that Python reads, and what no field may be.
 WRONG = ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 4000, "-1", "0.5", "true", "null", '"x"', "[]"]

@@ -1,0 +1,72 @@
+"""Signals that tell a process to stop: which they are, which of them ask anew, and when they have to wait."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Iterator
+
+# What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
+STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+# Seconds after the first request in which another signal repeats it, and asks for nothing more.
+_ECHOES = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
+
+
+class Requests:
+    """Tells requests to stop from the echoes of the first one.
+
+    What ends a whole job (systemd, a scheduler, a host that shuts down, Ctrl-C in a terminal) may signal all
+    of its processes at once, and parents pass on what they get a moment later: a child hears it twice or
+    three times. A terminal that closes may send several SIGHUPs, however long it takes.
+
+    Attributes:
+      first: the number of the first signal; 0 before it.
+      again: whether a second request has come.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.again = False
+        self._since = 0.0
+
+    def take(self, number: int) -> bool:
+        """Takes a signal of STOP_CODES that has just come; whether it is a request, the first or another."""
+        now = time.monotonic()
+        if not self.first:
+            self.first, self._since = number, now
+            return True
+        if now - self._since < _ECHOES[number]:
+            return False
+        self.again = True
+        return True
+
+
+OURS = Requests()
+"""Of this process, where no part of it has requests of its own to keep."""
+
+
+def heeded() -> list[signal.Signals]:
+    """Those of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
+    return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Inside, signals of STOP_CODES wait, in the kernel, until the end of it or `let_through`.
+
+    Around what a signal would break (the import of TensorFlow), or where one would be lost: TensorFlow
+    installs a SIGTERM handler of its own when it connects workers, and swallows the signal. Enter it in the
+    main thread. Threads that are started inside hold signals back for ever; they cannot handle them anyway.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_CODES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_through() -> None:
+    """Lets the main thread take signals again, first of all those that have waited."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_CODES)
