@@ -6,6 +6,13 @@ the launcher is gone (killed, or its connection lost): the worker gets SIGTERM, 
 `grace` seconds later SIGKILL. The exit code is the worker's, or 128 + the signal that it died of, or 2 when
 it cannot be started.
 
+What stops a whole job may signal launcher, agent and worker at once. So a worker that its agent has told to
+stop is not told again by a byte or the end of stdin, which may come much later: it would take that for a
+second request, and end without saving.
+
+To the launcher it speaks by single bytes among the worker's stderr: STARTED, and SAVED whenever the worker
+says that it has made a checkpoint, by a datagram to the socket that TFRL_SAVED names.
+
 The worker leads a session of its own, so that a Ctrl-C in the launcher's terminal reaches it once, through
 the launcher; and it dies with its agent. This file is started by its path with `python -IS`: it is there
 within milliseconds, and imports nothing of ours.
@@ -19,6 +26,7 @@ import os
 import pty
 import selectors
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -27,69 +35,102 @@ import time
 from types import FrameType
 
 SIGNALS = {ord("T"): signal.SIGTERM, ord("I"): signal.SIGINT, ord("K"): signal.SIGKILL}
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STARTED, SAVED = b"\x05", b"\x06"  # control characters that no text has (ENQ and ACK)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def main() -> int:
     """Runs the worker; returns the exit code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until there is a worker to pass them on to
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # noqa: PTH123  # no byte more than the line
-        order = json.loads(stdin.readline())
+        line = stdin.readline()
+    if not line:
+        return 128 + signal.SIGTERM  # the launcher is gone already
+    order = json.loads(line)
     wakeup = _wakeup_pipe()
+    saves, name = _socket_for_saves()
     master, slave = _open_terminal(*order["terminal"]) if order["terminal"] else (None, None)
     try:
-        worker = subprocess.Popen(
+        process = subprocess.Popen(
             order["command"],
-            env={**os.environ, **order["environment"]},
+            env={**os.environ, **order["environment"], "TFRL_SAVED": name},
             cwd=order["directory"],
             stdin=subprocess.DEVNULL,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # no other threads here that a fork could catch in the middle
+            preexec_fn=_begin_worker,  # no other threads here that a fork could catch in the middle
         )
     except OSError as error:
         print(f"error: cannot start {order['command'][0]!r}: {error.strerror}", file=sys.stderr)
         return 2
     if slave is not None:
         os.close(slave)
-    code = _attend(worker, wakeup, master, order["grace"])
-    _signal_group(worker, signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
+    _write(2, STARTED)
+    worker = _Worker(process)
+    for number in STOPS:  # for one who tells the agent; those that nohup has ignored stay so
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, worker.pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    code = _attend(worker, wakeup, saves.fileno(), master, order["grace"])
+    worker.signal(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
     return 128 - code if code < 0 else code
 
 
-def _attend(worker: subprocess.Popen[bytes], wakeup: int, master: int | None, grace: float) -> int:
+class _Worker:
+    """The worker's process, with all that it starts."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._told = False
+
+    def signal(self, number: int) -> None:
+        """Sends a signal."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGCONT)  # a stopped process takes nothing else but SIGKILL
+
+    def stop(self, number: int) -> None:
+        """Tells it to stop, unless that has been done."""
+        if not self._told:
+            self.pass_on(number)
+
+    def pass_on(self, number: int, _: FrameType | None = None) -> None:
+        """Sends a signal that somebody sent to the agent, however often: the worker knows echoes."""
+        self._told = True
+        self.signal(number)
+
+
+def _attend(worker: _Worker, wakeup: int, saves: int, master: int | None, grace: float) -> int:
     """Passes signals on and the terminal's output back until the worker ends; returns Popen's return code."""
-
-    def pass_on(signum: int, _: FrameType | None) -> None:
-        _signal_group(worker, signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # for one who kills the agent
-        signal.signal(signum, pass_on)
     selector = selectors.DefaultSelector()
-    for fd in (0, wakeup) if master is None else (0, wakeup, master):
+    for fd in (0, wakeup, saves) if master is None else (0, wakeup, saves, master):
         selector.register(fd, selectors.EVENT_READ)
     kill_at = None
-    while worker.poll() is None:
+    while worker.process.poll() is None:
         for key, _ in selector.select(None if kill_at is None else max(0.0, kill_at - time.monotonic())):
             data = _read(key.fd)
             if key.fd == master:
-                _write(data)
+                _write(1, data)
+            elif key.fd == saves:
+                _write(2, SAVED)
             elif key.fd == 0:
                 for byte in data:
-                    _signal_group(worker, SIGNALS[byte])
+                    (worker.signal if byte == ord("K") else worker.stop)(SIGNALS[byte])
             if not data:
                 selector.unregister(key.fd)
                 if key.fd == 0:
-                    _signal_group(worker, signal.SIGTERM)
+                    worker.stop(signal.SIGTERM)
                     kill_at = time.monotonic() + grace
         if kill_at is not None and time.monotonic() >= kill_at:
-            _signal_group(worker, signal.SIGKILL)
+            worker.signal(signal.SIGKILL)
     if master is not None:
         os.set_blocking(master, False)
         while data := _read(master):
-            _write(data)
-    return worker.returncode
+            _write(1, data)
+    return worker.process.returncode
 
 
 def _wakeup_pipe() -> int:
@@ -110,15 +151,19 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
     return master, slave
 
 
-def _die_with_parent() -> None:
+def _socket_for_saves() -> tuple[socket.socket, str]:
+    """Where the worker says that it has saved, and what the place is called."""
+    place = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = f"tfrl-{os.getpid()}-{time.time_ns()}"
+    place.bind(f"\0{name}")  # Linux keeps such names, without a file
+    return place, name
+
+
+def _begin_worker() -> None:
+    """In the new process: it dies with its agent, and takes signals."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _signal_group(worker: subprocess.Popen[bytes], signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.pid, signum)
-        os.killpg(worker.pid, signal.SIGCONT)  # a stopped process takes no other signal but SIGKILL
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _read(fd: int) -> bytes:
@@ -129,10 +174,10 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def _write(data: bytes) -> None:
+def _write(fd: int, data: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody reads any more, and stdin is about to end
         while data:
-            data = data[os.write(1, data) :]
+            data = data[os.write(fd, data) :]
 
 
 if __name__ == "__main__":

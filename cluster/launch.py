@@ -1,9 +1,11 @@
 """python -m cluster.launch: runs a command on several workers, and starts all again where one fails."""
 
 import argparse
+import math
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -11,7 +13,8 @@ from types import FrameType
 from cluster.arguments import Parser
 from cluster.output import Output
 from cluster.places import Place, local_places, remote_places
-from cluster.team import Team
+from cluster.team import NOTICE, SSH_FAILED, Team
+from tfrl import signals
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.workers.tf_config import RESTARTED
@@ -21,33 +24,47 @@ DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of
   python -m cluster.launch --workers 2 -- python -m tfrl.ppo_procgen --run-name first
   python -m cluster.launch --hosts a,b -- python -m tfrl.ppo_procgen --run-name first
 
-When a worker fails, all are stopped and started again: they go on from the last checkpoint. Ctrl-C and
-SIGTERM reach all workers, which save and end; a second Ctrl-C kills them.
+When a worker dies or is out of reach, all are stopped and started again: they go on from the last checkpoint.
+One that ends with 1, its own failure, or with 2, bad settings, would only do so again. Ctrl-C and SIGTERM
+reach all workers, which save and end; a second Ctrl-C, or a second SIGTERM three seconds later, kills them.
 
-Exit codes: 0 done; 1 failed more often than --max-restarts; 2 bad settings; 130 and 143 stopped by Ctrl-C and
-by SIGTERM: run the same command again to go on."""
+Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad settings; 130 and 143 stopped by
+Ctrl-C and by SIGTERM: run the same command again to go on."""
 
 DEFAULT_PORT = 2222
-FAILED, BAD_SETTINGS, STALLED, SSH_FAILED = 1, 2, 75, 255
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+FAILED, BAD_SETTINGS, STALLED = 1, 2, 75  # a trainer's, for its own failure, its settings, and another's
+STOPPED = frozenset(signals.STOP_CODES.values())
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
 TICK = 0.1  # seconds
 LONGEST_GRACE = 86400.0  # seconds: a day
+LONGEST_WAIT = 60.0  # seconds between two attempts
 
 
 class StopSignals:
-    """Takes note of what tells it to stop: the first one to pass on, and whether Ctrl-C came again."""
+    """Takes note of what tells it to stop: the first signal to pass on, and whether another request came."""
 
     def __init__(self) -> None:
-        self.first: signal.Signals | None = None
-        self.kill = False
-        for signum in endings.heeded_signals():
-            signal.signal(signum, self._take)
+        self._requests = signals.Requests()
+        for number in signals.heeded():
+            signal.signal(number, self._take)
 
-    def _take(self, signum: int, _: FrameType | None) -> None:
-        self.kill = self.kill or (self.first is not None and signum == signal.SIGINT)
-        if self.first is None:
-            self.first = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+    def _take(self, number: int, _: FrameType | None) -> None:
+        self._requests.take(number)
+
+    @property
+    def kill(self) -> bool:
+        """Whether it was told more than once."""
+        return self._requests.again
+
+    @property
+    def letter(self) -> bytes:
+        """The signal that workers are to get, for `Team.signal`; empty before there is one."""
+        return {0: b"", signal.SIGINT: b"I"}.get(self._requests.first, b"T")
+
+    @property
+    def code(self) -> int:
+        """The exit code of one who was told so; 0 for nobody."""
+        return signals.STOP_CODES.get(self._requests.first, 0)
 
 
 @dataclass(frozen=True)
@@ -56,9 +73,12 @@ class Ending:
 
     culprit: int | None
     """The worker that failed first, if one did."""
-    codes: list[int | None]
+    code: int
+    """Its exit code; of an attempt without failure, the workers'."""
     told: bool
     """Whether the workers had been told to stop before that."""
+    saved: bool
+    """Whether the run made a checkpoint."""
 
 
 class Launcher:
@@ -71,6 +91,7 @@ class Launcher:
         output: Output,
         *,
         max_restarts: int,
+        restart_wait: float,
         grace: float,
         terminal: tuple[int, int] | None,
     ) -> None:
@@ -79,66 +100,108 @@ class Launcher:
         self._command = command
         self._output = output
         self._max_restarts = max_restarts
+        self._restart_wait = restart_wait
         self._grace = grace
         self._terminal = terminal
         self._signals = StopSignals()
 
     def run(self) -> int:
         """Runs the workers to the end; returns the exit code."""
-        for restart in range(self._max_restarts + 1):
+        restarts = failures = 0  # all of them; those since the last checkpoint
+        while not self._signals.code:
             places = self._find_places()
-            if restart:
-                again = {RESTARTED: str(restart)}
+            if restarts:
+                again = {RESTARTED: str(restarts)}
                 places = [replace(place, environment={**place.environment, **again}) for place in places]
             ending = self._attempt(places)
             if ending.culprit is None:
-                return max(ending.codes)  # 0, or 130 or 143 if any of them was stopped
-            code = ending.codes[ending.culprit]
-            reason = describe(ending.culprit, code, places[ending.culprit].host)
-            if code == BAD_SETTINGS:
-                self._output.tell(f"{reason}; all workers are stopped")
-                return BAD_SETTINGS
-            if ending.told:
-                self._output.tell(f"{reason} while all were being stopped; the last checkpoint counts")
-                return FAILED
-            if self._signals.first is not None:
-                self._output.tell(f"{reason}; not restarted, as told to stop")
-                return 128 + self._signals.first
-            if restart < self._max_restarts:
-                self._output.tell(
-                    f"{reason}; restarting all {len(places)} workers from the last checkpoint "
-                    f"(restart {restart + 1} of {self._max_restarts})"
-                )
-        self._output.tell(f"{reason}; no restarts are left (--max-restarts {self._max_restarts})")
-        return FAILED
+                return ending.code
+            reason = describe(ending.culprit, ending.code, places[ending.culprit].host)
+            code, why = self._final(ending)
+            failures = 1 if ending.saved else failures + 1
+            if code is None and failures > self._max_restarts:
+                code, why = FAILED, f"; no restarts are left (--max-restarts {self._max_restarts})"
+            if code is not None:
+                self._output.tell(reason + why)
+                return code
+            restarts += 1
+            self._pause(0.0 if ending.saved else self._wait_after(failures), failures, reason, len(places))
+        return self._signals.code
+
+    def _final(self, ending: Ending) -> tuple[int | None, str]:
+        """The exit code and its reason, where starting again is out of the question; else None."""
+        if ending.code == BAD_SETTINGS:
+            return BAD_SETTINGS, "; all workers are stopped"
+        if ending.told:
+            return FAILED, " while all were being stopped; the last checkpoint counts"
+        if ending.code == FAILED:
+            return FAILED, "; not restarted, because it would fail again"
+        if self._signals.code:
+            return self._signals.code, "; not restarted, as told to stop"
+        return None, ""
+
+    def _wait_after(self, failures: int) -> float:
+        """Seconds until the next start: four times as long each time, so that a host may come up again."""
+        return min(LONGEST_WAIT, self._restart_wait * 4.0 ** (failures - 1))
+
+    def _pause(self, seconds: float, failures: int, reason: str, workers: int) -> None:
+        """Says what happens next, and waits for it, or for a signal."""
+        when = f" in {seconds:g} s" if seconds else ""
+        self._output.tell(
+            f"{reason}; restarting all {workers} workers from the last checkpoint{when} "
+            f"(restart {failures} of {self._max_restarts})"
+        )
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._signals.code:
+            time.sleep(TICK)
 
     def _attempt(self, places: list[Place]) -> Ending:
         """Starts all workers and waits until all have ended; a failure or a second Ctrl-C ends them."""
         team = Team(places, self._command, self._output, self._terminal)
-        told = False
+        told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
         try:
             while team.running:
                 team.pump(TICK)
-                culprit = first_failure(team.codes)
-                if culprit is not None:
-                    codes = list(team.codes)
+                if first_failure(team.codes) is not None:
+                    team.settle()
+                    codes = list(team.codes)  # without those that end because they are told to
                     team.stop(self._grace, told=told)
-                    return Ending(culprit, codes, told)
-                if self._signals.first is not None and not told:
-                    team.signal(b"I" if self._signals.first == signal.SIGINT else b"T")
+                    return _failed(codes, told=told, saved=team.saved)
+                if stop_code(team.codes):
+                    stopped_at = min(stopped_at, time.monotonic())
+                letter = self._signals.letter
+                if not letter and time.monotonic() - stopped_at > NOTICE:
+                    letter = b"T"  # who has not ended with it may not have met it yet
+                if letter and not told:
+                    team.signal(letter)
                     told = True
                 if self._signals.kill:
                     team.stop(0.0, told=True)
-                    return Ending(None, [128 + signal.SIGINT], told)
+                    return Ending(None, self._signals.code, told, team.saved)
         finally:
             team.close()
-        return Ending(None, team.codes, told)
+        return Ending(None, stop_code(team.codes), told, team.saved)
+
+
+def _failed(codes: Sequence[int | None], *, told: bool, saved: bool) -> Ending:
+    culprit = first_failure(codes)
+    code = codes[culprit]
+    if code == STALLED and (stopped := stop_code(codes)):
+        # Who was stopped has left it alone: after they had saved together, or when there was nothing to save.
+        return Ending(None, stopped, told, saved)
+    return Ending(culprit, code, told, saved)
+
+
+def stop_code(codes: Sequence[int | None]) -> int:
+    """With which code workers ended that were stopped, 130 or 143; 0 if none has."""
+    return max((code for code in codes if code in STOPPED), default=0)
 
 
 def first_failure(codes: Sequence[int | None]) -> int | None:
-    """The worker that failed, if any; one that refused its settings before all others."""
+    """The worker that failed, if any: the one whose code says most of the cause."""
     failed = [worker for worker, code in enumerate(codes) if code not in (None, 0, *STOPPED)]
-    return min(failed, key=lambda worker: codes[worker] != BAD_SETTINGS, default=None)
+    order = {BAD_SETTINGS: 0, FAILED: 1, STALLED: 3}
+    return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
 
 
 def describe(worker: int, code: int, host: str | None) -> str:
@@ -177,6 +240,8 @@ def main(arguments: Sequence[str]) -> int:
             f"--max-restarts {flags.max_restarts} --grace {flags.grace:g}; they must be 0 or more, and the "
             f"grace at most {LONGEST_GRACE:g} seconds"
         )
+    if not 0 <= flags.restart_wait <= LONGEST_WAIT:
+        raise UserError(f"--restart-wait {flags.restart_wait:g}; it must be 0 to {LONGEST_WAIT:g} seconds")
 
     def find_places() -> list[Place]:
         if hosts:
@@ -190,6 +255,7 @@ def main(arguments: Sequence[str]) -> int:
         command,
         Output(sys.stdout.buffer, sys.stderr.buffer, live=live),
         max_restarts=flags.max_restarts,
+        restart_wait=flags.restart_wait,
         grace=flags.grace,
         terminal=(size.lines, size.columns) if live else None,
     )
@@ -206,7 +272,17 @@ def parser() -> argparse.ArgumentParser:
         "--port", type=int, help="TensorFlow's port: the first local one (any free), or each host's (2222)"
     )
     parser.add_argument(
-        "--max-restarts", type=int, default=3, help="how often all start again after a failure (3)"
+        "--max-restarts",
+        type=int,
+        default=3,
+        help="how often all start again after a failure, in a row without a new checkpoint (3)",
+    )
+    parser.add_argument(
+        "--restart-wait",
+        type=float,
+        default=5.0,
+        help="seconds before the first restart without a new checkpoint; then four times as long each, up to "
+        "a minute (5)",
     )
     parser.add_argument(
         "--grace", type=float, default=5.0, help="seconds from SIGTERM to SIGKILL after a failure (5)"

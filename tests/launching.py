@@ -1,5 +1,6 @@
 """Real launchers for the tests; the commands they run are small programs, no TensorFlow."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,8 +41,10 @@ class Launch:
 
     def __init__(self, folder, program, *flags, workers=2, environ=None, **options):
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         command = [sys.executable, "-S", "-c", PRELUDE + program, str(folder)]
         where = [] if "--hosts" in flags else ["--workers", str(workers)]
+        where += [] if "--restart-wait" in flags else ["--restart-wait", "0"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"preexec_fn": hangup(signal.SIG_DFL), **pipes, **options}
         environ = {**os.environ, **(environ or {})}
@@ -70,6 +73,16 @@ def until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end, "did not happen"
         time.sleep(0.02)
+
+
+def family(pid):
+    """A process, its children, theirs, and so on."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):  # it has ended
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+            found += [int(child) for child in children.split()]
+    return found
 
 
 def alive(pid):

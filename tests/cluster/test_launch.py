@@ -78,6 +78,60 @@ def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):
     )
 
 
+SAVES = """
+def saved():
+    place = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    place.sendto(b"saved", "\\0" + os.environ["TFRL_SAVED"])
+import socket
+"""
+
+
+def test_it_waits_four_times_as_long_each_time_but_not_after_a_checkpoint(tmp_path):
+    program = SAVES + "note(time.monotonic())\nif starts == 3: saved(); time.sleep(0.2)\nsys.exit(75)"
+    launch = Launch(tmp_path, program, "--restart-wait", "0.2", workers=1)
+    code, _, err = launch.end()
+    began = [float(note) for note in launch.notes(0) if not note.startswith("start")]
+    waits = [after - before for before, after in zip(began, began[1:], strict=False)]
+    # Failures in a row: 1, 2, 1 (it has saved), 2, 3, and the fourth is the end.
+    for wait, expected in zip(waits, (0.2, 0.8, 0.0, 0.8, 3.2), strict=True):
+        assert expected <= wait < expected + 2.5
+    assert code == 1
+    said = [line.partition("checkpoint")[2] for line in err.splitlines()]
+    assert said == [
+        " in 0.2 s (restart 1 of 3)",
+        " in 0.8 s (restart 2 of 3)",
+        " (restart 1 of 3)",
+        " in 0.8 s (restart 2 of 3)",
+        " in 3.2 s (restart 3 of 3)",
+        "",
+    ]
+
+
+def test_restarts_count_afresh_after_each_checkpoint(tmp_path):
+    program = SAVES + "saved(); time.sleep(0.1); os.kill(os.getpid(), 9 if starts < 5 else 0)"
+    launch = Launch(tmp_path, program, "--max-restarts", "1", "--restart-wait", "60", workers=1)
+    code, _, err = launch.end()
+    assert (code, len(launch.pids(0)), err.count("(restart 1 of 1)")) == (0, 5, 4)
+
+
+def test_a_failure_of_the_trainers_own_is_not_tried_again(tmp_path):
+    """The others have lost a peer then, and may be the first to say so."""
+    launch = Launch(tmp_path, "time.sleep(0.4 * task); sys.exit(75 if task == 0 else 1)")
+    code, _, err = launch.end()
+    assert (code, len(launch.pids(0))) == (1, 1)
+    assert err == "launch: worker 1 failed (exit code 1); not restarted, because it would fail again\n"
+
+
+def test_a_signal_ends_the_wait_for_a_restart(tmp_path):
+    launch = Launch(tmp_path, "sys.exit(75)", "--restart-wait", "60", workers=1)
+    for line in launch.process.stderr:
+        if "in 60 s (restart 1 of 3)" in line:
+            break
+    launch.process.terminate()
+    assert launch.end()[0] == 143
+    assert len(launch.pids(0)) == 1
+
+
 def test_after_a_crash_it_says_where_the_last_errors_are(tmp_path):
     launch = Launch(tmp_path, "os.abort() if task == 1 else time.sleep(60)", "--max-restarts", "0")
     code, _, err = launch.end()
@@ -100,7 +154,7 @@ while True:
 """
     launch = Launch(tmp_path, program, "--max-restarts", "0", "--grace", "0.5")
     code, _, err = launch.end()
-    assert (code, "worker 1 failed (exit code 1); no restarts are left" in err) == (1, True)
+    assert (code, "worker 1 failed (exit code 1); not restarted" in err) == (1, True)
     assert launch.notes(0).count("told") == 1
     assert not alive(launch.pids(0)[0])
 
@@ -146,6 +200,8 @@ def test_bad_settings_are_told_once_and_not_tried_again(tmp_path):
         (["--workers", "2", "--max-restarts", "-1", "--", "true"], ["--max-restarts -1"]),
         (["--workers", "2", "--grace", "nan", "--", "true"], ["--grace nan"]),
         (["--workers", "2", "--grace", "inf", "--", "true"], ["--grace inf"]),
+        (["--workers", "2", "--restart-wait", "nan", "--", "true"], ["--restart-wait nan"]),
+        (["--workers", "2", "--restart-wait", "61", "--", "true"], ["--restart-wait 61"]),
     ],
 )
 def test_bad_flags_are_refused_in_one_sentence(flags, words):

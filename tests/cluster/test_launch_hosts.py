@@ -7,10 +7,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import SAVE, Launch, alive, until
+from launching import SAVE, Launch, alive, family, until
 from processes import ROOT
 
 from cluster import places, team
+
+
+def ssh_that(folder, does):
+    """PATH with an `ssh` in front that does so in bash."""
+    tool = folder / "bin" / "ssh"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/bash\n{does}\n")
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
 
 
 def ssh_stand_in(folder):
@@ -43,6 +52,49 @@ def test_hosts_get_the_same_directory_and_environment(tmp_path):
         assert launch.notes(worker)[1:4] == [str(ROOT), "two words; $x", "None"]
     launch.process.terminate()
     assert launch.end()[0] == 143
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1, 1])
+@pytest.mark.parametrize("code", [255, 0])
+def test_an_ssh_that_ends_early_is_a_failure_that_is_told(tmp_path, seconds, code):
+    """Whether or not the order could be written to it, and whatever it says itself."""
+    environ = ssh_that(tmp_path, f"sleep {seconds}; exit {code}")
+    launch = Launch(tmp_path, "", "--hosts", "a,b", "--max-restarts", "1", environ=environ)
+    code, out, err = launch.end()
+    assert (code, out) == (1, "")
+    first, last = err.splitlines()
+    assert first.startswith("launch: worker ") and "is out of reach: ssh failed" in first
+    assert last.endswith("no restarts are left (--max-restarts 1)")
+
+
+def test_an_ssh_that_dies_at_once_is_never_taken_for_success(tmp_path):
+    """The order may come before it ends or after: with many tries, each of them in both ways."""
+    environ = ssh_that(tmp_path, "exit 255")
+    for _ in range(6):
+        launch = Launch(tmp_path, "", "--hosts", "a,b,c", "--max-restarts", "0", environ=environ)
+        code, _, err = launch.end()
+        assert (code, err.count("\n")) == (1, 1)
+
+
+def test_without_ssh_it_says_so_in_one_sentence(tmp_path):
+    launch = Launch(tmp_path, "", "--hosts", "a,b", environ={"PATH": str(tmp_path)})
+    code, out, err = launch.end()
+    assert (code, out) == (2, "")
+    assert err == "error: cannot start 'ssh' on this machine: No such file or directory\n"
+
+
+def test_a_connection_outlives_the_signal_that_stops_the_job(tmp_path):
+    """The far end still saves; it gets the signal from the launcher."""
+    (tmp_path / "bin").mkdir()
+    ssh_stand_in(tmp_path / "bin")
+    environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    launch = Launch(tmp_path, SAVE, "--hosts", "a,b", environ=environ)
+    launch.wait_for("ready")
+    for child in family(launch.process.pid)[1:3]:
+        os.kill(child, signal.SIGTERM)
+    launch.process.terminate()
+    assert launch.end()[0] == 143
+    assert [launch.notes(worker)[-1] for worker in (0, 1)] == ["signal 15"] * 2
 
 
 @pytest.fixture

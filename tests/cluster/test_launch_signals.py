@@ -1,5 +1,6 @@
 """How a launch is stopped: signals, Ctrl-C in a terminal, and processes that are killed or left behind."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,18 +8,49 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, until
+from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, family, until
 from processes import ROOT, hangup
 
 from cluster import output
 from cluster.team import AGENT
 
+# Saves as a trainer does: for a second, and a second request before that ends it without.
+SAVES = """
+from tfrl.run.stop import StopRequest
+stop = StopRequest(pathlib.Path("no such folder"))
+with stop.listening(lambda name: note(f"saves for {name}"), lambda: note("lost")):
+    note("ready")
+    while not stop.signalled:
+        time.sleep(0.01)
+    time.sleep(1.0)
+    note("saved")
+    sys.exit(stop.exit_code)
+"""
+SAVES = f"import pathlib\nsys.path += {[str(ROOT), *sys.path[-1:]]}\n{SAVES}"
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["parents first", "children first"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_every_process_of_the_job_is_one_request_and_all_save(tmp_path, signum, order):
+    """As from systemd, a scheduler, a host that shuts down; the parents pass it on, too."""
+    launch = Launch(tmp_path, SAVES)
+    launch.wait_for("ready")
+    job = family(launch.process.pid)
+    assert len(job) == 5, "a launcher, two agents and their workers"
+    for _ in range(2):
+        for process in job[::order]:
+            os.kill(process, signum)
+        time.sleep(0.02)
+    code, _, err = launch.end()
+    assert (code, err) == (128 + (signum if signum == signal.SIGINT else signal.SIGTERM), "")
+    for worker in (0, 1):
+        assert launch.notes(worker)[2:] == [f"saves for {signum.name}", "saved"]
+
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_each_worker_once_and_all_save(tmp_path, signum):
+def test_a_signal_to_the_launcher_reaches_each_worker_once_and_all_save(tmp_path, signum):
     launch = Launch(tmp_path, SAVE)
     launch.wait_for("ready")
     launch.process.send_signal(signum)
@@ -28,6 +60,32 @@ def test_a_signal_reaches_each_worker_once_and_all_save(tmp_path, signum):
     assert (code, err) == (128 + passed, "")
     for worker in (0, 1):
         assert launch.notes(worker)[2:] == [f"signal {int(passed)}"]
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["parents first", "children first"])
+def test_a_signal_to_every_process_ends_a_job_that_has_hardly_begun(tmp_path, order):
+    """At any moment, in which agents or workers may not be there yet, or just start: 143, and no trace."""
+    for delay in (0.25, 0.3, 0.35, 0.4, 0.5, 0.6):
+        launch = Launch(tmp_path, SAVE)
+        time.sleep(delay)
+        job = family(launch.process.pid)
+        for process in job[::order]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+        code, _, err = launch.end()
+        assert code in (143, -signal.SIGTERM) and err == ""
+        until(lambda job=job: not any(alive(process) for process in job))
+
+
+def test_what_a_worker_was_told_is_not_told_again_when_its_launcher_dies_later(tmp_path):
+    launch = Launch(tmp_path, SAVES.replace("time.sleep(1.0)", "time.sleep(4.5)"))
+    launch.wait_for("ready")
+    launch.process.terminate()
+    launch.wait_for("saves for SIGTERM")
+    time.sleep(3.2)  # later than an echo comes
+    launch.process.kill()
+    launch.wait_for("saved")
+    launch.end()
 
 
 def test_a_launcher_that_nohup_started_outlives_its_terminal(tmp_path):
@@ -48,6 +106,16 @@ def test_workers_that_were_told_directly_end_the_run(tmp_path):
         os.kill(launch.pids(worker)[0], signal.SIGTERM)
     assert launch.end()[0] == 143
     assert len(launch.pids(0)) == 1
+
+
+def test_one_worker_that_was_stopped_before_it_met_the_others_ends_the_run(tmp_path):
+    """They wait for it, or find that it is gone."""
+    program = "all_started()\nif task == 0: os.kill(os.getpid(), signal.SIGTERM)\n"
+    launch = Launch(tmp_path / "waiting", program + SAVE)
+    assert launch.end()[0] == 143
+    assert launch.notes(1)[-1] == "signal 15"
+    launch = Launch(tmp_path / "gone", program + "time.sleep(0.5); sys.exit(75)")
+    assert (launch.end()[0], len(launch.pids(1))) == (143, 1)
 
 
 def test_a_worker_that_fails_while_stopping_is_not_restarted(tmp_path):
@@ -98,6 +166,7 @@ def test_a_second_ctrl_c_kills(tmp_path):
         until(noted(tmp_path, "ready"))
         send(b"\x03")
         until(noted(tmp_path, "signal 2"))
+        time.sleep(1.1)  # else it repeats the first
         send(b"\x03")
 
     started = time.monotonic()
@@ -163,15 +232,11 @@ def test_a_worker_whose_launcher_is_gone_has_the_grace_of_its_order_to_save(tmp_
     assert notes.read_text().splitlines()[-1] == end
 
 
-def children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_a_worker_dies_with_its_agent_and_all_start_again(tmp_path):
     launch = Launch(tmp_path, SAVE)
     launch.wait_for("ready")
     first = launch.pids(0) + launch.pids(1)
-    os.kill(children(launch.process.pid)[1], signal.SIGKILL)
+    os.kill(family(launch.process.pid)[2], signal.SIGKILL)
     until(lambda: [len(launch.pids(worker)) for worker in (0, 1)] == [2, 2])
     assert not any(alive(pid) for pid in first)
     launch.process.terminate()

@@ -1,0 +1,110 @@
+"""A signal that reaches every process of a job, whichever started it: all that was trained is saved."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launching import alive, family, until
+from processes import PATIENCE, ROOT, hangup, steps_done
+
+FLAGS = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
+FLAGS += " --num-minibatches 4 --epochs 2 --total-steps 100_000_000 --checkpoint-every 7"
+TRAINER = [sys.executable, "-m", "tfrl.ppo_procgen"]
+SUITE = "--envs catch --seeds 1,2 --workers 2 " + FLAGS.removeprefix("--env catch ")
+
+
+class Job:
+    """A command that trains runs of `logdir`, and all of its processes."""
+
+    def __init__(self, command, logdir):
+        self.logdir = logdir
+        self._said = (logdir / "said.txt").open("w+")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environ,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            preexec_fn=hangup(signal.SIG_DFL),
+        )
+
+    def train(self, runs, updates):
+        """Until all of so many runs have trained for so many updates."""
+        until(
+            lambda: (
+                self.process.poll() is not None
+                or sum(steps_done(run) >= 128 * updates for run in self.logdir.glob("*/")) == runs
+            ),
+            PATIENCE,
+        )
+        assert self.process.poll() is None, self.said()
+
+    def told(self, signum, order):
+        """The exit code, once each process has got the signal, in that order, within 50 ms."""
+        job = family(self.process.pid)
+        for process in {"parents first": job, "children first": job[::-1]}[order]:
+            time.sleep(random.uniform(0, 0.04 / len(job)))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signum)
+        code = self.process.wait(PATIENCE)
+        assert not any(alive(process) for process in job)
+        return code
+
+    def said(self):
+        self._said.seek(0)
+        return self._said.read()
+
+
+def lost(run):
+    """Env steps that the run's rows tell of and its checkpoints do not hold."""
+    saved = max(int(folder.name.removeprefix("update-")) for folder in run.glob("checkpoints/update-*[0-9]"))
+    return steps_done(run) - 128 * saved
+
+
+@pytest.mark.parametrize(
+    ("way", "signum", "order"),
+    [
+        ("launch", signal.SIGTERM, "children first"),
+        ("suite", signal.SIGINT, "parents first"),
+        ("make", signal.SIGTERM, "parents first"),
+    ],
+)
+def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, order):
+    flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
+    command = {
+        "launch": [sys.executable, "-m", "cluster.launch", "--workers", "2", "--", *TRAINER, *flags.split()],
+        "suite": [sys.executable, "-m", "tfrl.suite", *SUITE.split(), "--logdir", str(tmp_path)],
+        # -o: nothing is to be installed.
+        "make": ["make", "-o", f"{sys.prefix}/.installed", "train", f"VENV={sys.prefix}", f"ARGS={flags}"],
+    }[way]
+    job = Job(command, tmp_path)
+    job.train(2 if way == "suite" else 1, random.randint(1, 20))
+    code = job.told(signum, order)
+    # Make ends by the signal itself, which a shell tells in the same way.
+    assert code == (-signum if way == "make" else 128 + signum), job.said()
+    assert "without saving" not in job.said() and "Traceback" not in job.said()
+    for run in tmp_path.glob("*/"):
+        assert lost(run) == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_trainer_that_still_imports_ends_without_a_trace(tmp_path, signum):
+    flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
+    job = Job([*TRAINER, *flags.split()], tmp_path)
+    maps = f"/proc/{job.process.pid}/maps"
+
+    def imports():
+        with open(maps) as file:  # noqa: PTH123
+            return re.search("libtensorflow", file.read())
+
+    until(imports, PATIENCE)
+    assert job.told(signum, "parents first") == 128 + signum
+    assert job.said() == ""
+    assert not (tmp_path / "run").exists()
