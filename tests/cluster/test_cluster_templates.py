@@ -218,26 +218,93 @@ def test_the_job_tries_again_what_can_go_on_and_nothing_else():
     }
 
 
+TYPES = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
+
+
+def faults(value, schema, path="TFJob"):
+    """What the API server would say of a value and a schema as in tfjob_schema.yaml."""
+    if isinstance(schema, str):
+        right = isinstance(value, TYPES[schema]) and (schema == "boolean" or not isinstance(value, bool))
+        return [] if right else [f"{path} is no {schema}"]
+    if type(value) is not type(schema):
+        return [f"{path} is {value!r}"]
+    if isinstance(schema, list):
+        return [fault for i, item in enumerate(value) for fault in faults(item, schema[0], f"{path}[{i}]")]
+    fields = {name.rstrip("!"): theirs for name, theirs in schema.items()}
+    found = [
+        f"{path}.{name[:-1]} is missing" for name in schema if name[-1] == "!" and name[:-1] not in value
+    ]
+    for name, item in value.items():
+        theirs = fields.get(name, fields.get("*"))
+        where = f"{path}.{name}"
+        found += [f"{where} is unknown"] if theirs is None else faults(item, theirs, where)
+    return found
+
+
+def tfjob_faults(job):
+    """What keeps the operator from running it: by its schema, and by what it says of the values beside it.
+
+    The values are from the comments of common_types.go and tensorflow_types.go in pkg/apis/kubeflow.org/v1,
+    the rules from the admission webhook, pkg/webhooks/tensorflow/tfjob_webhook.go (training-operator v1.9.0).
+    """
+    schema = yaml.safe_load((ROOT / "tests" / "tfjob_schema.yaml").read_text())
+    found = faults(job, schema)
+    spec = job["spec"]
+    found += [] if (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob") else ["another kind"]
+    found += [] if re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"]) else ["a bad name"]
+    if spec.get("runPolicy", {}).get("cleanPodPolicy", "None") not in ("All", "Running", "None"):
+        found.append("cleanPodPolicy")
+    roles = set(spec["tfReplicaSpecs"])
+    found += [f"role {role}" for role in roles - {"PS", "Worker", "Chief", "Master", "Evaluator"}]
+    found += ["two chiefs"] if {"Chief", "Master"} <= roles else []
+    for role, replica in spec["tfReplicaSpecs"].items():
+        if replica.get("restartPolicy", "Never") not in ("Always", "OnFailure", "Never", "ExitCode"):
+            found.append(f"{role}: restartPolicy")
+        containers = replica["template"]["spec"]["containers"]
+        found += [f"{role}: image" for container in containers if not container.get("image")]
+        ours = [container for container in containers if container["name"] == "tensorflow"]
+        found += [] if ours else [f"{role}: no container of the name tensorflow"]
+        # The operator writes this port into TF_CONFIG; of another name, it adds 2222 by itself.
+        found += [f"{role}: port" for c in ours if c["ports"][0].get("name") != "tfjob-port"]
+    return found
+
+
 def test_the_tfjob_is_what_the_operator_expects():
-    job = resources()["TFJob"]
-    replicas = job["spec"]["tfReplicaSpecs"]
-    assert {role: spec["replicas"] for role, spec in replicas.items()} == {
-        "Chief": 1,
-        "Worker": 3,
-        "Evaluator": 1,
-    }
-    for spec in replicas.values():
-        container = spec["template"]["spec"]["containers"][0]
-        assert (container["name"], container["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
-        assert spec["restartPolicy"] == "ExitCode"
+    assert tfjob_faults(resources()["TFJob"]) == []
 
 
-def test_the_tf_config_that_the_operator_makes_of_the_tfjob():
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("replicas: 3", "replicas: three", "TFJob.spec.tfReplicaSpecs.Worker.replicas is no integer"),
+        ("  tfReplicaSpecs:", "  replicaSpecs:", "TFJob.spec.tfReplicaSpecs is missing"),
+        ("cleanPodPolicy: R", "cleanupPolicy: R", "TFJob.spec.runPolicy.cleanupPolicy is unknown"),
+        ("cleanPodPolicy: R", "cleanPodPolicy: r", "cleanPodPolicy"),
+        ("    Evaluator:", "    Watcher:", "role Watcher"),
+        ("restartPolicy: ExitCode ", "restartPolicy: OnExitCode ", "Chief: restartPolicy"),
+        ("name: tensorflow", "name: trainer", "Worker: no container of the name tensorflow"),
+        ("name: tfjob-port", "name: tensorflow", "Worker: port"),
+        ("claimName:", "claim:", "persistentVolumeClaim.claimName is missing"),
+    ],
+)
+def test_a_tfjob_that_the_operator_would_refuse_is_found(old, new, fault):
+    text = (CLUSTER / "kubernetes" / "tfjob.yaml").read_text()
+    assert old in text
+    job = yaml.safe_load(text.replace(old, new))
+    if "tfReplicaSpecs" not in job["spec"]:
+        schema = yaml.safe_load((ROOT / "tests" / "tfjob_schema.yaml").read_text())
+        assert fault in faults(job, schema)
+    else:
+        assert any(found.endswith(fault) for found in tfjob_faults(job)), tfjob_faults(job)
+
+
+@pytest.mark.parametrize("lists_evaluator", [True, False], ids=["training-operator 1.9", "tf-operator 1.0"])
+def test_the_tf_config_that_the_operator_makes_of_the_tfjob(lists_evaluator):
     replicas = resources()["TFJob"]["spec"]["tfReplicaSpecs"]
     cluster = {
         role.lower(): [f"tfrl-{role.lower()}-{index}.default.svc:2222" for index in range(spec["replicas"])]
         for role, spec in replicas.items()
-        if role != "Evaluator"  # the operator leaves it out of the cluster
+        if lists_evaluator or role != "Evaluator"
     }
     seen = []
     for role, spec in replicas.items():
@@ -289,6 +356,16 @@ def test_pods_share_the_log_folder_and_have_as_long_to_save_as_the_launchers_wor
     assert f"--logdir {mount['mountPath']}" in " ".join(container["args"])
     assert "--run-name" in " ".join(container["args"])
     assert spec["terminationGracePeriodSeconds"] == team.ORPHAN_GRACE
+
+
+@pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])
+def test_the_images_user_may_write_on_the_volume(role):
+    """A claim is root's until it is given to a group that the container's user is in."""
+    user, group = re.search(
+        r"^USER (\d+):(\d+)$", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE
+    ).groups()
+    assert user != "0"
+    assert pods()[role]["spec"]["securityContext"]["fsGroup"] == int(group)
 
 
 def test_the_dockerfile_copies_what_exists_and_what_runs_there():

@@ -138,7 +138,7 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "update"),
-    [("connecting", 0), ("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)],
+    [("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)],
 )
 def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
@@ -178,6 +178,16 @@ def test_all_workers_go_through_the_same_phases(tmp_path):
         *("3 exporting", "3 leaving"),
     ]
     assert phases(tmp_path, 1) == phases(tmp_path, 0)
+
+
+def test_sigterm_while_tensorflow_connects_ends_all_before_the_first_update(alone, tmp_path):
+    """TensorFlow installs a handler of its own then, which swallows it."""
+    command = [*FAULTY, "SIGTERM", "1", "connecting", str(tmp_path / "marker"), *flags(tmp_path)]
+    ends = run_workers(command, command)
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert saved(tmp_path) == [0]
+    assert run_alone(*TRAIN, *flags(tmp_path))[0] == 0
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
 def cut_off(logdir, run, update):
