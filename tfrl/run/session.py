@@ -46,7 +46,7 @@ def open_session(
     session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
 
     def on_first(name: str) -> None:
-        console.message(f"{name}: saving {saves}, then ending; once more ends at once")
+        console.message(f"{name}: saving {saves}, then ending; once more, later, ends at once")
 
     def on_second() -> None:
         console.stop()
