@@ -41,7 +41,7 @@ def complete(script, line):
         ("python -m tfrl.suite --env", ["--envs", "--env-threads"]),
         ("python -m resnet.train --aug", ["--augment"]),
         ("python -m cluster.launch --max-r", ["--max-restarts"]),
-        ("python -m cluster.launch --r", []),  # its examples have a --run-name
+        ("python -m cluster.launch --ru", []),  # its examples have a --run-name
         ("python -m tfrl.evaluate lo", []),  # files, by `-o default`
         ("python script.py --lev", []),
     ],
