@@ -222,14 +222,18 @@ def test_before_the_first_rollout_observations_are_as_they_were_and_clipped():
     np.testing.assert_allclose(found, [[0.5, -3.0, 10.0], [0.0, 1e-3, -10.0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("steps,envs,size", [(1, 4, 1), (7, 2, 1), (64, 8, 1), (100, 6, 5), (257, 12, 3)])
+@pytest.mark.parametrize("steps,envs,size", [(1, 4, 1), (7, 2, 1), (300, 8, 1), (100, 6, 5), (257, 12, 3)])
 def test_moments_of_an_env_are_the_same_in_any_vector_and_those_of_all_on_any_topology(steps, envs, size):
-    rollouts = [observations_of(steps, envs, size, seed) for seed in range(3)]
+    # Of all magnitudes: float64 adds float32 numbers of one magnitude without rounding, in any order.
+    magnitudes = 10.0 ** np.random.default_rng(3).uniform(-8, 8, (3, steps, envs, size))
+    rollouts = [
+        (observations_of(steps, envs, size, seed) * m).astype(np.float32) for seed, m in enumerate(magnitudes)
+    ]
     whole = [env_moments(rollout) for rollout in rollouts]
     for rollout, expected in zip(rollouts, whole, strict=True):
         assert expected.shape == (envs, 2, size) and expected.dtype == np.float64
         for workers in (2, envs):
-            shares = [env_moments(share) for share in np.split(rollout, workers, axis=1)]
+            shares = [env_moments(share.copy()) for share in np.split(rollout, workers, axis=1)]
             np.testing.assert_array_equal(np.concatenate(shares), expected)
         np.testing.assert_array_equal(env_moments(np.asfortranarray(rollout)), expected)
         wide = rollout.astype(np.float64)
