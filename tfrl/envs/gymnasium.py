@@ -44,6 +44,7 @@ class GymnasiumVec:
         self._envs = [make_env(spec.name, render=spec.render) for _ in indices]
         self._plays = [env.step for env in self._envs]
         self._snapshots = atari.is_atari(self._envs[0])
+        self._replays = self.exact_state and not self._snapshots
         self._streams = [(spec.seed, int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
@@ -69,7 +70,7 @@ class GymnasiumVec:
     def _inputs(self, actions: np.ndarray) -> Sequence[Any]:
         """What each env is to be given for the agent's actions [N, *action_shape]."""
         if not isinstance(self.action_spec, Box):
-            return (actions + self._start).tolist()  # env.step takes an int faster than NumPy's
+            return (actions + self._start if self._start else actions).tolist()  # ints: faster than NumPy's
         scaled = self._middle + self._half * actions
         return np.minimum(np.maximum(scaled, self._low), self._high)
 
@@ -110,7 +111,7 @@ class GymnasiumVec:
 
     def _remember(self, actions: np.ndarray) -> None:
         """Adds to the history of the running episodes, and drops what they no longer need."""
-        if self._snapshots or not self.exact_state:
+        if not self._replays:
             return
         self._history.append(actions)
         needed = max(min(self._began), self._clock - LONGEST_REPLAY)
@@ -150,7 +151,7 @@ class GymnasiumVec:
             arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
         if self._snapshots:
             arrays |= atari.get_state(self._envs[i])
-        elif self.exact_state and self._began[i] >= self._oldest:
+        elif self._replays and self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
         return _pack(about, arrays)
@@ -159,8 +160,9 @@ class GymnasiumVec:
         """Continues exactly from `states`.
 
         An env that cannot begins a new episode: the one that was running counts as truncated at the
-        observation that it showed last, and `exact_state` becomes False.
+        observation that it showed last. `exact_state` then says whether all could.
         """
+        self.exact_state = self._replays or self._snapshots
         opened = [_unpack(state) for state in states]
         played = [len(arrays.get("actions", ())) for _, arrays in opened]
         self._oldest, self._clock = 0, max(played)
@@ -194,7 +196,7 @@ class GymnasiumVec:
         if self._snapshots:
             atari.set_state(self._envs[i], arrays)
             return True
-        if not self.exact_state or "actions" not in arrays:
+        if not self._replays or "actions" not in arrays:
             return False
         shown, reward = self._reset(i), np.float32(about["reward"])
         for action in self._inputs(arrays["actions"]):

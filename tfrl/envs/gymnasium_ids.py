@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import ctypes.util
 import difflib
 import functools
 import importlib
 import importlib.util
 import os
 import sys
+import traceback
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import parse_env_id, registry
+from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from tfrl.envs import atari
 from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
@@ -51,33 +54,61 @@ def make_env(env_id: str, *, render: bool = False) -> gymnasium.Env:
     is_atari = spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type") != "ram"
     if is_atari:
         options |= atari.NO_SKIP
-    if render and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo, or its first renderer, is loaded
+    if render:
+        _draw_off_screen()
     try:
-        if isinstance(spec.entry_point, str):
-            importlib.import_module(spec.entry_point.split(":")[0])
+        maker = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
         _silence_mujoco()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of versions before the newest, and of render modes
-            env = gymnasium.make(spec, disable_env_checker=True, **options)
+            shown = not render or _has_pictures(maker)  # if not, it may not even take the option
+            env = gymnasium.make(spec, disable_env_checker=True, **(options if shown else {}))
             env = atari.preprocess(env) if is_atari else env
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        raise ValueError(
-            f"{env_id} needs a package that is missing{_remedy(spec)} ({_line(error)})"
-        ) from error
+        raise ValueError(f"{env_id} needs a package that is missing{_remedy(spec, error)}") from error
     except Exception as error:  # an env of anybody's, which may raise anything
-        raise ValueError(f"{env_id} cannot be made: {type(error).__name__}: {_line(error)}") from error
-    if render and "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise ValueError(f"{env_id} cannot be made: {_cause(error)}") from error
+    if render and not (shown and _has_pictures(env)):
         raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
     if env_id.startswith("dm_control/") and isinstance(env.observation_space, spaces.Dict):
         env = gymnasium.wrappers.FlattenObservation(env)
     return env
 
 
+def _has_pictures(maker: Any) -> bool:
+    metadata = getattr(maker, "metadata", None)  # a function that makes envs has none
+    return not isinstance(metadata, dict) or "rgb_array" in metadata.get("render_modes", ())
+
+
 def _silence_mujoco() -> None:
     """Keeps MuJoCo from writing MUJOCO_LOG.TXT into the working folder, for its own models' old keywords."""
     if "mujoco" in sys.modules:
         sys.modules["mujoco"].set_mju_user_warning(lambda message: None)
+
+
+def _draw_off_screen() -> None:
+    """Chooses how to draw where there is no display and the user has chosen nothing.
+
+    MuJoCo and dm_control read MUJOCO_GL when they are imported, and fail then if its library is missing.
+    """
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's; else it complains on stderr
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    if "MUJOCO_GL" not in os.environ:
+        found = next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
+        os.environ.update({"MUJOCO_GL": found} if found else {})
+
+
+def _cause(error: BaseException) -> str:
+    """What was raised, in one line, with what MuJoCo needs if it came from its graphics."""
+    cause = f"{type(error).__name__}: {_line(error)}"
+    if any("mujoco" in frame.filename.lower() for frame in traceback.extract_tb(error.__traceback__)):
+        cause += (
+            f" (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'unset')}; without a display MuJoCo draws with "
+            "MUJOCO_GL=egl and the libraries libegl1 and libgl1-mesa-dri, or MUJOCO_GL=osmesa and libosmesa6)"
+        )
+    return cause
 
 
 def _line(error: BaseException) -> str:
@@ -103,6 +134,7 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
         _import(module, f"{env_id} needs the module {module}, which cannot be imported")
     elif namespace in _PLUGINS:
         plugin, packages = _PLUGINS[namespace]
+        _draw_off_screen()
         _import(plugin, f"{env_id} needs a package that is missing: pip install {packages}")
     elif name not in registry and importlib.util.find_spec("ale_py"):
         _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
@@ -236,10 +268,4 @@ def rendering_error(env_id: str, error: Exception) -> str:
     spec = _find(env_id)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return f"{env_id} cannot be rendered without a package that is missing{_remedy(spec, error)}"
-    sentence = f"{env_id} cannot be rendered: {type(error).__name__}: {_line(error)}"
-    if "mujoco" in sys.modules:
-        sentence += (
-            f" (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'unset')}; without a display MuJoCo needs "
-            "MUJOCO_GL=egl and the libraries libegl1 and libgl1-mesa-dri, or MUJOCO_GL=osmesa and libosmesa6)"
-        )
-    return sentence
+    return f"{env_id} cannot be rendered: {_cause(error)}"

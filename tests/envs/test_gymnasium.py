@@ -1,0 +1,411 @@
+"""Gymnasium's envs: a loop by hand shows the same, exact states in a fresh process, slices, ends, errors."""
+
+import ctypes.util
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import gymnasium
+import made_envs
+import numpy as np
+import pytest
+from made_envs import digest, play, vector
+from processes import ROOT
+
+from tfrl.envs import gymnasium as family
+from tfrl.envs.gymnasium_ids import can_repeat, reward_threshold, specs_of, time_limit
+from tfrl.envs.spec import ArraySpec, Box, Discrete
+
+
+def needs(package):
+    return pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"{package} is not installed")
+
+
+def made(name):
+    return f"made_envs:made/{name}-v0"
+
+
+ATARI = pytest.param("ALE/Breakout-v5", marks=needs("ale_py"))
+DM_CONTROL = pytest.param("dm_control/cartpole-swingup-v0", marks=needs("dm_control"))
+BOX2D = pytest.param("LunarLander-v3", marks=needs("Box2D"))
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"]
+MUJOCO = [f"{name}-v5" for name in ("InvertedDoublePendulum", "HalfCheetah", "Hopper", "Ant", "Humanoid")]
+EXACT = [*CLASSIC, *MUJOCO, made("Hidden"), made("Both"), made("Limit"), ATARI, DM_CONTROL, BOX2D]
+
+
+def same(one, other):
+    return all(
+        (a is None and b is None) or (a.dtype == b.dtype and np.array_equal(a, b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def by_hand(name, index, actions, seed=3):
+    """(reward, shown, first, truncated, final) of one env after each action, as one writes it."""
+    env = gymnasium.make(name)
+    space, episode = env.action_space, 0
+
+    def reset():
+        block = np.random.SeedSequence(seed, spawn_key=(index, episode // 64))
+        return env.reset(seed=int(block.generate_state(64)[episode % 64] >> 1))[0]
+
+    rows = [(0.0, reset(), True, False, None)]
+    for action in actions:
+        if not isinstance(space, gymnasium.spaces.Discrete):
+            action = (space.low + space.high) / 2 + (space.high - space.low) / 2 * action
+        shown, reward, terminated, truncated, _ = env.step(action)
+        final = shown
+        if terminated or truncated:
+            episode += 1
+            shown = reset()
+        cut = truncated and not terminated
+        rows.append((reward, shown, terminated or truncated, cut, final if cut else None))
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore")  # Gymnasium's checker's
+@pytest.mark.parametrize(
+    "name", [*CLASSIC[:2], "InvertedDoublePendulum-v5", "HalfCheetah-v5", made("Hidden")]
+)
+def test_it_is_a_loop_over_gymnasiums_envs_bit_for_bit(name):
+    env = vector(name, [0, 5])
+    steps = [env.observe(), *play(env, 210)]
+    generator, spec = np.random.default_rng(0), env.action_spec
+    actions = np.array(
+        [
+            generator.integers(3 if "Hidden" in name else 2, size=2)
+            if isinstance(spec, Discrete)
+            else generator.uniform(-1, 1, (2, *spec.shape)).astype(np.float32)
+            for _ in range(210)
+        ]
+    )
+    for column, index in enumerate([0, 5]):
+        for step, row in zip(steps, by_hand(name, index, actions[:, column]), strict=True):
+            reward, shown, first, cut, final = row
+            assert step.reward[column] == np.float32(reward)
+            np.testing.assert_array_equal(step.observation[column], shown.astype(np.float32))
+            assert (step.first[column], step.truncated[column]) == (first, cut)
+            if cut:
+                k = step.truncated[:column].sum()
+                np.testing.assert_array_equal(step.final_observation[k], final.astype(np.float32))
+    ends = np.array([step.first.sum() for step in steps[1:]])
+    assert ends.sum() > 0 or name == "HalfCheetah-v5"
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_state_goes_into_other_envs_and_repeats_300_steps(name):
+    env = vector(name, [0, 1, 2])
+    assert env.exact_state
+    play(env, 211)
+    states, shown = env.get_state(), env.observe()
+    expected = play(env, 300, seed=1)
+    other = vector(name, [7, 8, 9], seed=99)
+    play(other, 3)
+    other.set_state(states)
+    assert other.exact_state and same(other.observe(), shown)
+    assert other.get_state() == states
+    assert all(same(*pair) for pair in zip(play(other, 300, seed=1), expected, strict=True))
+    env.set_state(states[::-1])
+    assert same(env.observe()[:4], [x[::-1] for x in shown[:4]])
+
+
+def test_a_state_is_exact_in_a_fresh_process(tmp_path):
+    names = [*CLASSIC, *MUJOCO, made("Hidden")]
+    saved, expected = {}, {}
+    for name in names:
+        env = vector(name, [0, 4])
+        play(env, 200 if name == "Pendulum-v1" else 150)  # Pendulum shows a truncation
+        saved[name] = [state.hex() for state in env.get_state()]
+        expected[name] = [True, digest([env.observe(), *play(env, 300, seed=1)])]
+    run = [sys.executable, made_envs.__file__, str(tmp_path / "digests")]
+    subprocess.run(run, input=json.dumps(saved), text=True, check=True, cwd=tmp_path)
+    assert json.loads((tmp_path / "digests").read_text()) == expected
+
+
+@pytest.mark.parametrize("steps", [0, 1, 59, 60, 61])
+def test_a_state_is_exact_at_the_edges_of_an_episode(steps):
+    env, other = vector(made("Hidden"), [0, 1]), vector(made("Hidden"), [0, 1])
+    play(env, steps)
+    other.set_state(env.get_state())
+    assert same(env.observe(), other.observe()) and (env.solved() == other.solved()).all()
+    other.set_state(other.get_state())  # twice in a row
+    assert all(same(*pair) for pair in zip(play(env, 100, 1), play(other, 100, 1), strict=True))
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2], [5, 0], [2]])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Hopper-v5", made("Hidden")])
+def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
+    whole, part = vector(name, range(6)), vector(name, indices)
+    generator, spec = np.random.default_rng(0), whole.action_spec
+    assert same(part.observe()[:4], [x[indices] for x in whole.observe()[:4]])
+    for _ in range(80):
+        shape = (6, *spec.shape)
+        action = (
+            generator.integers(2, size=shape) if spec.dtype == "int32" else generator.uniform(-1, 1, shape)
+        )
+        whole.act(action)
+        part.act(action[indices])
+        all_of, some = whole.observe(), part.observe()
+        assert same(some[:4], [x[indices] for x in all_of[:4]])
+
+
+def test_a_seed_and_an_index_decide_everything():
+    shown = {
+        (seed, i): vector("CartPole-v1", [i], seed=seed).observe().observation.tobytes()
+        for seed in (0, 1, 2**63)
+        for i in range(3)
+    }
+    assert len(set(shown.values())) == len(shown)
+    episodes = [step.observation[0].tobytes() for step in play(vector(made("Limit"), [0]), 200)]
+    assert len(set(episodes)) == 200  # each begins by a seed of its own
+
+
+def test_a_step_stays_what_it_was():
+    env = vector("Pendulum-v1", range(2))
+    steps = play(env, 199)
+    kept = [[None if x is None else x.copy() for x in step] for step in [*steps, *play(env, 1)]]
+    steps.append(env.observe())
+    assert steps[-1].truncated.all() and steps[-1].final_observation.shape == (2, 3)
+    play(env, 5)
+    env.set_state(env.get_state())
+    assert all(same(*pair) for pair in zip(steps, kept, strict=True))
+    assert env.observe() is env.observe()
+
+
+def test_terminated_and_truncated_at_once_counts_as_terminated():
+    """Env 0 terminates (by action 0), env 1 is cut off (1), env 2 does both (2), env 3 is cut off (1)."""
+    env = vector(made("Both"), range(4))
+    seen = []
+    for time in range(1, 21):
+        env.act(np.array([0, 1, 2, 1]))
+        step = env.observe()
+        if step.first.any():
+            seen.append((time, step.first.tolist(), step.terminated.tolist(), step.truncated.tolist()))
+            if step.truncated.any():
+                assert step.final_observation[:, 1].tolist() == [15.0] * step.truncated.sum()
+                assert step.observation[step.truncated, 1].tolist() == [0.0, 0.0]
+            else:
+                assert step.final_observation is None
+    none, at_10, at_15, at_20 = (np.isin(range(4), who).tolist() for who in ([], [0], [1, 3], [0, 2]))
+    assert seen == [(10, at_10, at_10, none), (15, at_15, none, at_15), (20, at_20, at_20, none)]
+
+
+def test_final_observations_come_in_the_order_of_the_envs():
+    env = vector("Pendulum-v1", range(3))
+    play(env, 150)
+    states = env.get_state()
+    env = vector("Pendulum-v1", range(3))
+    play(env, 100)
+    env.set_state([states[0], env.get_state()[1], states[2]])  # envs 0 and 2 are 50 steps ahead
+    step = play(env, 50)[-1]
+    assert step.truncated.tolist() == [True, False, True] and step.final_observation.shape == (2, 3)
+    again = vector("Pendulum-v1", range(3), seed=8)
+    again.set_state(env.get_state())
+    assert same(again.observe(), step)
+    lone = vector("Pendulum-v1", [2])
+    lone.set_state([env.get_state()[2]])
+    np.testing.assert_array_equal(lone.observe().final_observation[0], step.final_observation[1])
+
+
+@pytest.mark.parametrize(("name", "known"), [("Unseeded", True), ("Counting", True), ("LateUnseeded", False)])
+def test_an_env_that_no_seed_brings_back_begins_its_episode_anew(name, known):
+    """At the last observation the episode counts as truncated, so a learner takes its value for the rest."""
+    env = vector(made(name), [4])
+    assert env.exact_state is not known
+    running = 0
+    while running < 45:  # LateUnseeded is itself for 40 steps
+        running = 0 if play(env, 1)[0].first[0] else running + 1
+    step, states = env.observe(), env.get_state()
+    other = vector(made(name), [0])
+    play(other, 7)
+    other.set_state(states)
+    anew = other.observe()
+    assert not other.exact_state
+    assert anew.first.all() and anew.truncated.all()
+    np.testing.assert_array_equal(anew.final_observation, step.observation)
+    np.testing.assert_array_equal(anew.reward, step.reward)
+    assert not np.array_equal(anew.observation, step.observation)
+    again = vector(made(name), [0])
+    again.set_state(other.get_state())  # the episode that has just begun, and the end of the last one
+    assert same(again.observe()[2:], anew[2:])
+    assert len(play(again, 70)) == 70
+
+
+def test_an_episode_too_long_to_replay_begins_anew_and_its_state_stays_small(monkeypatch):
+    monkeypatch.setattr(family, "LONGEST_REPLAY", 40)
+    env = vector(made("Lopsided"), [0, 1])  # its episodes never end
+    play(env, 40)
+    other = vector(made("Lopsided"), [0, 1])
+    other.set_state(env.get_state())
+    assert other.exact_state and same(other.observe(), env.observe())
+    for vec in (env, other):  # one more is too many, in an env that was replayed, too
+        play(vec, 1)
+        third = vector(made("Lopsided"), [0, 1])
+        third.set_state(vec.get_state())
+        assert not third.exact_state and third.observe().truncated.all()
+    size = max(map(len, env.get_state()))
+    play(env, 100)
+    assert max(map(len, env.get_state())) <= size
+
+
+def test_one_long_episode_does_not_hinder_its_neighbour(monkeypatch):
+    monkeypatch.setattr(family, "LONGEST_REPLAY", 70)
+    env, ahead, other = (vector("Pendulum-v1", [0, 1]) for _ in range(3))
+    play(ahead, 60)
+    env.set_state([ahead.get_state()[0], env.get_state()[1]])
+    shown = play(env, 30)[-1]  # env 0 has played 90 steps, env 1 30
+    other.set_state(env.get_state())
+    step = other.observe()
+    assert not other.exact_state and step.truncated.tolist() == [True, False]
+    np.testing.assert_array_equal(step.final_observation[0], shown.observation[0])
+    for one, two in zip(play(env, 100, seed=1), play(other, 100, seed=1), strict=True):
+        np.testing.assert_array_equal(one.observation[1], two.observation[1])
+
+
+def test_actions_and_observations_are_converted():
+    """Ints start at 5 there; a Box from 0 to 0.5 and -3 to 1 is acted upon in [-1, 1]; pixels stay pixels."""
+    ints = vector(made("Ints"), [0, 1])
+    assert (ints.observation_spec, ints.action_spec) == (ArraySpec((3,), "float32"), Discrete(3))
+    ints.act(np.array([0, 2], np.int32))
+    assert ints.observe().observation.tolist() == [[5.0] * 3, [7.0] * 3]
+    box = vector(made("Lopsided"), [0, 1, 2])
+    assert box.action_spec == Box((0.0, -3.0), (0.5, 1.0)) and box.action_spec.shape == (2,)
+    box.act(np.array([[-1, -1], [1, 1], [0, 0.5]], np.float32))
+    assert box.observe().observation.tolist() == [[0, -3], [0.5, 1], [0.25, 0]]
+    box.act(np.full((3, 2), 1.0000001, np.float32))
+    assert box.observe().observation.tolist() == [[0.5, 1]] * 3
+    pixels = vector(made("Pixels"), [0])
+    assert pixels.observation_spec == ArraySpec((8, 6, 3), "uint8")
+    assert play(pixels, 1)[0].observation.dtype == np.uint8
+    assert specs_of("Pendulum-v1") == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("CartPole", "there is no env 'CartPole' (did you mean CartPole-v1?)"),
+        ("CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)"),
+        ("cartpol-v1", "did you mean CartPole-v1?"),
+        ("Pendulum-v0", "did you mean Pendulum-v1?"),
+        ("HalfCheeta-v5", "did you mean HalfCheetah-v5?"),
+        ("Hopper-v3", "Hopper-v3 is an old version that Gymnasium no longer has (did you mean Hopper-v5?)"),
+        ("coin run", "'coin run' is no id of an env"),
+        ("", "'' is no id of an env"),
+        ("a:b:CartPole-v1", "a:b"),
+        ("no_such_module:CartPole-v1", "needs the module no_such_module"),
+        ("nothing/like-this-v0", "there is no env 'nothing/like-this-v0'"),
+        pytest.param("LunarLander-v3", "pip install 'gymnasium[box2d]'", id="box2d"),
+        pytest.param("ALE/Pong-v5", "pip install ale-py", id="atari"),
+        pytest.param("dm_control/cheetah-run-v0", "pip install 'shimmy[dm-control]'", id="dm_control"),
+        ("Blackjack-v1", "shows a Tuple"),
+        ("Taxi-v4", "shows a Discrete"),
+        (made("Dict"), "shows a Dict"),
+        (made("Tuple"), "shows a Tuple"),
+        (made("Depth"), "shows a Box of float32 [8, 8, 1]"),
+        (made("Many"), "takes a MultiDiscrete"),
+        (made("Whole"), "takes a Box of int64 [2]"),
+        (made("Unbounded"), "takes actions without bounds"),
+    ],
+)
+def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
+    package = {"box2d": "Box2D", "atari": "ale_py", "dm_control": "shimmy"}
+    if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):
+        pytest.skip("its package is installed")
+    with pytest.raises(ValueError) as error:
+        specs_of(name)
+    assert complaint in str(error.value) and "\n" not in str(error.value) and ". " not in str(error.value)
+
+
+def run(code, folder, **variables):
+    """A process of its own in `folder`, without a display."""
+    unset = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER")
+    env = {key: value for key, value in os.environ.items() if key not in unset}
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **variables}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+
+
+def test_a_missing_mujoco_is_named(tmp_path):
+    code = "import sys; sys.modules['mujoco'] = None; from made_envs import *; vector('Ant-v5', [0])"
+    assert run(code, tmp_path).stderr.splitlines()[-1] == (
+        "ValueError: Ant-v5 needs a package that is missing: pip install mujoco"
+    )
+
+
+def test_mujoco_writes_no_log_into_the_folder_and_nothing_is_printed(tmp_path):
+    code = "from made_envs import *; [play(vector(n + '-v5', [0]), 5) for n in ('HalfCheetah', 'Ant')]"
+    result = run(code, tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_gymnasium_knows_of_an_id():
+    assert (reward_threshold("CartPole-v1"), time_limit("CartPole-v1")) == (475.0, 500)
+    assert (reward_threshold("InvertedDoublePendulum-v5"), time_limit("HalfCheetah-v5")) == (9100.0, 1000)
+    assert (reward_threshold("Pendulum-v1"), time_limit(made("Endless"))) == (None, None)
+    assert can_repeat("CartPole-v1") and not can_repeat(made("Unseeded"))
+    with pytest.raises(ValueError, match="no env"):
+        time_limit("CartPole-v7")
+
+
+def test_success_is_what_the_env_says_of_its_last_episode():
+    env, said = vector(made("Hidden"), [0, 1]), []
+    assert not env.solved().any()
+    for seed in range(300):
+        said.extend(env.solved()[play(env, 1, seed)[0].first].tolist())
+    assert set(said) == {True, False}
+
+
+def test_classic_control_is_rendered_without_a_display(tmp_path):
+    code = """
+from made_envs import *
+env = vector("CartPole-v1", [0, 1], render=True)
+before = env.render()
+play(env, 9)
+after = env.render()
+assert [x.shape for x in after] == [(400, 600, 3)] * 2 and after[0].dtype == np.uint8
+assert (before[0] != after[0]).any() and (after[0] != after[1]).any()
+"""
+    result = run(code, tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(not ctypes.util.find_library("EGL"), reason="libegl1 is not installed")
+@pytest.mark.parametrize("name", ["InvertedPendulum-v5", DM_CONTROL])
+def test_mujoco_is_rendered_without_a_display(name, tmp_path):
+    code = f"""
+from made_envs import *
+env = vector({name!r}, [0], render=True)
+before = env.render()[0]
+play(env, 20)
+after = env.render()[0]
+assert after.ndim == 3 and after.dtype == np.uint8 and before.std() > 10 and (before != after).any()
+"""
+    result = run(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("gl", ["glfw", "osmesa"])
+def test_what_rendering_needs_is_named(gl, tmp_path):
+    if gl == "osmesa" and ctypes.util.find_library("OSMesa"):
+        pytest.skip("libosmesa6 is installed")
+    code = "from made_envs import *\nvector('InvertedPendulum-v5', [0], render=True).render()"
+    result = run(code, tmp_path, MUJOCO_GL=gl)
+    said = [line for line in result.stderr.splitlines() if line.startswith("ValueError: ")][-1]
+    assert f"MUJOCO_GL is {gl}" in said and "libegl1" in said
+
+
+def test_an_env_without_pictures_says_so():
+    with pytest.raises(ValueError, match="gives no pictures"):
+        vector(made("Hidden"), [0], render=True)
+
+
+@needs("ale_py")
+def test_atari_has_the_usual_preprocessing():
+    assert specs_of("ALE/Pong-v5") == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
+    assert specs_of("ALE/Pong-v5") == specs_of("PongNoFrameskip-v4") and time_limit("ALE/Pong-v5") == 27_000
+    steps = play(vector("ALE/Pong-v5", [0]), 20)
+    for before, after in zip(steps, steps[1:], strict=False):  # frames move through the stack
+        np.testing.assert_array_equal(after.observation[..., :3], before.observation[..., 1:])

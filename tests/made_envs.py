@@ -1,0 +1,171 @@
+"""Gymnasium envs made for tests (`made_envs:made/Hidden-v0`); as a program, goes on from saved states.
+
+    python tests/made_envs.py FILE < JSON of {id: [states in hex]}
+
+writes {id: digest} of 300 steps after them.
+"""
+
+import json
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class _Made(gymnasium.Env):
+    """A walk by the agent's action and a drawn step; its end is drawn, too."""
+
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.time = float(self.np_random.normal()), 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.place += float(action) - 1 + self.np_random.normal()
+        self.time += 1
+        return self.show(), self.place / 3, bool(self.np_random.random() < 0.02), False, {}
+
+    def show(self):
+        return np.array([self.place, self.time])
+
+
+class Hidden(_Made):
+    """Rewards the action of five steps ago, which nothing shows."""
+
+    def reset(self, *, seed=None, options=None):
+        self.pending = deque([0] * 5)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.pending.append(action)
+        shown, _, terminated, truncated, info = super().step(self.pending.popleft())
+        return shown, 0.1 * action, terminated, truncated, {"is_success": self.place > 0}
+
+
+class Unseeded(_Made):
+    """Draws from the system's randomness after `quiet` steps of an episode."""
+
+    def __init__(self, quiet=0):
+        self.quiet = quiet
+
+    def step(self, action):
+        if self.time >= self.quiet:
+            self.place += int.from_bytes(os.urandom(2), "little") / 65536
+        return super().step(action)
+
+
+class Counting(_Made):
+    """Shows how many episodes it has begun, which no seed brings back."""
+
+    begun = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.begun += 1
+        return super().reset(seed=seed)
+
+    def show(self):
+        return np.array([self.place, self.begun])
+
+
+class Both(_Made):
+    """Ends after 10 + 5 * action steps; terminated and truncated at once if the last action was 2."""
+
+    def step(self, action):
+        shown, reward, _, _, info = super().step(action)
+        ended = self.time >= 10 + 5 * action
+        return shown, reward, ended and action != 1, ended and action > 0, info
+
+
+class Spaced(_Made):
+    """Any spaces; shows the action that it was given."""
+
+    def __init__(self, shown, taken):
+        self.observation_space, self.action_space = shown, taken
+
+    def show(self):
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        shown = self.show() + np.resize(np.asarray(action), self.observation_space.shape)
+        return shown.astype(self.observation_space.dtype), 0.0, False, False, {}
+
+
+def _register(name, entry, limit=None, **kwargs):
+    gymnasium.register(f"made/{name}-v0", entry, max_episode_steps=limit, kwargs=kwargs)
+
+
+_VECTOR, _DISCRETE = spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3)
+_register("Hidden", Hidden, limit=60)
+_register("Endless", Hidden)
+_register("Unseeded", Unseeded, limit=60)
+_register("LateUnseeded", Unseeded, limit=60, quiet=40)
+_register("Counting", Counting, limit=60)
+_register("Both", Both)
+_register("Limit", Hidden, limit=1)
+_register("Ints", Spaced, shown=spaces.Box(0, 9, (3,), np.int64), taken=spaces.Discrete(3, start=5))
+_register("Pixels", Spaced, shown=spaces.Box(0, 255, (8, 6, 3), np.uint8), taken=_DISCRETE)
+_register(
+    "Lopsided",
+    Spaced,
+    shown=spaces.Box(-np.inf, np.inf, (2,), np.float64),
+    taken=spaces.Box(np.array([0.0, -3.0]), np.array([0.5, 1.0]), dtype=np.float64),
+)
+_register("Depth", Spaced, shown=spaces.Box(0, 1, (8, 8, 1), np.float32), taken=_DISCRETE)
+_register("Dict", Spaced, shown=spaces.Dict(a=_VECTOR), taken=_DISCRETE)
+_register("Tuple", Spaced, shown=spaces.Tuple([_VECTOR]), taken=_DISCRETE)
+_register("Many", Spaced, shown=_VECTOR, taken=spaces.MultiDiscrete([2, 2]))
+_register("Unbounded", Spaced, shown=_VECTOR, taken=spaces.Box(-np.inf, np.inf, (2,)))
+_register("Whole", Spaced, shown=_VECTOR, taken=spaces.Box(0, 9, (2,), np.int64))
+
+
+def vector(name, indices, seed=3, render=False):
+    """A GymnasiumVec of envs `indices`."""
+    from tfrl.envs.gymnasium import GymnasiumVec
+
+    return GymnasiumVec(SimpleNamespace(name=name, seed=seed, render=render), indices)
+
+
+def play(env, steps, seed=0):
+    """The steps of a vector after random actions, which `seed` decides."""
+    generator, spec, shown = np.random.default_rng(seed), env.action_spec, []
+    for _ in range(steps):
+        shape = (env.num_envs, *spec.shape)
+        discrete = spec.dtype == "int32"
+        env.act(generator.integers(spec.n, size=shape) if discrete else generator.uniform(-1, 1, shape))
+        shown.append(env.observe())
+    return shown
+
+
+def digest(steps):
+    """A hash of all that steps show."""
+    import hashlib
+
+    whole = hashlib.sha256()
+    for step in steps:
+        for array in step:
+            whole.update(b"none" if array is None else array.tobytes())
+    return whole.hexdigest()
+
+
+def main():
+    """Goes on from the states on stdin."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    digests = {}
+    for name, states in json.load(sys.stdin).items():
+        env = vector(name, range(len(states)), seed=99)
+        env.set_state([bytes.fromhex(state) for state in states])
+        digests[name] = [env.exact_state, digest([env.observe(), *play(env, 300, seed=1)])]
+    Path(sys.argv[1]).write_text(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main()
