@@ -59,7 +59,8 @@ class Unseeded(_Made):
     def step(self, action):
         if self.time >= self.quiet:
             self.place += int.from_bytes(os.urandom(2), "little") / 65536
-        return super().step(action)
+        shown, _, *ends = super().step(action)
+        return shown, 1.0, *ends
 
 
 class Counting(_Made):

@@ -246,6 +246,8 @@ def test_an_episode_too_long_to_replay_begins_anew_and_its_state_stays_small(mon
         third.set_state(vec.get_state())
         assert not third.exact_state and third.observe().truncated.all()
     size = max(map(len, env.get_state()))
+    third.set_state(vector(made("Lopsided"), [0, 1]).get_state())
+    assert third.exact_state  # it speaks of the last set_state
     play(env, 100)
     assert max(map(len, env.get_state())) <= size
 
@@ -350,10 +352,13 @@ def test_what_gymnasium_knows_of_an_id():
 
 
 def test_success_is_what_the_env_says_of_its_last_episode():
-    env, said = vector(made("Hidden"), [0, 1]), []
+    env, other, said = vector(made("Hidden"), [0, 1]), vector(made("Hidden"), [0, 1]), []
     assert not env.solved().any()
     for seed in range(300):
         said.extend(env.solved()[play(env, 1, seed)[0].first].tolist())
+        if seed % 10 == 0:
+            other.set_state(env.get_state())
+            assert other.solved().tolist() == env.solved().tolist()
     assert set(said) == {True, False}
 
 
