@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfrl.envs import EnvSpec
 
 LONGEST_REPLAY = 32_768
-"""Steps: a longer episode cannot be replayed. States grow to 128 kB per number of a Box, else to some 32 kB."""
+"""Steps: a longer episode cannot be replayed. So many actions take 128 kB per number of a Box, else 10 kB."""
 
 
 class GymnasiumVec:
@@ -47,7 +47,7 @@ class GymnasiumVec:
         self._plays = [env.step for env in self._envs]
         self._snapshots = atari.is_atari(self._envs[0])
         self._replays = self.exact_state and not self._snapshots
-        self._streams = [(spec.seed, int(i)) for i in indices]
+        self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
         self._prepare_actions()
@@ -61,6 +61,7 @@ class GymnasiumVec:
         self._step = Step(zeros, shown, first, ~first, None)
 
     def _prepare_actions(self) -> None:
+        self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
         space = self._envs[0].action_space
         if isinstance(self.action_spec, Box):
             low, high = (np.asarray(x, space.dtype) for x in (space.low, space.high))
@@ -73,8 +74,10 @@ class GymnasiumVec:
         """What each env is to be given for the agent's actions [N, *action_shape]."""
         if not isinstance(self.action_spec, Box):
             return (actions + self._start if self._start else actions).tolist()  # ints: faster than NumPy's
-        scaled = self._middle + self._half * actions
-        return np.minimum(np.maximum(scaled, self._low), self._high)
+        scaled = actions * self._half
+        scaled += self._middle
+        np.maximum(scaled, self._low, out=scaled)
+        return np.minimum(scaled, self._high, out=scaled)
 
     def _reset(self, i: int) -> np.ndarray:
         """Begins env i's next episode; its first observation."""
@@ -92,9 +95,9 @@ class GymnasiumVec:
 
     def act(self, actions: np.ndarray) -> None:
         """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high]."""
-        actions = np.array(actions, self.action_spec.dtype)
+        actions = np.array(actions, self._action_type)
         reward = np.empty(self.num_envs, np.float32)
-        observation = np.empty((self.num_envs, *self.observation_spec.shape), self.observation_spec.dtype)
+        observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         final = []
         self._clock += 1
