@@ -296,7 +296,7 @@ def test_actions_and_observations_are_converted():
         ("coin run", "'coin run' is no id of an env"),
         ("", "'' is no id of an env"),
         ("a:b:CartPole-v1", "a:b"),
-        ("no_such_module:CartPole-v1", "needs the module no_such_module"),
+        ("no_such_module:CartPole-v1", "needs the module no_such_module, which cannot be imported"),
         ("nothing/like-this-v0", "there is no env 'nothing/like-this-v0'"),
         pytest.param("LunarLander-v3", "pip install 'gymnasium[box2d]'", id="box2d"),
         pytest.param("ALE/Pong-v5", "pip install ale-py", id="atari"),

@@ -22,10 +22,10 @@ from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 from tfrl.envs import atari
 from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
 
-# Packages whose import registers ids, by the ids' namespace; and what to install for them.
+# By the namespace of ids: the packages whose import registers them, and what to install.
 _PLUGINS = {
-    "ALE": ("ale_py", "ale-py opencv-python-headless"),
-    "dm_control": ("shimmy", "'shimmy[dm-control]'"),
+    "ALE": (("ale_py",), "ale-py opencv-python-headless"),
+    "dm_control": (("dm_control", "shimmy"), "'shimmy[dm-control]'"),
 }
 # What to install for envs whose module starts so.
 _EXTRAS = {
@@ -131,11 +131,12 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     except gymnasium.error.Error:
         raise ValueError(f"{env_id!r} is no id of an env: they look like CartPole-v1") from None
     if module:
-        _import(module, f"{env_id} needs the module {module}, which cannot be imported")
+        _import(module, env_id)
     elif namespace in _PLUGINS:
-        plugin, packages = _PLUGINS[namespace]
+        modules, packages = _PLUGINS[namespace]
         _draw_off_screen()
-        _import(plugin, f"{env_id} needs a package that is missing: pip install {packages}")
+        for plugin in modules:
+            _import(plugin, env_id, packages)
     elif name not in registry and importlib.util.find_spec("ale_py"):
         _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
     known = registry.get(name)
@@ -146,13 +147,18 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     return known
 
 
-def _import(module: str, complaint: str) -> None:
+def _import(module: str, env_id: str, packages: str = "") -> None:
+    """Imports what registers an id; `packages` is what to install for it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dm_control's, that there is no display
             imported = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"{complaint} ({_line(error)})") from error
+    except Exception as error:  # a module of anybody's
+        if isinstance(error, ModuleNotFoundError) and packages:
+            raise ValueError(f"{env_id} needs a package that is missing: pip install {packages}") from error
+        raise ValueError(
+            f"{env_id} needs the module {module}, which cannot be imported: {_cause(error)}"
+        ) from error
     if module == "ale_py":
         imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
 
