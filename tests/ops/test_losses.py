@@ -162,3 +162,89 @@ def test_shapes_that_would_broadcast_are_refused():
         losses.value_error(column, row)
     with pytest.raises(ValueError):
         losses.huber_value_error(column, row)
+
+
+def test_policy_gradient_is_the_score_times_the_advantage():
+    rng = np.random.default_rng(2)
+    log_prob, advantage = rng.normal(size=(2, 50))
+    loss, slope = values_and_gradients(lambda x: losses.policy_gradient(x, advantage), log_prob)
+    np.testing.assert_allclose(loss, -log_prob * advantage)
+    np.testing.assert_allclose(slope, -advantage)
+    with tf.GradientTape() as tape:
+        constant = tf.constant(advantage)
+        tape.watch(constant)
+        loss = losses.policy_gradient(log_prob, constant)
+    assert tape.gradient(loss, constant) is None
+    with pytest.raises(ValueError):
+        losses.policy_gradient(tf.zeros(4), tf.zeros((4, 1)))
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def slow_kl(p, q):
+    return np.array([sum(a * np.log(a / b) for a, b in zip(*rows, strict=True)) for rows in zip(p, q)])  # noqa: B905
+
+
+def test_categorical_kl_and_its_gradients():
+    x, y = 3 * np.random.default_rng(3).normal(size=(2, 40, 6))
+    p, q = softmax(x), softmax(y)
+    expected = slow_kl(p, q)
+    loss, slope = values_and_gradients(lambda z: losses.categorical_kl(x, z), y)
+    np.testing.assert_allclose(loss, expected, rtol=1e-10)
+    np.testing.assert_allclose(slope, q - p, rtol=1e-9, atol=1e-12)
+    _, slope = values_and_gradients(lambda z: losses.categorical_kl(z, y), x)
+    np.testing.assert_allclose(slope, p * (np.log(p / q) - expected[:, None]), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(losses.categorical_kl(x, x + 5.0).numpy().round(12), np.zeros(40))
+
+
+def test_categorical_kl_of_far_logits_is_finite():
+    kl = losses.categorical_kl(np.float32([[0, 900.0], [0, -900]]), np.float32([[0, -900.0], [0, -900]]))
+    assert kl.dtype == tf.float32
+    np.testing.assert_allclose(kl, [900.0, 0.0])
+
+
+def test_joint_auxiliary_loss_by_hand():
+    """KL of (1/2, 1/2) from (1/4, 3/4) is log 2 - log(3) / 2; half the squared error is 2."""
+    old, new = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    loss, slope = values_and_gradients(
+        lambda z: losses.joint_auxiliary(np.array([3.0]), np.array([1.0]), old, z, 2.0), new
+    )
+    np.testing.assert_allclose(loss, [2 + 2 * (np.log(2) - np.log(3) / 2)], rtol=1e-12)
+    np.testing.assert_allclose(slope, [[-0.5, 0.5]], rtol=1e-12)  # 2 (q - p)
+    _, slope = values_and_gradients(
+        lambda v: losses.joint_auxiliary(v, np.float64([1.0]), old, new, 2.0), [3.0]
+    )
+    np.testing.assert_allclose(slope, [2.0])
+    old = tf.constant(old)
+    with tf.GradientTape() as tape:
+        tape.watch(old)
+        loss = losses.joint_auxiliary(np.float64([3.0]), np.float64([1.0]), old, new, 2.0)
+    assert tape.gradient(loss, old) is None
+
+
+def test_regularizers_move_the_augmented_side_alone():
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(2, 20, 5))
+    loss, slope = values_and_gradients(lambda z: losses.policy_regularizer(x, z), y)
+    np.testing.assert_allclose(loss, slow_kl(softmax(x), softmax(y)), rtol=1e-10)
+    np.testing.assert_allclose(slope, softmax(y) - softmax(x), rtol=1e-9, atol=1e-12)
+    value, augmented = rng.normal(size=(2, 20))
+    loss, slope = values_and_gradients(lambda v: losses.value_regularizer(value, v), augmented)
+    np.testing.assert_allclose(loss, (value - augmented) ** 2 / 2)
+    np.testing.assert_allclose(slope, augmented - value)
+    x, value = tf.constant(x), tf.constant(value)
+    with tf.GradientTape() as tape:
+        tape.watch([x, value])
+        both = losses.policy_regularizer(x, y) + losses.value_regularizer(value, augmented)
+    assert tape.gradient(both, [x, value]) == [None, None]
+
+
+def test_the_policy_regularizer_is_what_the_sampled_one_estimates():
+    """The authors' -log pi(a|f(o)), a ~ pi(.|o), less the entropy of pi(.|o), which has no gradient here."""
+    x, y = np.random.default_rng(5).normal(size=(2, 20, 5))
+    p, q = softmax(x), softmax(y)
+    sampled = -(p * np.log(q)).sum(-1) + (p * np.log(p)).sum(-1)
+    np.testing.assert_allclose(losses.policy_regularizer(x, y), sampled, rtol=1e-10)

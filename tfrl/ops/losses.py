@@ -27,6 +27,24 @@ def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float)
     return -tf.minimum(ratio * advantage, clipped * advantage)
 
 
+def policy_gradient(log_prob: tf.Tensor, advantage: tf.Tensor) -> tf.Tensor:
+    """-log pi(a|o) A, whose gradient is the policy gradient (Sutton and Barto 2018, eq. 13.11).
+
+    IMPALA's policy loss with the advantages of `returns.vtrace`, REINFORCE's with those of returns.
+
+    Args:
+      log_prob: float [B], of the policy that learns.
+      advantage: float [B], a constant here.
+
+    Returns:
+      float [B].
+    """
+    log_prob, advantage = tf.convert_to_tensor(log_prob), tf.convert_to_tensor(advantage)
+    log_prob.shape.assert_has_rank(1)
+    advantage.shape.assert_is_compatible_with(log_prob.shape)
+    return -log_prob * tf.stop_gradient(advantage)
+
+
 def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Half the squared error, [B]."""
     value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
@@ -92,3 +110,78 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
     John Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, k3.
     """
     return tf.exp(log_ratio) - 1.0 - log_ratio
+
+
+def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:
+    """KL(p, q) = sum_a p(a) (log p(a) - log q(a)) of two categorical distributions, in nats.
+
+    In float64 inside: vectorised exponentials round a number by its place in the batch.
+
+    Args:
+      logits_p: float [B, A].
+      logits_q: float [B, A].
+
+    Returns:
+      float [B], of the dtype of `logits_q`. Gradients flow to both.
+    """
+    logits_p, logits_q = tf.convert_to_tensor(logits_p), tf.convert_to_tensor(logits_q)
+    logits_p.shape.assert_has_rank(2)
+    logits_q.shape.assert_is_compatible_with(logits_p.shape)
+    log_p, log_q = (tf.nn.log_softmax(tf.cast(x, tf.float64)) for x in (logits_p, logits_q))
+    return tf.cast(tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1), logits_q.dtype)
+
+
+def joint_auxiliary(
+    auxiliary_value: tf.Tensor, target: tf.Tensor, old_logits: tf.Tensor, logits: tf.Tensor, beta_clone: float
+) -> tf.Tensor:
+    """PPG's auxiliary phase for the policy network (Cobbe et al. 2021, arXiv:2009.04416, section 2).
+
+        L = 1/2 (V_aux - R)^2 + beta_clone KL(pi_old, pi)
+
+    The value is distilled into the policy's network, and what it does is kept. The true value network's loss
+    of this phase is `value_error`.
+
+    Args:
+      auxiliary_value: float [B], of the policy network's own value head.
+      target: float [B], R, the targets of the policy phase.
+      old_logits: float [B, A], of the policy when the auxiliary phase began; constants here.
+      logits: float [B, A].
+      beta_clone: weight of the distillation.
+
+    Returns:
+      float [B].
+    """
+    return value_error(auxiliary_value, target) + beta_clone * categorical_kl(
+        tf.stop_gradient(old_logits), logits
+    )
+
+
+def policy_regularizer(logits: tf.Tensor, augmented_logits: tf.Tensor) -> tf.Tensor:
+    """DrAC's G_pi = KL(pi(.|o), pi(.|f(o))) (Raileanu et al. 2021, arXiv:2006.12862, eq. 4).
+
+    The policy for the augmented observation f(o) is drawn to that for the true one, not the other way round:
+    as in the authors' code, which estimates this by one sampled action; here it is exact.
+
+    Args:
+      logits: float [B, A], for o; constants here.
+      augmented_logits: float [B, A], for f(o).
+
+    Returns:
+      float [B].
+    """
+    return categorical_kl(tf.stop_gradient(logits), augmented_logits)
+
+
+def value_regularizer(value: tf.Tensor, augmented_value: tf.Tensor) -> tf.Tensor:
+    """DrAC's G_V = 1/2 (V(o) - V(f(o)))^2 (Raileanu et al. 2021, arXiv:2006.12862, eq. 5).
+
+    The half is that of the authors' code. DrAC's loss is PPO's + alpha_r (G_pi + G_V) (eq. 6), alpha_r 0.1.
+
+    Args:
+      value: float [B], V(o), a constant here.
+      augmented_value: float [B], V(f(o)).
+
+    Returns:
+      float [B].
+    """
+    return value_error(augmented_value, tf.stop_gradient(value))

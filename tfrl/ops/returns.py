@@ -21,10 +21,10 @@ def rewards_and_discounts(
         d_t  = gamma * (1 - first_{t+1})
         r'_t = r_t + gamma * V(final observation) if the episode was cut off after a_t, otherwise r_t
 
-    A terminated episode is worth nothing more. A truncated one would have gone on (Pardo et al. 2018,
-    arXiv:1712.00378, section 3), so the value of its final observation is paid with its last reward. Its
-    discount is 0 nevertheless: what the rollout holds next belongs to another episode, and no trace may
-    reach it.
+    A terminated episode is worth nothing more. A truncated one would have gone on, so the value of its final
+    observation is paid with its last reward (partial-episode bootstrapping, Pardo et al. 2018,
+    arXiv:1712.00378). Its discount is 0 nevertheless: what the rollout holds next belongs to another episode,
+    and no trace may reach it.
 
     Args:
       rewards: float [T, B], r_0 ... r_{T-1}.

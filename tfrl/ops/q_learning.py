@@ -1,0 +1,301 @@
+"""Learning from replay: targets, losses and slow copies of networks, for DQN, DDPG, TD3 and SAC.
+
+A transition (o, a, r, d, o') has the reward r and the discount d of all that follows: gamma^n after n steps,
+0 if the episode terminated. Where it was cut off, d is not 0, and o' is its own final observation. `n_step`
+makes r and d. Everything else is per sample: the caller sums losses and divides by the global batch. No
+gradient flows through a target. Several critics are stacked in the first dimension: [N, B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfrl.ops.losses import huber_value_error, value_error
+
+# Targets
+
+
+def n_step(
+    rewards: np.ndarray, first: np.ndarray, truncated: np.ndarray, *, gamma: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The transition of up to n steps that begins with each row (Sutton and Barto 2018, eq. 7.1), in NumPy.
+
+        r = r_0 + gamma r_1 + ... + gamma^(m-1) r_{m-1},   d = gamma^m, or 0 if the episode terminated
+
+    m is n, or fewer where the episode ends before. To bootstrap from: the observation m steps on, which is
+    the final observation where the episode was truncated.
+
+    Args:
+      rewards: float [..., n], of the actions a_0 ... a_{n-1}.
+      first: bool [..., n]: the observation after that action begins a new episode.
+      truncated: bool [..., n]: the episode was cut off after that action, not terminated; implies `first`.
+      gamma: discount per step.
+
+    Returns:
+      Rewards r and discounts d [...] of the dtype of `rewards`, and steps m, int32 [...].
+    """
+    reward, discount = np.zeros_like(rewards[..., 0]), np.ones_like(rewards[..., 0])
+    steps, going = np.zeros(reward.shape, np.int32), np.ones(reward.shape, bool)
+    for k in range(rewards.shape[-1]):
+        reward = np.where(going, reward + discount * rewards[..., k], reward)
+        terminated = first[..., k] & ~truncated[..., k]
+        discount = np.where(going, discount * (gamma * ~terminated).astype(rewards.dtype), discount)
+        steps += going
+        going &= ~first[..., k]
+    return reward, discount, steps
+
+
+def td_target(reward: tf.Tensor, discount: tf.Tensor, next_value: tf.Tensor) -> tf.Tensor:
+    """y = r + d V(o') (Sutton and Barto 2018, eq. 6.2).
+
+    With V(o') = Q'(o', mu'(o')) it is DDPG's (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
+
+    Args:
+      reward: float [B].
+      discount: float [B].
+      next_value: float [B], of the slow copies of the networks.
+
+    Returns:
+      float [B].
+    """
+    reward, discount, next_value = map(tf.convert_to_tensor, (reward, discount, next_value))
+    reward.shape.assert_has_rank(1)
+    discount.shape.assert_is_compatible_with(reward.shape)
+    next_value.shape.assert_is_compatible_with(reward.shape)
+    return tf.stop_gradient(reward + discount * next_value)
+
+
+def q_learning_target(reward: tf.Tensor, discount: tf.Tensor, next_q: tf.Tensor) -> tf.Tensor:
+    """y = r + d max_a Q'(o', a) (Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1).
+
+    Args:
+      reward: float [B].
+      discount: float [B].
+      next_q: float [B, A], Q'(o', a) of the target network.
+
+    Returns:
+      float [B].
+    """
+    return td_target(reward, discount, tf.reduce_max(next_q, axis=-1))
+
+
+def double_q_learning_target(
+    reward: tf.Tensor, discount: tf.Tensor, next_q: tf.Tensor, next_q_online: tf.Tensor
+) -> tf.Tensor:
+    """y = r + d Q'(o', argmax_a Q(o', a)) (van Hasselt et al. 2016, arXiv:1509.06461, section "Double DQN").
+
+    Args:
+      reward: float [B].
+      discount: float [B].
+      next_q: float [B, A], Q'(o', a) of the target network, which values the action.
+      next_q_online: float [B, A], Q(o', a) of the network that learns, which chooses it.
+
+    Returns:
+      float [B].
+    """
+    next_q, next_q_online = tf.convert_to_tensor(next_q), tf.convert_to_tensor(next_q_online)
+    next_q_online.shape.assert_is_compatible_with(next_q.shape)
+    return td_target(reward, discount, taken_q(next_q, tf.argmax(next_q_online, axis=-1)))
+
+
+def clipped_double_q_target(reward: tf.Tensor, discount: tf.Tensor, next_qs: tf.Tensor) -> tf.Tensor:
+    """y = r + d min_i Q'_i(o', a') (Fujimoto et al. 2018, arXiv:1802.09477, eq. 10).
+
+    Args:
+      reward: float [B].
+      discount: float [B].
+      next_qs: float [N, B], Q'_i(o', a') of the target critics for an action of `smoothed_action`.
+
+    Returns:
+      float [B].
+    """
+    return td_target(reward, discount, tf.reduce_min(next_qs, axis=0))
+
+
+def smoothed_action(
+    action: tf.Tensor, noise: tf.Tensor, *, scale: float = 0.2, clip: float = 0.5
+) -> tf.Tensor:
+    """Target policy smoothing (Fujimoto et al. 2018, arXiv:1802.09477, section 5.3).
+
+        a' = clip(mu'(o') + clip(scale * noise, -c, c), -1, 1)
+
+    Args:
+      action: float [B, D] in [-1, 1], mu'(o') of the target actor.
+      noise: float [B, D], standard normal.
+      scale: standard deviation of what is added.
+      clip: c.
+
+    Returns:
+      float [B, D] in [-1, 1].
+    """
+    return tf.clip_by_value(action + tf.clip_by_value(scale * noise, -clip, clip), -1.0, 1.0)
+
+
+def soft_value(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """V(o) = min_i Q_i(o, a) - alpha log pi(a|o), a ~ pi (Haarnoja et al. 2018, arXiv:1812.05905, eq. 3).
+
+    `td_target` of the next observation's soft value is SAC's target (eq. 5).
+
+    Args:
+      qs: float [N, B], Q_i(o, a).
+      log_prob: float [B], log pi(a|o).
+      alpha: float [], the temperature.
+
+    Returns:
+      float [B].
+    """
+    return tf.reduce_min(qs, axis=0) - alpha * log_prob
+
+
+def discrete_soft_value(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """V(o) = sum_a pi(a|o) (min_i Q_i(o, a) - alpha log pi(a|o)): `soft_value` without sampling
+    (Christodoulou 2019, arXiv:1910.07207, eq. 10).
+
+    Args:
+      qs: float [N, B, A], Q_i(o, a).
+      log_probs: float [B, A], log pi(a|o).
+      alpha: float [], the temperature.
+
+    Returns:
+      float [B].
+    """
+    return tf.reduce_sum(_probabilities(log_probs) * soft_value(qs, log_probs, alpha), axis=-1)
+
+
+# Critics
+
+
+def dueling(value: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
+    """Q(o, a) = V(o) + A(o, a) - mean_a' A(o, a') (Wang et al. 2016, arXiv:1511.06581, eq. 9).
+
+    Args:
+      value: float [B].
+      advantages: float [B, A].
+
+    Returns:
+      float [B, A].
+    """
+    value, advantages = tf.convert_to_tensor(value), tf.convert_to_tensor(advantages)
+    advantages.shape.assert_has_rank(2)
+    value.shape.assert_is_compatible_with(advantages.shape[:1])
+    return value[:, None] + advantages - tf.reduce_mean(advantages, axis=-1, keepdims=True)
+
+
+def taken_q(q: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    """Q(o, a) [B] of the actions int [B] that were taken, from float [B, A]."""
+    return tf.gather(q, actions, axis=1, batch_dims=1)
+
+
+def td_loss(
+    q: tf.Tensor, target: tf.Tensor, weight: tf.Tensor | float = 1.0, *, huber_delta: float | None = None
+) -> tf.Tensor:
+    """w l(y - Q), with l half the square, or Huber's loss (Mnih et al. 2015, Methods: "clipped" errors).
+
+    Args:
+      q: float [B], Q(o, a).
+      target: float [B], y.
+      weight: float [B], the importance-sampling weights of prioritised replay (Schaul et al. 2016,
+        arXiv:1511.05952, section 3.4), or 1.
+      huber_delta: from which error on the loss is linear; None for half the square.
+
+    Returns:
+      float [B].
+    """
+    q = tf.convert_to_tensor(q)
+    weight = tf.convert_to_tensor(weight, q.dtype)
+    if weight.shape.rank:
+        weight.shape.assert_is_compatible_with(q.shape)
+    error = value_error(q, target) if huber_delta is None else huber_value_error(q, target, huber_delta)
+    return weight * error
+
+
+# Actors
+
+
+def deterministic_actor_loss(q: tf.Tensor) -> tf.Tensor:
+    """-Q(o, mu(o)), float [B]; TD3 takes its first critic's Q.
+
+    Its gradient in the actor's weights is the deterministic policy gradient (Lillicrap et al. 2016,
+    arXiv:1509.02971, eq. 6).
+    """
+    return -q
+
+
+def soft_actor_loss(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """alpha log pi(a|o) - min_i Q_i(o, a), a ~ pi (Haarnoja et al. 2018, arXiv:1812.05905, eq. 9).
+
+    Args:
+      qs: float [N, B], Q_i(o, a); the gradient flows through the action.
+      log_prob: float [B], log pi(a|o) of the same action.
+      alpha: float [], the temperature, a constant here.
+
+    Returns:
+      float [B].
+    """
+    return -soft_value(qs, log_prob, tf.stop_gradient(alpha))
+
+
+def discrete_soft_actor_loss(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """sum_a pi(a|o) (alpha log pi(a|o) - min_i Q_i(o, a)) (Christodoulou 2019, arXiv:1910.07207, eq. 12).
+
+    Args:
+      qs: float [N, B, A], Q_i(o, a), constants here.
+      log_probs: float [B, A], log pi(a|o).
+      alpha: float [], the temperature, a constant here.
+
+    Returns:
+      float [B].
+    """
+    return -discrete_soft_value(tf.stop_gradient(qs), log_probs, tf.stop_gradient(alpha))
+
+
+def temperature_loss(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: float) -> tf.Tensor:
+    """alpha (H - H_target), which lowers the temperature while the policy is more random than it has to be.
+
+    Haarnoja et al. 2018, arXiv:1812.05905, eq. 18, with H = -log pi(a|o) of a sample; Christodoulou 2019,
+    arXiv:1910.07207, eq. 11, with H = -sum_a pi(a|o) log pi(a|o).
+
+    Args:
+      log_alpha: float [], the logarithm of the temperature, which is what is learned: it stays positive.
+      entropy: float [B], H in nats, a constant here.
+      target_entropy: in nats; -D for D continuous actions (the paper's), 0.98 log A for A discrete ones.
+
+    Returns:
+      float [B].
+    """
+    return tf.exp(log_alpha) * tf.stop_gradient(entropy - target_entropy)
+
+
+def categorical_entropy(log_probs: tf.Tensor) -> tf.Tensor:
+    """-sum_a pi(a|o) log pi(a|o), float [B] in nats, of float [B, A]."""
+    return -tf.reduce_sum(_probabilities(log_probs) * log_probs, axis=-1)
+
+
+# Slow copies
+
+
+def polyak(target: tf.Tensor, source: tf.Tensor, tau: float) -> tf.Tensor:
+    """(1 - tau) * target + tau * source (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
+
+    With tau = 1 it is the source, bit for bit: the copy that DQN makes now and then.
+    """
+    return (1.0 - tau) * target + tau * source
+
+
+def polyak_update(targets: Sequence[keras.Variable], sources: Sequence[keras.Variable], tau: float) -> None:
+    """Moves each target variable towards its source by `polyak`.
+
+    It may stand inside `strategy.run`, in conditions too: every replica changes its own copy, and as all hold
+    the same numbers, they stay the same.
+    """
+    for target, source in zip(targets, sources, strict=True):
+        target.assign(polyak(target.value, source.value, tau))
+
+
+def _probabilities(log_probs: tf.Tensor) -> tf.Tensor:
+    """exp(log_probs), by way of float64: vectorised exponentials round a number by its place in the batch."""
+    return tf.cast(tf.exp(tf.cast(log_probs, tf.float64)), log_probs.dtype)
