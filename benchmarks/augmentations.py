@@ -1,0 +1,92 @@
+"""python -m benchmarks.augmentations: milliseconds that each augmentation takes for a batch of procgen's frames.
+
+On one core, after a first call that compiles. `--sheet FILE` draws them too, as docs/images/augmentations.png.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import command
+from tfrl import envs
+from tfrl.cli.settings import COUNT, check_ranges
+
+GAMES = ("coinrun", "fruitbot", "starpilot", "jumper")
+WARM_UP = 40  # random steps, after which games look like themselves
+SCALE, MARGIN, HEADING = 2, 2, 16  # pixels of the sheet for one of a frame's, between frames, for names
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    batch_size: int = 2048
+    """Frames of a batch."""
+    rounds: int = 20
+    """Calls of each; the median and the least are printed."""
+    sheet: Path | None = None
+    """A PNG file to draw, every augmentation of one frame of each of four games."""
+
+
+def main(options: Options) -> None:
+    """Measures, prints and draws."""
+    check_ranges(options, {"batch_size": COUNT, "rounds": COUNT})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
+    import tensorflow as tf
+
+    from tfrl.ops.augment import AUGMENTATIONS
+
+    frames = np.stack([_frame(game, seed) for seed, game in enumerate(GAMES)])
+    batch = tf.constant(np.resize(frames, (options.batch_size, *frames.shape[1:])))
+    seeds = np.random.default_rng(0).integers(-(2**31), 2**31, (options.batch_size, 2)).astype(np.int32)
+    table = Table("augmentation", "ms (median)", "ms (least)", title=f"{options.batch_size} frames, one core")
+    sheet = {"frame": frames}
+    for name, augment in AUGMENTATIONS.items():
+        sheet[name] = augment(batch, seeds)[: len(GAMES)].numpy()
+        times = []
+        for _ in range(options.rounds):
+            start = time.perf_counter()
+            augment(batch, seeds)
+            times.append(1e3 * (time.perf_counter() - start))
+        table.add_row(name, f"{statistics.median(times):.1f}", f"{min(times):.1f}")
+    Console().print(table)
+    if options.sheet is not None:
+        _draw(sheet).save(options.sheet, optimize=True)
+
+
+def _frame(game: str, seed: int) -> np.ndarray:
+    """A frame of a game that is played at random, uint8 [H, W, 3]."""
+    env = envs.make(envs.EnvSpec(game, num_envs=1, seed=seed))
+    rng = np.random.default_rng(seed)
+    for _ in range(WARM_UP):
+        env.act(rng.integers(env.num_actions, size=1, dtype=np.int32))
+        frame = env.observe()[1][0].copy()
+    env.close()
+    return frame
+
+
+def _draw(sheet: dict[str, np.ndarray]) -> Image.Image:
+    """A column for each name, a row for each of its images uint8 [B, H, W, 3]."""
+    rows, height, width, _ = next(iter(sheet.values())).shape
+    height, width = SCALE * height + MARGIN, SCALE * width + MARGIN
+    image = Image.new("RGB", (len(sheet) * width - MARGIN, HEADING + rows * height - MARGIN), "white")
+    draw = ImageDraw.Draw(image)
+    for column, (name, pictures) in enumerate(sheet.items()):
+        draw.text((column * width + 2, 2), name, fill="black")
+        for row, picture in enumerate(pictures):
+            large = Image.fromarray(picture.repeat(SCALE, axis=0).repeat(SCALE, axis=1))
+            image.paste(large, (column * width, HEADING + row * height))
+    return image
+
+
+if __name__ == "__main__":
+    command.run(Options, main)

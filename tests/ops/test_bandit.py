@@ -1,0 +1,83 @@
+"""The bandit against a slow one that keeps everything, and what it settles on."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfrl.ops.bandit import SlidingWindowUCB
+
+
+def slow_choice(history, choices, exploration, window):
+    """`history`: (choice, return) pairs from the first on."""
+    scores = []
+    for f in range(choices):
+        returns = [r for choice, r in history if choice == f]
+        if not returns:
+            return f
+        recent = returns[-window:]
+        bonus = exploration * math.sqrt(math.log(len(history)) / len(returns))
+        scores.append(sum(recent) / len(recent) + bonus)
+    return scores.index(max(scores))
+
+
+@pytest.mark.parametrize(("choices", "exploration", "window"), [(8, 0.1, 10), (3, 1.0, 2), (2, 0.5, 1)])
+def test_choices_are_those_of_the_equations(choices, exploration, window):
+    rng, history = np.random.default_rng(0), []
+    bandit = SlidingWindowUCB(choices, exploration=exploration, window=window)
+    for _ in range(300):
+        choice = bandit.choose()
+        assert choice == slow_choice(history, choices, exploration, window)
+        assert bandit.choose() == choice  # asking changes nothing
+        mean_return = float(rng.normal(choice, 0.5))
+        history.append((choice, mean_return))
+        bandit.record(choice, mean_return)
+    assert bandit.counts().sum() == 300
+
+
+def test_it_settles_on_the_best_and_follows_a_change():
+    """All returns are positive: a bandit that begins with Q = 0 would never leave its first choice."""
+    rng, bandit = np.random.default_rng(1), SlidingWindowUCB(4, exploration=0.5, window=10)
+    for means in ([5.0, 5.5, 7.0, 6.0], [5.0, 5.5, 4.0, 6.0]):
+        before = bandit.counts()
+        for _ in range(200):
+            choice = bandit.choose()
+            bandit.record(choice, rng.normal(means[choice], 0.1))
+        assert np.argmax(bandit.counts() - before) == np.argmax(means)
+
+
+def test_of_equals_the_first():
+    bandit = SlidingWindowUCB(3, exploration=0.0)
+    for choice in (0, 1, 2):
+        assert bandit.choose() == choice
+        bandit.record(choice, 1.0)
+    assert bandit.choose() == 0
+
+
+@pytest.mark.parametrize("steps", [0, 2, 37])
+def test_state_goes_on(steps):
+    def play(bandit, rng, number):
+        played = []
+        for _ in range(number):
+            played.append(bandit.choose())
+            bandit.record(played[-1], rng.random())
+        return played
+
+    bandit, rng = SlidingWindowUCB(4, window=3), np.random.default_rng(2)
+    play(bandit, rng, steps)
+    other = SlidingWindowUCB(4, window=3)
+    other.set_state(bandit.get_state())
+    again = np.random.default_rng(3)
+    assert play(other, np.random.default_rng(3), 50) == play(bandit, again, 50)
+    state = bandit.get_state()
+    bandit.record(0, 1e9)  # states are copies
+    other.set_state(state)
+    other.record(1, 1e9)
+    assert state["returns"].max() < 1e9
+
+
+def test_the_state_of_another_bandit_is_refused():
+    with pytest.raises(ValueError, match=r"returns.*\(4, 10\).*\(4, 3\)"):
+        SlidingWindowUCB(4, window=3).set_state(SlidingWindowUCB(4, window=10).get_state())
+    with pytest.raises(ValueError, match="counts"):
+        SlidingWindowUCB(3).set_state(SlidingWindowUCB(4).get_state())

@@ -1,0 +1,203 @@
+"""Random changes of images: the eight of UCB-DrAC (Raileanu et al. 2021, arXiv:2006.12862, appendix).
+
+Each takes images uint8 [B, H, W, C] and seeds int32 [B, 2], and returns images of the same shape and dtype.
+The result for images[i] depends on it and on seeds[i] alone, to the bit. Sizes are those of the authors' code
+for 64 x 64 pixels, in proportion for others. `grayscale`, `cutout_color` and `color_jitter` need C = 3,
+`rotate` H = W; ValueError otherwise.
+
+All are compiled by XLA, which makes one loop over the pixels of dozens of operations. That takes a second or
+two at the first call of each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import tensorflow as tf
+
+from tfrl.ops.threefry import normals, uniforms
+
+Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+_compiled = partial(tf.function, jit_compile=True)
+
+_SIDE = 64  # of the images that the following sizes are for, pixels
+_PAD = 12
+_SMALLEST_BOX, _LARGEST_BOX = 7, 21
+_BOX_TOP, _BOX_LEFT = 12, 24  # plus the box's own height and width
+
+_GREY = (299, 587, 114)  # thousandths of red, green and blue (ITU-R BT.601)
+
+_FACTORS = (0.6, 1.4)  # of brightness, contrast and saturation
+_HUE_SHIFT = 0.5 * 255 / 360  # the greatest, in turns
+
+
+@_compiled
+def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Moves by up to 12 pixels in each direction; the edges are repeated."""
+    height, width, _ = _check(images)
+    rows = _shifted(seeds, 0, height)
+    columns = _shifted(seeds, 1, width)
+    return _pick(images, rows[:, :, None], columns[:, None, :])
+
+
+@_compiled
+def grayscale(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Three equal channels, 0.299 R + 0.587 G + 0.114 B; the seeds are not used."""
+    del seeds
+    _check(images, colors=True)
+    grey = tf.reduce_sum(tf.cast(images, tf.int32) * _GREY, axis=-1, keepdims=True)
+    return tf.cast(tf.broadcast_to((grey + 500) // 1000, tf.shape(images)), tf.uint8)
+
+
+@_compiled
+def cutout(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """A black box of 7 to 21 pixels a side."""
+    return tf.where(_box(images, seeds), tf.constant(0, tf.uint8), images)
+
+
+@_compiled
+def cutout_color(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """A box as of `cutout`, in a random colour."""
+    _check(images, colors=True)
+    color = tf.cast(tf.floor(256.0 * uniforms(seeds, 5)[:, 2:]), tf.uint8)
+    return tf.where(_box(images, seeds), color[:, None, None, :], images)
+
+
+@_compiled
+def flip(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Every second image with left and right exchanged."""
+    _check(images)
+    flips = uniforms(seeds, 1)[:, 0] < 0.5
+    return tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
+
+
+@_compiled
+def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Turned to the left by 0, 90, 180 or 270 degrees."""
+    height, width, _ = _check(images)
+    if height != width:
+        raise ValueError(f"rotate needs square images, and these are {height} x {width}")
+    turns = _integers(uniforms(seeds, 1)[:, 0], 4)[:, None, None]
+    row, column = tf.range(height)[None, :, None], tf.range(width)[None, None, :]
+    last = height - 1
+    rows = tf.where(
+        turns == 0, row, tf.where(turns == 1, column, tf.where(turns == 2, last - row, last - column))
+    )
+    columns = tf.where(
+        turns == 0, column, tf.where(turns == 1, last - row, tf.where(turns == 2, last - column, row))
+    )
+    return _pick(images, rows, columns)
+
+
+@_compiled
+def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """A 3 x 3 convolution with random weights for each image (Lee et al. 2020, arXiv:1910.05396).
+
+    Weights are normal, pixels beyond the edges 0, and the result is stretched so that its least number
+    becomes 0 and its greatest 255. The papers do not stretch; their networks see what uint8 cannot hold,
+    numbers far below 0 and above 255. So the variance of the weights does not matter here.
+    """
+    height, width, channels = _check(images)
+    weights = normals(seeds, 9 * channels * channels)
+    weights = tf.reshape(weights, (-1, 3, 3, channels, 1, 1, channels))
+    padded = tf.pad(tf.cast(images, tf.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    total = tf.zeros_like(images, tf.float32)
+    for i in range(3):  # one after the other, so that sums are the same in any batch
+        for j in range(3):
+            for k in range(channels):
+                total += weights[:, i, j, k] * padded[:, i : i + height, j : j + width, k : k + 1]
+    low, high = (f(total, axis=(1, 2, 3), keepdims=True) for f in (tf.reduce_min, tf.reduce_max))
+    return _to_uint8(255.0 * tf.math.divide_no_nan(total - low, high - low))
+
+
+@_compiled
+def color_jitter(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Brightness, contrast and saturation times 0.6 to 1.4 each, and hue turned by up to 0.35 of a circle.
+
+    Contrast comes before or after the other three, by the toss of a coin.
+    """
+    _check(images, colors=True)
+    numbers = uniforms(seeds, 5)
+    low, high = _FACTORS
+    brightness, saturation, contrast = tf.unstack(
+        low + (high - low) * numbers[:, :3, None, None, None], axis=1
+    )
+    turn = _HUE_SHIFT * (2.0 * numbers[:, 3, None, None] - 1.0)
+    early = numbers[:, 4, None, None, None] < 0.5
+    images = _adjust_contrast(images, tf.where(early, contrast, 1.0))
+    hue, chroma, value = tf.unstack(tf.image.rgb_to_hsv(tf.cast(images, tf.float32) / 255.0), axis=-1)
+    hue = tf.math.floormod(hue + turn, 1.0)
+    chroma = tf.clip_by_value(chroma * saturation[..., 0], 0.0, 1.0)
+    value = tf.clip_by_value(value * brightness[..., 0], 0.0, 1.0)
+    images = _to_uint8(255.0 * tf.image.hsv_to_rgb(tf.stack([hue, chroma, value], axis=-1)))
+    return _adjust_contrast(images, tf.where(early, 1.0, contrast))
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "crop": crop,
+    "random-conv": random_convolution,
+    "grayscale": grayscale,
+    "flip": flip,
+    "rotate": rotate,
+    "cutout": cutout,
+    "cutout-color": cutout_color,
+    "color-jitter": color_jitter,
+}
+
+
+def _check(images: tf.Tensor, *, colors: bool = False) -> list[int]:
+    """H, W and C."""
+    images.shape.assert_has_rank(4)
+    if images.dtype != tf.uint8:
+        raise ValueError(f"images must be uint8, and these are {images.dtype.name}")
+    if colors and images.shape[-1] != 3:
+        raise ValueError(f"images must have 3 channels here, and these have {images.shape[-1]}")
+    return images.shape.as_list()[1:]
+
+
+def _integers(uniform: tf.Tensor, below: int) -> tf.Tensor:
+    """Whole numbers 0 ... below - 1, int32; the product is below `below` in float32 too."""
+    return tf.cast(tf.floor(uniform * float(below)), tf.int32)
+
+
+def _shifted(seeds: tf.Tensor, axis: int, size: int) -> tf.Tensor:
+    """Where each row (axis 0) or column (axis 1) of a cropped image comes from, int32 [B, size]."""
+    pad = size * _PAD // _SIDE
+    shifts = _integers(uniforms(seeds, 2)[:, axis], 2 * pad + 1) - pad
+    return tf.clip_by_value(tf.range(size)[None] + shifts[:, None], 0, size - 1)
+
+
+def _pick(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Images [B, H, W, C] made of the pixels at `rows` and `columns`, int32, that broadcast to [B, H, W]."""
+    height, width, channels = _check(images)
+    pixels = tf.reshape(images, (-1, height * width, channels))
+    return tf.gather(pixels, rows * width + columns, batch_dims=1)
+
+
+def _box(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Which pixels a random box covers, bool [B, H, W, 1]."""
+    height, width, _ = _check(images)
+    sides = _SMALLEST_BOX + _integers(uniforms(seeds, 2), _LARGEST_BOX - _SMALLEST_BOX + 1)
+    covers = []
+    for axis, size, start in ((0, height, _BOX_TOP), (1, width, _BOX_LEFT)):
+        side = sides[:, axis, None]
+        place = tf.range(size)[None]
+        begin, end = ((start + n * side) * size // _SIDE for n in (1, 2))
+        covers.append((place >= begin) & (place < end))
+    return (covers[0][:, :, None] & covers[1][:, None, :])[..., None]
+
+
+def _adjust_contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Each channel's distance from its mean in the image, times `factor` [B, 1, 1, 1]; 1 changes nothing."""
+    height, width, _ = _check(images)
+    # Whole numbers are summed, so that the order does not matter.
+    sums = tf.reduce_sum(tf.cast(images, tf.int32), axis=(1, 2), keepdims=True)
+    means = tf.cast(sums, tf.float32) / float(height * width)
+    return _to_uint8((tf.cast(images, tf.float32) - means) * factor + means)
+
+
+def _to_uint8(x: tf.Tensor) -> tf.Tensor:
+    """The nearest of 0 ... 255."""
+    return tf.cast(tf.round(tf.clip_by_value(x, 0.0, 255.0)), tf.uint8)
