@@ -14,8 +14,7 @@ from cluster.arguments import Parser
 from cluster.output import Output
 from cluster.places import Place, local_places, remote_places
 from cluster.team import NOTICE, SSH_FAILED, Team
-from tfrl import signals
-from tfrl.cli import endings
+from tfrl.cli import endings, signals
 from tfrl.cli.errors import UserError
 from tfrl.workers.tf_config import RESTARTED
 

@@ -47,8 +47,9 @@ def grayscale(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Three equal channels, 0.299 R + 0.587 G + 0.114 B; the seeds are not used."""
     del seeds
     _check(images, colors=True)
-    grey = tf.reduce_sum(tf.cast(images, tf.int32) * _GREY, axis=-1, keepdims=True)
-    return tf.cast(tf.broadcast_to((grey + 500) // 1000, tf.shape(images)), tf.uint8)
+    channels = tf.unstack(tf.cast(images, tf.int32), axis=-1)
+    grey = (sum(w * x for w, x in zip(_GREY, channels, strict=True)) + 500) // 1000
+    return tf.repeat(tf.cast(grey, tf.uint8)[..., None], 3, axis=-1)
 
 
 @_compiled

@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from tfrl import envs
+from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation.episodes import Watcher
 from tfrl.run import files
 from tfrl.run.metrics import VIDEO_STRIDE
@@ -170,7 +170,7 @@ class Grid(Watcher):
         """The beginning in small, one frame in VIDEO_STRIDE: uint8 [T, H, W, 3]."""
         return np.stack(self._preview)
 
-    def before(self, env: envs.VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+    def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Draws what the policy sees and does."""
         frames = env.render()
         chances = self._probabilities(observations) if self._probabilities else None
@@ -182,12 +182,12 @@ class Grid(Watcher):
             self._tiles[i] = tile
         self._show()
 
-    def after(self, rewards: np.ndarray, first: np.ndarray) -> None:
+    def after(self, step: Step) -> None:
         """Takes in the rewards; an episode's last frame then shows its return."""
         running = ~self._over
-        self._returns[running] += rewards[running]
+        self._returns[running] += step.reward[running]
         self._step += 1
-        for i in np.flatnonzero(running & first):
+        for i in np.flatnonzero(running & step.first):
             self._over[i] = True
             tile = Image.blend(self._tiles[i], Image.new("RGB", self._tile_size), 0.55)
             text = f"return {self._returns[i]:.1f} after {self._step} steps"

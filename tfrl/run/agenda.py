@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tfrl.run.folder import write_text
+from tfrl.run import files
 
 LOOK_EVERY = 5.0  # seconds between two looks at the runs that are in use elsewhere
 TELL_EVERY = 600.0  # seconds between two lines about such a run
@@ -139,7 +139,7 @@ class Agenda:
         if self._locks[index] is not None:
             with contextlib.suppress(OSError):  # a full disk: another suite will go on with it
                 mark = f"{socket.gethostname()} {os.getpid()} {time.time_ns()}\n"
-                write_text(self._folders[index] / _STOPPED, mark)
+                files.write(self._folders[index] / _STOPPED, mark)
 
     def _release(self, index: int) -> None:
         lock = self._locks.pop(index)
