@@ -61,8 +61,8 @@ class Options:
     """What to measure."""
 
     precisions: str = "auto"
-    """float32, bfloat16 or both with a comma; auto: no bfloat16 where the hardware only emulates it, which
-    takes ten times longer than float32."""
+    """float32, bfloat16 or both with a comma; auto: both where --precision auto of the trainer takes
+    bfloat16, else float32 alone."""
     env: str = "coinrun"
     """The game."""
     num_envs: int = 64
@@ -121,7 +121,9 @@ def precisions(wanted: str) -> list[str]:
     code = "from tfrl.workers.strategy import resolve_precision as f; print(f('auto'))"
     if _answer(code) == "bfloat16":
         return ["float32", "bfloat16"]
-    told = "bfloat16 is left out, as this hardware only emulates it; --precisions bfloat16 measures it."
+    told = (
+        "bfloat16 is left out, which --precision auto does not take here; --precisions bfloat16 measures it."
+    )
     print(told, file=sys.stderr, flush=True)
     return ["float32"]
 

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: its memory, and its cores.
+"""What this process may use of the machine: its memory, its cores, and what they can do.
 
 A container or SLURM may leave it less than there is, by control groups (man 7 cgroups).
 """
@@ -31,6 +31,19 @@ def cores(system: Path = Path("/")) -> int:
         if len(numbers) == 2 and min(numbers) > 0:  # microseconds of computing in each period; -1 or max: any
             limits.append(numbers[0] / numbers[1])
     return math.ceil(min(limits))
+
+
+def cpu_features(system: Path = Path("/")) -> frozenset[str]:
+    """The features of the CPU by Linux's names, `avx2` say; none where it does not tell.
+
+    `system` is where /proc is.
+    """
+    try:
+        lines = (system / "proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return frozenset()
+    flags = (words for name, _, words in (line.partition(":") for line in lines) if name.strip() == "flags")
+    return frozenset(next(flags, "").split())  # of the first core
 
 
 def _groups(controller: str, system: Path) -> Iterator[tuple[Path, int]]:

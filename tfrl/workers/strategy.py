@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.workers import parts
+from tfrl.workers import machine, parts
 from tfrl.workers.gradients import sum_list
 from tfrl.workers.split_cpu import SplitCPUStrategy
 from tfrl.workers.tf_config import TFConfig
@@ -20,8 +20,9 @@ from tfrl.workers.tf_config import TFConfig
 # Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
 # many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
-# CPU features that multiply bfloat16 in hardware; without them it is emulated, ten times slower.
-_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
+# The CPU feature that makes bfloat16 the faster precision. avx512_bf16 alone makes it slower on Xeons, and
+# without either it is emulated, ten times slower (docs/results.md).
+_BFLOAT16_FEATURE = "amx_bf16"
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
 # What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
 _LOST_PEER = (
@@ -288,19 +289,18 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 
 
-def resolve_precision(name: str) -> str:
-    """ "auto" becomes bfloat16 where the first GPU, or else the CPU, multiplies it in hardware."""
+def resolve_precision(name: str, system: Path = Path("/")) -> str:
+    """ "auto" becomes bfloat16 where the first GPU, or else the CPU, is faster in it.
+
+    `system` is where /proc is.
+    """
     if name != "auto":
         return name
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))
         return "bfloat16" if capability >= (8, 0) else "float32"
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:  # not Linux
-        flags = set()
-    return "bfloat16" if flags & _BFLOAT16_FLAGS else "float32"
+    return "bfloat16" if _BFLOAT16_FEATURE in machine.cpu_features(system) else "float32"
 
 
 def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:

@@ -1,0 +1,93 @@
+"""Which precision `auto` means where, and that a run keeps the one that it began with."""
+
+import json
+
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from processes import results, train
+
+from resnet.train import main
+from tfrl.run.folder import SETTINGS_FILE
+from tfrl.workers import machine
+from tfrl.workers.strategy import resolve_precision
+
+CATCH = "--env catch --torso cookbook --num-levels 0 --num-envs 8 --num-steps 16 --eval-episodes 8"
+MINI = "--dataset cifar10 --model cookbook --batch-size 16 --max-steps 2"
+
+
+def cpuinfo(folder, *features, name="flags"):
+    """A system whose two cores have these features."""
+    (folder / "proc").mkdir()
+    core = f"processor\t: 0\nmodel name\t: with amx_bf16 in its name\n{name}\t\t: fpu {' '.join(features)}\n"
+    (folder / "proc" / "cpuinfo").write_text(f"{core}bugs\t\t: none\n\n{core}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"), "bfloat16"),
+        (("avx2", "avx512f", "avx512_bf16"), "float32"),  # slower there in bfloat16: docs/results.md
+        (("avx2", "amx_tile", "amx_int8"), "float32"),
+        (("avx2",), "float32"),
+    ],
+)
+def test_on_a_cpu_auto_is_bfloat16_where_it_has_amx_for_it(tmp_path, features, expected):
+    assert resolve_precision("auto", cpuinfo(tmp_path, *features)) == expected
+    for fixed in ("float32", "bfloat16"):
+        assert resolve_precision(fixed, tmp_path) == fixed
+
+
+def test_a_system_that_does_not_tell_its_features_has_none(tmp_path):
+    assert machine.cpu_features(tmp_path) == frozenset()
+    assert resolve_precision("auto", tmp_path) == "float32"
+    assert machine.cpu_features(cpuinfo(tmp_path, "bf16", name="Features")) == frozenset()  # ARM's word
+
+
+def test_the_features_are_those_of_this_cpu():
+    told = [line for line in open("/proc/cpuinfo") if line.startswith("flags")]  # noqa: SIM115, PTH123
+    assert machine.cpu_features() == frozenset(told[0].split()[2:] if told else ())
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32"), (None, "float32")],
+)
+def test_on_a_gpu_its_compute_capability_decides(tmp_path, monkeypatch, capability, expected):
+    """A GPU that is made up, beside a CPU that would say otherwise."""
+    details = {} if capability is None else {"compute_capability": capability}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["gpu"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+    other = ("avx2",) if expected == "bfloat16" else ("amx_bf16",)
+    assert resolve_precision("auto", cpuinfo(tmp_path, *other)) == expected
+
+
+def of_auto():
+    """What `auto` means here, and the other one."""
+    meant = resolve_precision("auto")
+    return meant, "bfloat16" if meant == "float32" else "float32"
+
+
+def test_a_run_goes_on_in_its_own_precision_not_in_that_of_auto(tmp_path):
+    """It began where `auto` meant the other one, or with a flag."""
+    folder, (meant, other) = tmp_path / "run", of_auto()
+    assert train(folder, *CATCH.split(), "--total-steps", 128, "--precision", other)[0] == 0
+    code, stdout, stderr = train(folder, *CATCH.split(), "--total-steps", 256)
+    assert code == 0, stderr
+    assert f", {other}" in stdout and "continues at" in stdout
+    assert results(folder)["precision"] == other and results(folder)["env_steps"] == 256
+    assert f"precision: {other}" in (folder / SETTINGS_FILE).read_text()
+    code, stdout, stderr = train(folder, *CATCH.split(), "--total-steps", 384, "--precision", meant)
+    assert code == 2 and f"--precision {other} there, {meant} here" in stderr
+
+
+def test_so_does_a_supervised_run(tmp_path):
+    flags, (_, other) = [*MINI.split(), "--logdir", str(tmp_path), "--run-name", "run"], of_auto()
+    with tfds.testing.mock_data(num_examples=64):
+        assert main([*flags, "--precision", other]) == 0
+        results_file = tmp_path / "run" / "results.json"
+        results_file.unlink()  # which the same command then writes again
+        assert main(flags) == 0
+    found = json.loads(results_file.read_text())
+    assert (found["precision"], found["resumed_at"]) == (other, [32])
