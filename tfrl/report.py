@@ -70,11 +70,11 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
                 figure.savefig(staged)
             figure.clear()
             pictures[name] = path.read_bytes()
-        page = out / "report.html"
-        files.write(page, page.render(loaded, groups, pictures))
+        written = out / "report.html"
+        files.write(written, page.render(loaded, groups, pictures))
     except OSError as error:
         raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
-    return page
+    return written
 
 
 def _pictures() -> dict[str, Callable]:

@@ -124,7 +124,7 @@ class Trainer:
             waiting.append(self._learner.step(batch, rate, session.stop.votes()))
             session.step += 1
             session.watchdog.beat()
-            session.console.advance_to(self._images)
+            session.console.advance_to(self._images, steady=True)
             due = session.step == end or any(
                 session.step % every == 0 for every in (config.log_every, config.checkpoint_every)
             )

@@ -1,7 +1,9 @@
 """Supervised training: the same on any topology, exact resume, exports, and torsos for PPO."""
 
 import dataclasses
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -75,13 +77,14 @@ class StopAt(StopRequest):
         return told
 
 
-def run(folder, name, *, stop_at=None, exit_code=130, **changes):
+def run(folder, name, *, stop_at=None, exit_code=130, console=None, **changes):
     """Trains on DATA to the end or to a stop; the exit code and results.json."""
     changes = {"checkpoint_every": 3, "epochs": 2, "log_every": 2} | changes
     config = dataclasses.replace(SMALL, logdir=str(folder), run_name=name, **changes)
     runtime = strategy.make(config, None)
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
-    parts = (config, runtime, Console(enabled=False), StopAt(folder, stop_at, exit_code), watchdog)
+    console = console or Console(enabled=False)
+    parts = (config, runtime, console, StopAt(folder, stop_at, exit_code), watchdog)
     code = trainer.Trainer(config, Session(*parts, step_name="step"), DATA).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None
@@ -347,3 +350,12 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
         torso_weights.check(settings)
     torso_weights.check(ppo.parse([*flags, "--torso-width", "2"]))
+
+
+def test_the_time_left_is_told_before_the_first_metrics(folder):
+    shown = io.StringIO()
+    console = Console(stream=shown, interval=0.002)
+    assert run(folder, "told", epochs=1, batch_size=2, log_every=100, console=console)[0] == 0
+    line = r"\| ([\d,]+) / 72 images \| ETA (.*?) \| training"  # without metrics
+    before = [int(images) for images, left in re.findall(line, shown.getvalue()) if left != "--"]
+    assert before == sorted(before) and 4 <= before[0] < 36

@@ -169,6 +169,39 @@ def test_time_left_counts_from_where_this_process_started():
     assert progress.percent_text() == "91.0%"
 
 
+def test_the_first_update_gives_an_estimate_by_its_own_steady_steps():
+    progress, clock = make_progress(total=100_000, start=90_000)
+    clock.now += 50
+    progress.advance_to(90_200, steady=False)
+    clock.now += 300
+    progress.advance_to(90_300, steady=True)
+    assert progress.eta_text() == "ETA --", "the first one compiles"
+    for steps in (90_400, 90_500):
+        clock.now += 7
+        progress.advance_to(steps, steady=True)
+    assert progress.seconds_left == pytest.approx(95 * 7), "9500 steps are left, of which 100 take 7 s"
+    assert progress.steps_text() == "90,500 / 100,000 env steps"
+    clock.now += 5
+    assert progress.seconds_left == pytest.approx(95 * 7 - 5)
+    clock.now += 133
+    progress.finish_update(91_000, {})
+    assert progress.seconds_left == pytest.approx(9 * 502), "a whole update knows more"
+    clock.now += 20
+    progress.advance_to(91_500, steady=True)
+    assert progress.seconds_left == pytest.approx(9 * 502 - 20)
+
+
+def test_the_last_steps_of_a_run_are_not_its_end():
+    """Which is when its metrics are there: an evaluation may come before."""
+    progress, clock = make_progress(total=1000)
+    for steps in (400, 1000):
+        clock.now += 60
+        progress.advance_to(steps, steady=True)
+    assert progress.line() == "99.9% | 999 / 1,000 env steps | ETA -- | starting"
+    progress.finish_update(1000, {})
+    assert progress.line() == "100.0% | 1,000 / 1,000 env steps | took 2 min | starting"
+
+
 def test_time_left_forgets_the_first_update_which_compiles():
     progress, clock = make_progress()
     for update, seconds in enumerate((500, 10, 10)):

@@ -1,5 +1,8 @@
 """What the learner feeds an update with: numbers of the run's seed and of the update, rewards."""
 
+import io
+import re
+
 import numpy as np
 import pytest
 from refusals import refusal
@@ -8,6 +11,7 @@ from tfrl import envs
 from tfrl.experience.normalize import RewardNormalizer
 from tfrl.networks import actor_critic
 from tfrl.run import rng
+from tfrl.run.console import Console
 
 
 def in_env_order(array):
@@ -92,6 +96,39 @@ def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso,
     # The norm that is clipped is of what is trained: heads alone, or all.
     assert agent.agent.num_parameters == sum(after[n].size for n in (heads if freeze else after))
     assert first["train/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("done", [0, 3])
+def test_the_first_update_of_a_process_moves_and_tells_the_time_left(small, learner, replicas, done):
+    """In plain lines, at the start of a run and where it goes on."""
+    config = small(num_steps=256, num_minibatches=8, epochs=12, total_steps=10 * 2048, replicas=replicas)
+    agent, shown = learner(config), io.StringIO()
+    agent.session.step, before = done, done * 2048
+    agent.session.console = Console(stream=shown, interval=0.01)
+    agent.session.console.start(10 * 2048, before)
+    rollout = agent.collect()
+    collected = before + 2048 / 8
+    agent.learn(rollout)
+    agent.session.console.stop()
+    lines = re.findall(r"\| ([\d,]+) / 20,480 env steps \| ETA (.*?) \| updating", shown.getvalue())
+    steps, left = [int(steps.replace(",", "")) for steps, _ in lines], [left for _, left in lines]
+    assert steps == sorted(steps) and len({*steps}) > 5
+    assert (steps[0], left[0]) == (collected, "--"), "nothing is known before the first minibatches"
+    assert steps[-1] == before + 2048
+    known = [at for at, text in zip(steps, left, strict=True) if text != "--"]
+    assert known[0] <= collected + 2048 / 4, "an estimate comes with the first ones"
+    assert "ETA --" not in shown.getvalue().splitlines()[-1]
+
+
+def test_an_update_tells_how_far_it_is(small, learner):
+    """In gradient steps; where they are fast, after each epoch, so that telling costs next to nothing."""
+    agent = learner(small(num_steps=80, epochs=5, num_minibatches=4))
+    for _ in range(2):
+        told = []
+        agent.agent.update(agent.collect(), 0, told.append)
+        assert told == sorted(told) and {4, 8, 12, 16, 20} <= {*told}
+    assert told == [4, 8, 12, 16, 20]
 
 
 def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):

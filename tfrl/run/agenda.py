@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tfrl.run import files
+from tfrl.run import files, lock
 
 LOOK_EVERY = 5.0  # seconds between two looks at the runs that are in use elsewhere
 TELL_EVERY = 600.0  # seconds between two lines about such a run
@@ -100,16 +100,16 @@ class Agenda:
 
     def _take(self, index: int) -> bool:
         """Takes the run's lock, unless another has it."""
-        lock = None
+        taken = None
         if self._shared:
             try:
-                lock = lock.take(self._folders[index])
+                taken = lock.take(self._folders[index])
             except lock.HeldError as held:
                 self._tell_of_holder(index, str(held))
                 return False
             except OSError:  # a disk that knows no locks, say: the trainer will tell
                 pass
-        self._locks[index] = lock
+        self._locks[index] = taken
         self.waiting.remove(index)
         return True
 
@@ -142,9 +142,9 @@ class Agenda:
                 files.write(self._folders[index] / _STOPPED, mark)
 
     def _release(self, index: int) -> None:
-        lock = self._locks.pop(index)
-        if lock is not None:
-            lock.give_up(self._folders[index], lock)
+        taken = self._locks.pop(index)
+        if taken is not None:
+            lock.give_up(self._folders[index], taken)
 
 
 def _stop_mark(folder: Path) -> str | None:

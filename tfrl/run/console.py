@@ -67,18 +67,21 @@ class Console:
 
     def phase(self, name: str) -> None:
         """Names what the run does now, such as "collecting", "updating", "evaluating", "saving"."""
-        if self._progress is not None:
-            self._progress.phase = name
+        if (progress := self._progress) is not None:  # once: another thread may stop it at any moment
+            progress.phase = name
 
-    def advance_to(self, env_steps: float) -> None:
-        """Moves the bar within a rollout; cheap enough (0.1 µs) to be called at every env step."""
-        if self._progress is not None:
-            self._progress.env_steps = env_steps
+    def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
+        """Moves the bar within an update; cheap enough (0.1 µs) to be called at every env step.
+
+        `steady`: at the pace of all that is to come, so that a first estimate of the time left can go by it.
+        """
+        if (progress := self._progress) is not None:
+            progress.advance_to(env_steps, steady=steady)
 
     def update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a finished update, named as in progress.csv."""
-        if self._progress is not None:
-            self._progress.finish_update(env_steps, metrics)
+        if (progress := self._progress) is not None:
+            progress.finish_update(env_steps, metrics)
 
     def message(self, text: str) -> None:
         """A line above the bar."""
@@ -130,8 +133,17 @@ class Progress:
         self._started = clock()
         self._metrics: Mapping[str, float] = {}
         # (time, env steps) at the start and after the last updates of this process.
-        self._marks: tuple[tuple[float, int], ...] = ((self._started, start_step),)
+        self._marks: tuple[tuple[float, float], ...] = ((self._started, start_step),)
+        # The same at the first and the last steady step before the first update is done.
+        self._early_marks: tuple[tuple[float, float], ...] = ()
         self._num_updates = 0
+
+    def advance_to(self, env_steps: float, *, steady: bool) -> None:
+        """Takes the state within an update."""
+        # The last step is not done before its update is: its metrics, and an evaluation, are still to come.
+        self.env_steps = min(env_steps, self.total_steps - 1)
+        if steady and self._num_updates == 0:
+            self._early_marks = (*self._early_marks[:1], (self._clock(), env_steps))
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the state after an update."""
@@ -149,10 +161,11 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """An estimate from the updates of this process; NaN before the first."""
-        (first_time, first_steps), (last_time, last_steps) = self._marks[0], self._marks[-1]
-        if last_steps <= first_steps:
+        """An estimate from the updates of this process, or from the steady steps of its first; NaN before."""
+        marks = self._marks if self._num_updates else self._early_marks
+        if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan
+        (first_time, first_steps), (last_time, last_steps) = marks[0], marks[-1]
         seconds_per_step = (last_time - first_time) / (last_steps - first_steps)
         left = (self.total_steps - last_steps) * seconds_per_step
         return max(0.0, left - (self._clock() - last_time))

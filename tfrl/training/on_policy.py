@@ -27,8 +27,8 @@ from tfrl.workers.strategy import Runtime
 
 MakeAgent = Callable[[Any, Runtime], Agent]
 
-# Collecting is the smaller part of an update's time, about a fifth of it.
-_COLLECTING = 0.2
+# The part of an update's time that collecting takes: an eighth with the default network and settings.
+_COLLECTING = 1 / 8
 
 
 class OnPolicyLearner:
@@ -132,11 +132,10 @@ class OnPolicyLearner:
         """A rollout, with normalised rewards. The console moves with the env steps."""
         config, session = self._config, self._session
         session.phase("collecting")
-        start = session.step * config.steps_per_update
 
         def on_step(t: int) -> None:
             session.watchdog.beat()
-            session.console.advance_to(start + _COLLECTING * config.num_envs * t)
+            session.console.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
         indices, draw = self.collector.indices, self.agent.draw_noise
         noise = rng.action_noise(config.seed, session.step, indices, config.num_steps, draw)
@@ -150,19 +149,25 @@ class OnPolicyLearner:
         return rollout
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Takes the update's gradient steps; its metrics. Raises TrainingError where a loss is no number."""
-        config, session = self._config, self._session
+        """Takes the update's gradient steps, with which the console moves; its metrics.
+
+        Raises TrainingError where a loss is no number.
+        """
+        session, steps = self._session, self.agent.steps_per_update
         session.phase("updating")
-        start, size = session.step * config.steps_per_update, config.steps_per_update
 
         def on_step(done: int) -> None:
-            share = _COLLECTING + (1 - _COLLECTING) * done / self.agent.steps_per_update
-            session.console.advance_to(start + share * size)
+            share = _COLLECTING + (1 - _COLLECTING) * done / steps
+            session.console.advance_to(self._at(share), steady=True)
 
         try:
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    def _at(self, share: float) -> float:
+        """The env steps to show when a part of the present update is done."""
+        return (self._session.step + share) * self._config.steps_per_update
 
     # Observations
 
