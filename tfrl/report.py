@@ -50,7 +50,7 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     Raises:
       UserError: the folder cannot be written in.
     """
-    from tfrl.reporting import comparison, page
+    from tfrl.reporting import comparison, page, plots
 
     groups = comparison.group(loaded)
     for note in comparison.notes(groups):
@@ -74,6 +74,11 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
         files.write(written, page.render(loaded, groups, pictures))
     except OSError as error:
         raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
+    for run in loaded:
+        try:
+            plots.save_learning_curve(run)
+        except OSError as error:  # a run of somebody else's, say
+            tell(f"warning: cannot write the learning curve in {run.path}: {files.reason(error)}.")
     return written
 
 

@@ -59,7 +59,7 @@ def row(run: runs.Run, now: float) -> list[str]:
     speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
     returns = run.points("rollout/episode_return")[1]
     saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()
-    state = _state(run, now, total)
+    state = _state(run, now)
     left = (total - run.env_steps) / speeds.mean() if speeds.size and state == "running" else None
     return [
         run.name,
@@ -73,8 +73,8 @@ def row(run: runs.Run, now: float) -> list[str]:
     ]
 
 
-def _state(run: runs.Run, now: float, total: int) -> str:
-    if run.results is not None and run.env_steps >= total:
+def _state(run: runs.Run, now: float) -> str:
+    if run.is_done:
         return "done"
     held = lock.is_held(run.path)
     if held is None:  # by a process of another machine, if it still lives

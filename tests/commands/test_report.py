@@ -24,7 +24,7 @@ from tfrl.envs.registry import games
 from tfrl.reporting import comparison, runs
 from tfrl.reporting.page import render
 from tfrl.run import folder
-from tfrl.run.lock import LOCK_FILE
+from tfrl.run.lock import LOCK_FILE, locked
 
 PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -280,7 +280,8 @@ def test_results_of_another_shape_do_no_harm(content, tmp_path):
 
 
 def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_path):
-    script = "import sys; from tfrl import commands, record; sys.argv[1:] = ['{}']; commands.run(record.main)"
+    script = "import sys; from tfrl import record; from tfrl.cli import endings\n"
+    script += "sys.argv[1:] = ['{}']; endings.run(record.main)"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", script.format(tmp_path)], capture_output=True, text=True
     )
@@ -313,7 +314,7 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     assert status.row(finished, now)[1] == "done"
     assert status.row(half_run, now)[1] == "interrupted"
     lock = half / LOCK_FILE
-    with lock.locked(half):
+    with locked(half):
         assert status.row(half_run, now + 3600)[1] == "running"
     lock.write_text(f"process {os.getpid()} on {os.uname().nodename}")  # left behind
     assert status.row(half_run, now)[1] == "interrupted"

@@ -112,6 +112,20 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
         return True
 
     @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        error = {"squared": "half the squared error", "huber": "Huber's"}[self.value_loss]
+        return {
+            "train/policy_loss": "policy loss",
+            "train/value_loss": f"value loss ({error}{', clipped' if self.clip_value else ''})",
+            "train/entropy": "entropy (nats)",
+            "train/approx_kl": "approximate KL per update (nats)",
+            "train/clip_fraction": "share of clipped ratios",
+            "train/explained_variance": "explained variance of returns",
+            "train/grad_norm": "gradient norm before clipping",
+        }
+
+    @property
     def schedule(self) -> str:
         """The learning rate's schedule, by either of its flags."""
         return "linear" if self.anneal_lr else self.lr_schedule

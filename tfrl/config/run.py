@@ -100,6 +100,11 @@ class RLSettings:
         return network.torso_options(self)
 
     @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles; without any, all under their names."""
+        return {}
+
+    @property
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)

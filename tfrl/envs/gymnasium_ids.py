@@ -269,6 +269,21 @@ def reward_threshold(env_id: str) -> float | None:
     return None if threshold is None else float(threshold)
 
 
+def frames_per_second(env_id: str) -> float:
+    """The env's own speed for people, 30 where it names none. Raises as `specs_of`."""
+    env = make_env(env_id)
+    try:
+        return float(env.metadata.get("render_fps") or 30)
+    finally:
+        env.close()
+
+
+def pictures_are_cheap(env_id: str) -> bool:
+    """Whether frames are drawn by pygame alone. Raises ValueError if there is no such id."""
+    module = str(_find(env_id).entry_point)
+    return module.startswith(("gymnasium.envs.classic_control", "gymnasium.envs.box2d"))
+
+
 def rendering_error(env_id: str, error: Exception) -> str:
     """One sentence for a failure to render, with what to install where it is OpenGL that is missing."""
     spec = _find(env_id)

@@ -1,12 +1,38 @@
-"""Published figures of procgen's games: score ranges, final returns, learning curves (data/README.md)."""
+"""Published figures: procgen's score ranges, final returns and learning curves; returns of any env.
+
+data/README.md says where they are from.
+"""
 
 import csv
 import functools
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 _DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class PublishedReturn:
+    """A return that another project published.
+
+    Attributes:
+      env, algorithm: as they are named there: the env may be of another version.
+      env_steps: how long was trained.
+      mean: over the runs; spread: as they give it, a standard deviation mostly, None where they give none.
+      runs: how many.
+      source: where it stands.
+    """
+
+    env: str
+    algorithm: str
+    env_steps: int
+    mean: float
+    spread: float | None
+    runs: int
+    source: str
 
 
 @functools.cache
@@ -56,3 +82,40 @@ def published_curve(game: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """
     curve = _curves()[game, split]
     return curve[0, :, 0], curve[:, :, 1]
+
+
+@functools.cache
+def _returns() -> tuple[PublishedReturn, ...]:
+    """Reads returns.csv."""
+    with (_DATA / "returns.csv").open(newline="", encoding="utf-8") as file:
+        return tuple(
+            PublishedReturn(
+                env=row["env"],
+                algorithm=row["algorithm"],
+                env_steps=int(row["env_steps"]),
+                mean=float(row["return_mean"]),
+                spread=float(row["spread"]) if row["spread"] else None,
+                runs=int(row["runs"]),
+                source=row["source"],
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+def returns_elsewhere(
+    env: str, algorithm: str, *, distribution_mode: str = "easy", num_levels: int = 200
+) -> list[PublishedReturn]:
+    """What other projects published of an env, in any of its versions, and an algorithm or a variant of it.
+
+    Of procgen's games, on as many training levels of the same mode.
+    """
+    task = f"procgen-{env} {distribution_mode}{num_levels}" if env in _scores() else _without_version(env)
+    return [
+        found
+        for found in _returns()
+        if _without_version(found.env) == task and algorithm == found.algorithm.split("-")[-1]
+    ]
+
+
+def _without_version(env: str) -> str:
+    return re.sub(r"-v\d+$", "", env)

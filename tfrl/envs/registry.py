@@ -30,6 +30,7 @@ class Family:
         that it does not know.
       level_sets: those that evaluations play.
       preset: of PPO, for an env of this family.
+      fps: frames a second at which people see its envs play; 0: each env has its own.
       steps_beside: `act` returns while the envs still step.
       modes: distribution modes that all envs of the family have.
       further_modes: those that some have, with their names.
@@ -42,6 +43,7 @@ class Family:
     level_sets: tuple[str, ...]
     preset: str
     steps_beside: bool = True
+    fps: int = 15
     modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -71,15 +73,15 @@ def _gymnasium_specs(name: str) -> tuple[ArraySpec, ActionSpec]:
 FAMILIES: Mapping[str, Family] = {
     "procgen": Family(
         *("tfrl.envs.procgen", "Procgen", _PROCGEN, _images(64, 64, 3, actions=15), LEVEL_SETS),
-        *("openai-easy", True, _EASY_AND_HARD, _PROCGEN_MODES),
+        *("openai-easy", True, 15, _EASY_AND_HARD, _PROCGEN_MODES),
     ),
     "toys": Family(
         *("tfrl.envs.catch", "Catch", ("catch",), _images(10, 5, 1, actions=3), LEVEL_SETS),
-        *("openai-easy", True, _EASY_AND_HARD),
+        *("openai-easy", True, 15, _EASY_AND_HARD),
     ),
     "gymnasium": Family(
         *("tfrl.envs.gymnasium", "GymnasiumVec", (), _gymnasium_specs, (TEST,)),
-        *("gymnasium", False),
+        *("gymnasium", False, 0),
     ),
 }
 
@@ -120,6 +122,31 @@ def games() -> tuple[str, ...]:
 def env_names() -> tuple[str, ...]:
     """The names that `--env` takes beside Gymnasium's ids."""
     return tuple(name for known in FAMILIES.values() for name in known.names)
+
+
+def level_set_title(env: str, level_set: str) -> str:
+    """The name of one of an env's level sets for people; "evaluation" where there are no levels."""
+    if TRAIN not in family(env).level_sets:
+        return "evaluation"
+    return {TRAIN: "training levels", TEST: "unseen levels"}[level_set]
+
+
+def frames_per_second(env: str) -> float:
+    """The speed at which people see an env play."""
+    if fps := family(env).fps:
+        return fps
+    from tfrl.envs.gymnasium_ids import frames_per_second
+
+    return frames_per_second(env)
+
+
+def pictures_are_cheap(env: str) -> bool:
+    """Whether a frame takes a millisecond or so, without OpenGL: what a run may draw while it trains."""
+    if family(env).fps:
+        return True
+    from tfrl.envs.gymnasium_ids import pictures_are_cheap
+
+    return pictures_are_cheap(env)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
-from tfrl.envs.registry import LEVEL_SETS, TEST, TRAIN
+from tfrl.envs.registry import LEVEL_SETS, TRAIN
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation.episodes import Episodes, split_episodes
 from tfrl.run import rng
@@ -36,13 +35,6 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
         num_levels=task.num_levels if level_set == TRAIN else 0,
         start_level=task.start_level if level_set == TRAIN else 0,
     )
-
-
-def title(env: str, level_set: str) -> str:
-    """The level set for people."""
-    if TRAIN not in registry.family(env).level_sets:
-        return "episodes"
-    return {TRAIN: "training levels", TEST: "unseen levels"}[level_set]
 
 
 def evaluation_columns(level_sets: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,40 +7,36 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from tfrl.cli.flags import flag
-from tfrl.config import ppo
-from tfrl.envs.published import normalized_return, published_curve
-from tfrl.envs.registry import LEVEL_SETS
-from tfrl.reporting.runs import Run, level_set_title, published_applies
-
-# A result depends on these. The preset is only a short word for others; game and seed tell runs of one
-# experiment apart.
-_DECISIVE = {field.name for section in ppo.Config.decisive for field in dataclasses.fields(section)} | {
-    "precision"
-}
-_DECISIVE -= {"env", "preset", "seed"}
+from tfrl.envs import registry
+from tfrl.envs.published import PublishedReturn, normalized_return, published_curve, returns_elsewhere
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.reporting.runs import Run, published_applies
 
 
 @dataclass(frozen=True)
 class Group:
-    """Seeds of one experiment: runs of one game that differ in nothing else that decides a result.
+    """Seeds of one experiment: runs of one env that differ in nothing else that decides a result.
 
     Runs may have come to different env steps. Their curves are compared as far as all have come, and their
     scores where most of them were evaluated.
 
     Attributes:
-      env: the game.
+      env: the env's name.
       mode: its distribution mode.
-      variant: what tells the group's settings from those of other groups, "" where nothing does.
+      algorithm: what trained them.
+      variant: what tells the group from others, its algorithm and settings, "" where nothing does.
       runs: one a seed.
       repeated: runs of the same settings whose seed is that of one of `runs`, which do not count.
     """
 
     env: str
     mode: str
+    algorithm: str
     variant: str
     runs: tuple[Run, ...]
     repeated: tuple[Run, ...] = ()
@@ -49,6 +45,11 @@ class Group:
     def label(self) -> str:
         """The name of the variant in legends."""
         return self.variant or "tfrl"
+
+    @property
+    def level_sets(self) -> tuple[str, ...]:
+        """The level sets of the env: "train" and "test", or, without levels, "test" alone."""
+        return self.runs[0].config.level_sets
 
     @property
     def env_steps(self) -> int:
@@ -100,10 +101,10 @@ class Group:
                 f"{name}: the seeds have come to different env steps ({reached}), so curves are compared up "
                 f"to {self.env_steps:,}."
             )
-        on_scores = {s: self._note_on_scores(s) for s in LEVEL_SETS}
+        on_scores = {s: self._note_on_scores(s) for s in self.level_sets}
         if len({*on_scores.values()}) == 1:  # as evaluations are on both
             on_scores = {"": on_scores["test"]}
-        titles = {s: f" on {level_set_title(s)}" if s else "" for s in on_scores}
+        titles = {s: f" on {level_set_title(self.env, s)}" if s else "" for s in on_scores}
         return found + [
             f"{name}: scores{titles[s]} are those {note}." for s, note in on_scores.items() if note
         ]
@@ -120,16 +121,22 @@ class Group:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Sorts runs into groups, by game and then in the order of their first runs.
+    """Sorts runs into groups, by env and then in the order of their first runs.
 
     Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
     """
-    differing = [name for name in differences(runs) if name in _DECISIVE]
+    several = len({run.config.algorithm for run in runs}) > 1
+    compared: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        compared.setdefault(_compared_with(run), []).append(run)
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        settings = _settings(run)
-        variant = ", ".join(f"{flag(name)[2:]} {settings[name]}" for name in sorted(differing))
-        members.setdefault((run.config.env, run.config.distribution_mode, variant), []).append(run)
+        config, settings = run.config, _settings(run)
+        differing = differences(compared[_compared_with(run)]).keys() & _decisive(config)
+        words = [config.algorithm] if several else []
+        words += [f"{flag(name)[2:]} {settings[name]}" for name in sorted(differing)]
+        key = (config.env, config.distribution_mode, config.algorithm, ", ".join(words))
+        members.setdefault(key, []).append(run)
     groups = [Group(*key, *_one_a_seed(found)) for key, found in members.items()]
     return sorted(groups, key=lambda g: (g.env, g.mode))
 
@@ -140,9 +147,12 @@ def variants(groups: Sequence[Group]) -> list[str]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs, each with its value in every run."""
+    """The settings that are not the same in all runs, each with its value in every run.
+
+    That is "-" for settings that a run's algorithm does not have.
+    """
     settings = [_settings(run) for run in runs]
-    values = {name: [s[name] for s in settings] for name in settings[0]}
+    values = {name: [s.get(name, "-") for s in settings] for some in settings for name in some}
     return {name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
@@ -178,12 +188,44 @@ def published_scores(group: Group) -> Mapping[str, np.ndarray]:
     return scores
 
 
+def returns_of_others(group: Group) -> list[PublishedReturn]:
+    """What other projects published of the group's env, in any version, and its algorithm."""
+    config = group.runs[0].config
+    if config.start_level:
+        return []
+    levels = {"distribution_mode": group.mode, "num_levels": config.num_levels}
+    return returns_elsewhere(group.env, group.algorithm, **levels)
+
+
+def _decisive(config: Any) -> set[str]:
+    """The settings that a result depends on.
+
+    The preset is only a short word for others; env and seed tell runs of one experiment apart.
+    """
+    names = {field.name for section in config.decisive for field in dataclasses.fields(section)}
+    return (names | {"precision"}) - {"env", "preset", "seed"}
+
+
+def _compared_with(run: Run) -> tuple[str, str]:
+    """Runs for which this is the same are told apart by their settings.
+
+    Games have statistics over all of them; each Gymnasium env is for itself, with settings of its own.
+    """
+    env, algorithm = run.config.env, run.config.algorithm
+    return algorithm, "games" if TRAIN in registry.family(env).level_sets else env
+
+
 def _settings(run: Run) -> dict[str, str]:
     """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
     config = run.config
     settings = {name: str(value) for name, value in dataclasses.asdict(config).items()}
-    total_steps = f"{config.num_updates * config.batch_size:,}"
-    return settings | {"total_steps": total_steps, "precision": run.precision}
+    total_steps = f"{config.num_updates * config.steps_per_update:,}"
+    return {
+        "algorithm": config.algorithm,
+        **settings,
+        "total_steps": total_steps,
+        "precision": run.precision,
+    }
 
 
 def _one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from tfrl import __version__
 from tfrl.cli.flags import flag
-from tfrl.envs.published import normalized_return, published_returns
-from tfrl.envs.registry import LEVEL_SETS
+from tfrl.envs.published import PublishedReturn, normalized_return, published_returns
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, family, level_set_title
 from tfrl.reporting import comparison, intervals
 from tfrl.reporting.comparison import Group
-from tfrl.reporting.runs import Run, level_set_title, published_applies
+from tfrl.reporting.runs import Run, published_applies
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _MOST_VIDEOS = 4
@@ -24,8 +24,9 @@ _VIDEO_LIMIT = 12_000_000  # bytes: a page of more opens slowly
 _CAPTIONS = {
     "learning_curves": (
         "Learning curves",
-        "Mean return of the last 100 episodes while training (lines) and in evaluations on unseen levels "
-        "(open markers). Bands and bars go from the least to the greatest seed, as far as all have come.",
+        "Mean return of the last 100 episodes while training (lines) and in evaluations, of games on unseen "
+        "levels (open markers). Bands and bars go from the least to the greatest seed, as far as all have "
+        "come.",
     ),
     "final_scores": (
         "Final scores on unseen levels",
@@ -70,10 +71,10 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
       runs: what it is about; groups: the same runs by what tells them apart.
       pictures: PNG files by the names of `_CAPTIONS`; those without a picture are left out.
     """
-    games = sorted({g.env for g in groups})
+    names = sorted({g.env for g in groups})
     counted = [run for g in groups for run in g.runs]
     seeds = len({run.config.seed for run in counted})
-    title = games[0] if len(games) == 1 else f"{len(games)} games"
+    title = names[0] if len(names) == 1 else f"{len(names)} {_kind(groups)}s"
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     parts = [
         f"<h1>tfrl report: {_text(title)}</h1>",
@@ -81,7 +82,7 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
         f"{_text(__version__)}</p>",
         "<h2>Results</h2>",
         _notes(groups),
-        _table(*_result_rows(groups)),
+        _results(groups),
         _aggregates(groups),
     ]
     for name, (heading, caption) in _CAPTIONS.items():
@@ -106,35 +107,61 @@ def _notes(groups: Sequence[Group]) -> str:
     return f"<ul class='notes'>{found}</ul>" if found else ""
 
 
-def _result_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+def _kind(groups: Sequence[Group]) -> str:
+    """The word for what was learned."""
+    return "game" if all(TRAIN in g.level_sets for g in groups) else "env"
+
+
+def _results(groups: Sequence[Group]) -> str:
+    """Returns a table with a row a group, and under each what others published of its env and algorithm."""
     several = len(comparison.variants(groups)) > 1
-    header = ["game", *(["settings"] if several else []), "seeds", "env steps", "evaluated at"]
-    header += [f"return, {level_set_title(s)}" for s in LEVEL_SETS]
-    header += [f"normalised, {level_set_title(s)}" for s in LEVEL_SETS]
-    published = any(published_applies(g.runs[0].config) for g in groups)
-    header += [f"published return at 25 M, {level_set_title(s)}" for s in LEVEL_SETS] if published else []
     rows = []
     for g in groups:
-        at, returns = g.scored_at("test"), {s: g.returns(s) for s in LEVEL_SETS}
-        counted = sum(map(math.isfinite, returns["test"])) if at is not None else len(g.runs)
-        seeds = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
-        row = [g.env, *([g.label] if several else []), seeds, f"{g.env_steps:,}"]
-        row.append("-" if at is None else f"{at:,}")
-        row += [_mean(returns[s]) for s in LEVEL_SETS]
-        row += [_mean(g.scores(s), 3) for s in LEVEL_SETS]
-        if published:
-            there = published_applies(g.runs[0].config)
-            scores = published_returns(g.env) if there else {}
-            row += [_number(scores.get(f"easy200_25M_{s}", math.nan)) for s in LEVEL_SETS]
-        rows.append(row)
-    return header, rows
+        rows.append(_result_row(g, _kind(groups), several=several))
+        rows += [_published_row(g, found, _kind(groups)) for found in comparison.returns_of_others(g)]
+    return _table_of(rows)
+
+
+def _result_row(g: Group, kind: str, *, several: bool) -> dict[str, str]:
+    at, returns = g.scored_at("test"), {s: g.returns(s) for s in g.level_sets}
+    counted = sum(map(math.isfinite, returns["test"])) if at is not None else len(g.runs)
+    row = {kind: g.env}
+    if several:
+        row["settings"] = g.label
+    row["seeds"] = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
+    row["env steps"] = f"{g.env_steps:,}"
+    row["evaluated at"] = "-" if at is None else f"{at:,}"
+    titles = {s: level_set_title(g.env, s) for s in g.level_sets}
+    row |= {f"return, {title}": _mean(returns[s]) for s, title in titles.items()}
+    if any(g.scores(s).size for s in g.level_sets):
+        row |= {f"normalised, {title}": _mean(g.scores(s), 3) for s, title in titles.items()}
+    if published_applies(g.runs[0].config):
+        finals = published_returns(g.env)
+        row |= {
+            f"published return at 25 M, {title}": _number(finals[f"easy200_25M_{s}"])
+            for s, title in titles.items()
+        }
+    return row
+
+
+def _published_row(g: Group, found: PublishedReturn, kind: str) -> dict[str, str]:
+    """A row of another project's return, under the level set that its source names; else of training."""
+    level_set = "test" if "(test" in found.source or TRAIN not in g.level_sets else TRAIN
+    spread = "" if found.spread is None else f" \u00b1 {found.spread:g}"
+    of = "" if found.env == g.env or found.env.startswith("procgen-") else f" of {found.env}"
+    return {
+        kind: f"{g.env}: published{of}, {found.algorithm} ({found.source})",
+        "seeds": str(found.runs),
+        "env steps": f"{found.env_steps:,}",
+        f"return, {level_set_title(g.env, level_set)}": f"{found.mean:g}{spread}",
+    }
 
 
 def _aggregates(groups: Sequence[Group]) -> str:
     """Returns a table of statistics over all games and seeds, "" where there are fewer than two scores."""
     rows = []
     for name in comparison.variants(groups):
-        members = [g for g in groups if g.label == name]
+        members = [g for g in groups if g.label == name and TRAIN in g.level_sets]
         for level_set in LEVEL_SETS:
             scores = [s for s in (g.scores(level_set) for g in members) if s.size]
             if sum(map(len, scores)) < 2:
@@ -144,7 +171,7 @@ def _aggregates(groups: Sequence[Group]) -> str:
                 value = float(statistic(intervals.pooled(scores)))
                 low, high = intervals.stratified_bootstrap(scores, statistic)
                 cells.append(_number(value, 3) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else ""))
-            rows.append([f"{name}, {level_set_title(level_set)}", *cells])
+            rows.append([f"{name}, {level_set_title(members[0].env, level_set)}", *cells])
     if not rows:
         return ""
     header = ["normalised scores of all runs [95% interval]", "IQM", "mean", "median"]
@@ -179,15 +206,23 @@ def _evaluations(runs: Sequence[Run]) -> str:
         parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
         for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
             names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
-            cells = [_number(part.get(name)) for name in names]
-            cells.append(_number(_normalized(part), 3))
-            cells += [_number(part.get(name)) for name in ("solve_rate", "length_mean")]
-            where = f"{part.get('env')}, {part.get('levels')} levels, {part.get('actions')}"
-            rows.append([run.name, where, str(part.get("episodes")), *cells])
-    if not rows:
-        return ""
-    header = ["run", "what", "episodes", "mean return", "standard error", "median", "IQM", "normalised"]
-    return "<h2>Evaluations</h2>" + _table([*header, "solved", "length (env steps)"], rows)
+            titles = ("mean return", "standard error", "median", "IQM")
+            row = {"run": run.name, "what": _played(part), "episodes": str(part.get("episodes"))}
+            row |= {title: _number(part.get(name)) for name, title in zip(names, titles, strict=True)}
+            if (score := _normalized(part)) is not None:
+                row["normalised"] = _number(score, 3)
+            if part.get("solve_rate") or TRAIN in run.config.level_sets:  # few other envs know of it
+                row["solved"] = _number(part.get("solve_rate"))
+            rows.append(row | {"length (env steps)": _number(part.get("length_mean"))})
+    return "<h2>Evaluations</h2>" + _table_of(rows) if rows else ""
+
+
+def _played(part: Mapping[str, Any]) -> str:
+    """Returns what an evaluation played, in words."""
+    env, level_set = str(part.get("env")), part.get("levels")
+    known = family(env).level_sets
+    levels = [level_set_title(env, level_set)] if TRAIN in known and level_set in known else []
+    return ", ".join([env, *levels, str(part.get("actions"))])
 
 
 def _normalized(part: Mapping[str, Any]) -> float | None:
@@ -204,39 +239,55 @@ def _settings(runs: Sequence[Run]) -> str:
     if differing:
         rows = [[flag(name), *values] for name, values in differing.items()]
         parts += ["<p>Where the runs differ:</p>", _table(["setting", *(run.name for run in runs)], rows)]
-    same = [[flag(n), str(v)] for n, v in vars(runs[0].config).items() if n not in differing]
+    every = {"algorithm": runs[0].config.algorithm, **vars(runs[0].config)}
+    same = [[flag(n), str(v)] for n, v in every.items() if n not in differing]
     what = "The same in all runs" if len(runs) > 1 else "All settings"
     parts.append(f"<details><summary>{what}</summary>{_table(['setting', 'value'], same)}</details>")
     return "".join(parts)
 
 
 def _run_table(runs: Sequence[Run]) -> str:
-    header = [
-        "run",
-        "state",
-        "env steps",
-        *(f"return, {level_set_title(s)}" for s in LEVEL_SETS),
-        "hours",
-        "env steps/s",
-        "precision",
-        "workers x replicas",
-        "weights",
-    ]
     rows = []
     for run in runs:
-        done: Mapping[str, Any] = run.results or {}
+        config, done = run.config, run.results or {}
         _, speed = run.points("time/env_steps_per_second")
         seconds = done.get("seconds")
+        hours = seconds / 3600 if isinstance(seconds, int | float) else None
         rows.append(
-            [run.name, "done" if run.is_done else "not finished", f"{run.env_steps:,}"]
-            + [_number(run.final_return(s)) for s in LEVEL_SETS]
-            + [_number(seconds / 3600 if isinstance(seconds, int | float) else None)]
-            + [_number(sum(speed) / len(speed) if len(speed) else None, 0)]
-            + [run.precision]
-            + [f"{done.get('workers', '?')} x {done.get('replicas', '?')}" if done else "-"]
-            + [str(done.get("weights_sha256", "-"))[:12]]
+            {
+                "run": run.name,
+                "algorithm": config.algorithm,
+                "state": "done" if run.is_done else "not finished",
+                "env steps": f"{run.env_steps:,}",
+                **{
+                    f"return, {level_set_title(config.env, s)}": _number(run.final_return(s))
+                    for s in config.level_sets
+                },
+                "hours": _number(hours),
+                "env steps/s": _number(sum(speed) / len(speed) if len(speed) else None, 0),
+                "precision": run.precision,
+                "workers x replicas": f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
+                if done
+                else "-",
+                "weights": str(done.get("weights_sha256", "-"))[:12],
+            }
         )
-    return "<h2>Runs</h2>" + _table(header, rows)
+    return "<h2>Runs</h2>" + _table_of(rows)
+
+
+def _table_of(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns a table of rows by column, with "-" where a row has not got one.
+
+    A column that the first rows lack stands after the one that it follows in its own row.
+    """
+    header: list[str] = []
+    for row in rows:
+        place = 0
+        for name in row:
+            if name not in header:
+                header.insert(place, name)
+            place = header.index(name) + 1
+    return _table(header, [[row.get(name, "-") for name in header] for row in rows])
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import matplotlib
 
@@ -18,10 +19,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfrl.envs.published import published_curve
-from tfrl.envs.registry import LEVEL_SETS
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import intervals
 from tfrl.reporting.comparison import Group, published_scores, variants
-from tfrl.reporting.runs import level_set_title, published_applies
+from tfrl.reporting.runs import Run, published_applies
+from tfrl.run import files
+from tfrl.run.folder import RESULTS_FILE
+from tfrl.run.metrics import PROGRESS_FILE
 
 # Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
@@ -29,6 +33,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
 _GREY = "#8A8A8A"
 _PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}  # of the grey curves, by level set
+_PLAIN = "while training", "evaluation"  # of curves that are not all of games with levels
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -59,7 +64,7 @@ def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
 
 @styled
 def learning_curves(groups: Sequence[Group]) -> Figure | None:
-    """Draws episode return against env steps, a panel a game, with the published curves of the same task."""
+    """Draws episode return against env steps, a panel an env, with the published curves of the same task."""
     games = _by_game(groups)
     figure, axes = _panels(len(games), width=4.6, height=3.1)
     names = variants(groups)
@@ -77,6 +82,55 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     figure.supylabel("episode return (raw reward)")
     _legend(figure, _curve_handles(groups, names))
     return figure
+
+
+@styled
+def learning_curve(run: Run) -> Figure:
+    """Draws one run's returns and episode lengths against env steps, while training and in evaluations."""
+    config = run.config
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6))
+    for ax, name in zip(axes, ("return", "length"), strict=True):
+        ax.plot(*run.points(f"rollout/episode_{name}"), color=_color(0), label="while training")
+        for v, level_set in enumerate(reversed(config.level_sets), start=1):
+            title = level_set_title(config.env, level_set)
+            style = {"color": _color(v), "marker": _marker(v), "markersize": 4, "linestyle": _dash(v)}
+            if name == "length":
+                ax.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
+                continue
+            _band(ax, run, level_set, _color(v))
+            label = title if title == "evaluation" else f"evaluation, {title}"
+            ax.plot(*run.evaluations(level_set), label=label, **style)
+        ax.set_title("episode return (raw reward)" if name == "return" else "episode length (env steps)")
+        ax.set_xlim(0, run.env_steps * 1.03 or 1)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.suptitle(f"{config.env}, {config.algorithm}, seed {config.seed}", fontsize=10.5)
+    figure.supxlabel("env steps")
+    figure.legend(loc="outside lower left", ncols=3)
+    return figure
+
+
+def save_learning_curve(run: Run) -> Path:
+    """Writes `plots/learning_curve.png` in the run's folder, unless it is there and newer than its progress.
+
+    Returns its path. Raises OSError where it cannot be written.
+    """
+    path = run.path / "plots" / "learning_curve.png"
+    sources = [run.path / name for name in (PROGRESS_FILE, RESULTS_FILE)]
+    newest = max((file.stat().st_mtime for file in sources if file.exists()), default=0.0)
+    if not path.exists() or path.stat().st_mtime <= newest:
+        files.make_folder(path.parent)
+        with files.replacing(path) as staged:
+            learning_curve(run).savefig(staged)
+    return path
+
+
+def _band(ax: Axes, run: Run, level_set: str, color: str) -> None:
+    """Draws a deviation of the episodes' returns on both sides of an evaluation's mean."""
+    (at, mean), (there, deviation) = (
+        run.points(f"eval_{level_set}/{name}") for name in ("return", "return_std")
+    )
+    if len(at) and np.array_equal(at, there):
+        ax.fill_between(at, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
 
 
 @styled
@@ -168,7 +222,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
             if max(map(len, scores)) > 1:
                 low, high = intervals.profile_band(scores, thresholds)
                 ax.fill_between(thresholds, low, high, step="post", color=_color(v), alpha=0.18, linewidth=0)
-        ax.set_title(level_set_title(level_set))
+        ax.set_title(level_set_title(groups[0].env, level_set))
         ax.set_xlabel("normalised score \u03c4")
         ax.set_ylim(-0.02, 1.02)
     axes[0].set_ylabel("share of runs with a score above \u03c4")
@@ -182,38 +236,45 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-_TRAINING = {
-    "train/policy_loss": "policy loss",
-    "train/value_loss": "value loss (half the squared error{clipped})",
-    "train/entropy": "entropy (nats)",
-    "train/approx_kl": "approximate KL per update (nats)",
-    "train/clip_fraction": "share of clipped ratios",
-    "train/explained_variance": "explained variance of returns",
-    "train/grad_norm": "gradient norm before clipping",
+_OF_ALL_ALGORITHMS = {
     "rollout/episode_length": "episode length (env steps)",
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
 _MOST_LINES = 6
 
 
+def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
+    """The metrics to draw, by what the settings of each algorithm say of them."""
+    titles: dict[str, str] = {}
+    for run in runs:
+        of_run = run.config.metric_titles or {
+            name: name.removeprefix("train/").replace("_", " ")
+            for name in run.progress
+            if name.startswith("train/")
+        }
+        for column, title in of_run.items():
+            if titles.setdefault(column, title) != title:
+                titles[column] = f"{title.partition(' (')[0]} (not the same in all runs)"
+    return titles | _OF_ALL_ALGORITHMS
+
+
 @styled
 def training(groups: Sequence[Group]) -> Figure | None:
     """Draws losses, KL, entropy and throughput against env steps: a line a run, by variant where many."""
     names, runs = variants(groups), [run for g in groups for run in g.runs]
-    figure, axes = _panels(len(_TRAINING), width=3.7, height=2.5, columns=3)
+    titles = _training_titles(runs)
+    figure, axes = _panels(len(titles), width=3.7, height=2.5, columns=3)
     end = max(run.env_steps for run in runs)
-    clipping = {run.config.clip_value for run in runs}
-    clipped = {(True,): ", clipped", (False,): ""}.get((*clipping,), ", clipped in some")
     if len(runs) > _MOST_LINES:  # no mean: runs of different games and lengths have none
         styles = [names.index(g.label) for g in groups for _ in g.runs]
         labels = [f"{name}, a line for each of {styles.count(v)}" for v, name in enumerate(names)]
         width = {"linewidth": 0.7, "alpha": max(0.25, min(0.6, 6 / len(runs)))}
     else:
         styles, labels, width = range(len(runs)), [run.name for run in runs], {"linewidth": 1.2}
-    for ax, (column, title) in zip(axes, _TRAINING.items(), strict=True):
+    for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, v in zip(runs, styles, strict=True):
             ax.plot(*run.points(column), color=_color(v), linestyle=_dash(v), **width)
-        ax.set_title(title.format(clipped=clipped))
+        ax.set_title(title)
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -273,11 +334,14 @@ def _published_level_sets(groups: Sequence[Group]) -> list[str]:
 
 def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D | Patch]:
     handles: list[Line2D | Patch] = []
+    games = all(TRAIN in g.level_sets for g in groups)
+    training, evaluated = ("training levels", "unseen levels (evaluation)") if games else _PLAIN
     for v, name in enumerate(names):
-        line = Line2D([], [], color=_color(v), linestyle=_dash(v), label=f"{name}, training levels")
-        handles += [line, _dot(_color(v), _marker(v), f"{name}, unseen levels (evaluation)", False)]
+        line = Line2D([], [], color=_color(v), linestyle=_dash(v), label=f"{name}, {training}")
+        handles += [line, _dot(_color(v), _marker(v), f"{name}, {evaluated}", False)]
+    published_env = next((g.env for g in groups if TRAIN in g.level_sets), "")
     for level_set in _published_level_sets(groups):
-        label = f"train-procgen (published), {level_set_title(level_set)}"
+        label = f"train-procgen (published), {level_set_title(published_env, level_set)}"
         dash = _PUBLISHED_DASHES[level_set]
         handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))
     if _several_seeds(groups) or len(handles) > 2 * len(names):

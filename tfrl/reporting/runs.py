@@ -59,11 +59,12 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end and left results."""
-        return (
-            self.results is not None
-            and self.env_steps >= self.config.num_updates * self.config.steps_per_update
-        )
+        """Whether it has come to its end, or to --solved-at, and left results."""
+        if self.results is None:
+            return False
+        wanted, reached = self.config.solved_at, self.results.get("episode_return")
+        solved = wanted is not None and isinstance(reached, int | float) and reached >= wanted
+        return solved or self.env_steps >= self.config.num_updates * self.config.steps_per_update
 
     @property
     def precision(self) -> str:
@@ -71,7 +72,7 @@ class Run:
         return str((self.results or {}).get("precision", self.config.precision))
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
-        """Env steps and mean returns of the evaluations on "train" or "test" levels, both float64 [P]."""
+        """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
         steps, values = self.points(f"eval_{level_set}/return")
         score: Any = self.results
         for key in ("eval", level_set, "return"):
@@ -93,7 +94,7 @@ class Run:
         return float(values[-1]) if values.size else float("nan")
 
     def final_return(self, level_set: str) -> float:
-        """The last evaluation's mean return on "train" or "test" levels; NaN before the first one.
+        """The last evaluation's mean return on a level set; NaN before the first one.
 
         On training levels without an evaluation, the mean of the last 100 episodes while training.
         """
@@ -103,7 +104,7 @@ class Run:
         return self.training_return(self.env_steps) if level_set == "train" else float("nan")
 
     def normalized(self, value: float) -> float:
-        """A return of this run's game as a normalised score; NaN where no range is published."""
+        """A return of this run's env as a normalised score; NaN where no range is published."""
         score = normalized_return(self.config.env, self.config.distribution_mode, value)
         return float("nan") if score is None else score
 
@@ -148,11 +149,6 @@ def published_applies(config: Any) -> bool:
     """Whether train-procgen's published curves are of the same task: easy, 200 levels from 0."""
     same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
     return same and normalized_return(config.env, "easy", 0.0) is not None
-
-
-def level_set_title(level_set: str) -> str:
-    """The name of a level set for people."""
-    return {"train": "training levels", "test": "unseen levels"}[level_set]
 
 
 def _read_progress(path: Path) -> dict[str, np.ndarray]:

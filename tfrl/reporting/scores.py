@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from tfrl.envs.published import normalized_return
+from tfrl.envs.registry import level_set_title
 from tfrl.evaluation.episodes import Player, play, split_episodes
-from tfrl.evaluation.levels import level_spec, title
+from tfrl.evaluation.levels import level_spec
 from tfrl.reporting import intervals
 
 
@@ -20,7 +21,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
     num_envs, each = split_episodes(episodes)
     spec = level_spec(task, level_set, num_envs)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{task.env}, {title(task.env, level_set)}", total=num_envs * each)
+        bar = progress.add_task(f"{task.env}, {level_set_title(task.env, level_set)}", total=num_envs * each)
         played = play(
             player,
             spec,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.envs.registry import level_set_title
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE, read_json
 
@@ -39,19 +40,25 @@ def read(run: Path) -> dict[str, Any] | None:
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows for people."""
-    header = [f"{results['env']}, {results['env_steps']:,} env steps", "return", "normalised", "episodes"]
-    rows = [_row("while training", results, "last 100")]
+    """Header and rows for people; normalised returns where there are any."""
+    env = results["env"]
+    found = {"while training": {**results, "return": results["episode_return"], "episodes": "last 100"}}
     for level_set, score in results["eval"].items():
         if isinstance(score, Mapping):
-            rows.append(_row(f"evaluation, {level_set}", score, str(score["episodes"])))
-    return header, rows
+            title = level_set_title(env, level_set)
+            found[title if title == "evaluation" else f"evaluation, {title}"] = score
+    names = ["return", "episodes"]
+    if any(_finite(score["normalized_return"]) is not None for score in found.values()):
+        names.insert(1, "normalized_return")
+    title = f"{results['algorithm']} on {env}, {results['env_steps']:,} env steps"
+    header = [title, *("normalised" if name == "normalized_return" else name for name in names)]
+    return header, [[title, *(_cell(score[name]) for name in names)] for title, score in found.items()]
 
 
-def _row(name: str, score: Mapping[str, Any], episodes: str) -> list[str]:
-    episode_return = score.get("return", score.get("episode_return"))
-    cells = (episode_return, score["normalized_return"])
-    return [name, *("-" if _finite(c) is None else f"{c:.2f}" for c in cells), episodes]
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if math.isfinite(value) else "-"
+    return "-" if value is None else str(value)
 
 
 def _finite(value: Any) -> Any:
