@@ -1,4 +1,4 @@
-"""python -m tfrl.evaluate RUN: how good a policy is, on training and unseen levels."""
+"""python -m tfrl.evaluate RUN: how good a policy is, in games on training and unseen levels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tfrl.cli.settings import NATURAL, check_ranges
 from tfrl.config.run import EPISODES
 from tfrl.config.task import check as check_task
 from tfrl.envs import registry
+from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy_files
+from tfrl.evaluation.levels import check_level_set
 from tfrl.reporting.scores import evaluate_levels
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, check_writable
@@ -39,7 +41,7 @@ class Options:
     seed: int | None = None
     """Decides levels and actions; None: the run's, which plays what the evaluation in training plays."""
     checkpoint: str = "last"
-    """last, best (by the return on unseen levels) or the number of an update."""
+    """last, best (by the return in evaluations) or the number of an update."""
     precision: Literal["run", "float32", "bfloat16"] = "run"
     """Of the torso; run: that of the run."""
     out: str | None = None
@@ -64,15 +66,11 @@ def main(arguments: Sequence[str]) -> int:
         from tfrl.evaluation import policy
 
         player = policy.load(source, options.precision, greedy=options.greedy)
-    known = source.config.level_sets
-    level_sets = known if options.levels == "both" else (options.levels,)
-    if not {*level_sets} <= {*known}:
-        raise UserError(f"{source.config.env} has no levels: leave --levels out.")
     found = [
         evaluate_levels(player, task, level_set, options.episodes)
         | {"actions": "greedy" if options.greedy else "sampled"}
         for task in tasks
-        for level_set in level_sets
+        for level_set in (task.level_sets if options.levels == "both" else (options.levels,))
     ]
     content = {
         "checkpoint": source.name,
@@ -90,7 +88,7 @@ def _task(config: Any, game: str, options: Options) -> Any:
     """The run's settings with the game and seed to evaluate.
 
     Raises:
-      UserError: there is no such game, or not in the run's distribution mode, or not for the run's network.
+      UserError: there is no such env or level set, or not in the run's mode, or not for its network.
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
@@ -99,6 +97,8 @@ def _task(config: Any, game: str, options: Options) -> Any:
         raise UserError(
             f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
         )
+    if options.levels != "both":
+        check_level_set(task.env, options.levels)
     return task
 
 
@@ -118,24 +118,30 @@ def _show(content: dict[str, Any]) -> None:
     title = f"{content['checkpoint']}, {content['env_steps']:,} env steps, {actions} actions"
     # Narrow, so that it fits a terminal of 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("game", "levels"):
-        table.add_column(name, no_wrap=True)
-    for name in ("episodes", "return", "median", "IQM", "normalised", "solved", "length"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in content["evaluations"]:
-        error, score = row["return_standard_error"], row["normalized_return"]
-        table.add_row(
-            row["env"],
-            row["levels"],
-            str(row["episodes"]),
-            f"{row['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
-            f"{row['return_median']:.2f}",
-            f"{row['return_iqm']:.2f}",
-            "-" if score is None else f"{score:.3f}",
-            f"{row['solve_rate']:.0%}",
-            f"{row['length_mean']:.0f}",
-        )
+    rows = [_cells(row) for row in content["evaluations"]]
+    told = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    for name in told:
+        table.add_column(name, no_wrap=True, justify="left" if name in ("env", "levels") else "right")
+    for row in rows:
+        table.add_row(*(row[name] for name in told))
     Console().print(table)
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """The cells of an evaluation by column, "-" where there is nothing to tell: envs without levels."""
+    error, score = row["return_standard_error"], row["normalized_return"]
+    levels = TRAIN in registry.family(row["env"]).level_sets
+    return {
+        "env": row["env"],
+        "levels": row["levels"] if levels else "-",
+        "episodes": str(row["episodes"]),
+        "return": f"{row['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
+        "median": f"{row['return_median']:.2f}",
+        "IQM": f"{row['return_iqm']:.2f}",
+        "normalised": "-" if score is None else f"{score:.3f}",
+        "solved": f"{row['solve_rate']:.0%}" if levels or row["solve_rate"] else "-",
+        "length": f"{row['length_mean']:.0f}",
+    }
 
 
 if __name__ == "__main__":

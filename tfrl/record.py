@@ -1,12 +1,13 @@
-"""python -m tfrl.record RUN: a video of the policy, in a grid of episodes, as people see the game."""
+"""python -m tfrl.record RUN: a video of the policy, in a grid of episodes, as people see the env."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,13 +15,14 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
-from tfrl.config.ppo import READER
+from tfrl.envs import registry
 from tfrl.evaluation import policy_files
-from tfrl.reporting.recording import Recording, save
+from tfrl.evaluation.levels import check_level_set
+from tfrl.evaluation.uniform import UniformPolicy, check_no_run, task_without_run
+from tfrl.reporting import recording
+from tfrl.reporting.recording import Recording
+from tfrl.reporting.window import Window
 from tfrl.run import files
-
-if TYPE_CHECKING:
-    from tfrl.evaluation import policy
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
 _TILES = Range(1, 100)  # a larger grid is more than players show
@@ -32,53 +34,63 @@ class Options(Recording):
 
     format: Literal["mp4", "gif"] = "mp4"
     """A gif is shown in half the size."""
+    window: bool = False
+    """Show the policy in a window instead of writing a file; closing it, Escape or q ends."""
     greedy: bool = False
     """Take the most likely action instead of drawing one."""
     seed: int | None = None
     """Decides levels and actions; None: the run's."""
     checkpoint: str = "last"
-    """last, best (by the return on unseen levels) or the number of an update."""
+    """last, best (by the return in evaluations) or the number of an update."""
     random: str | None = None
-    """An env to show with an untrained policy, without a run."""
+    """An env to show with a random policy, without a run."""
     out: str | None = None
     """The file, whose ending decides the format; None: in the run's videos folder, or RANDOM.mp4 here."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Records a video; the exit code."""
-    words, options = command_line.parse(Options, arguments, _USAGE, "Write a video of a policy at play.")
+    """Records a video, or shows a window; the exit code."""
+    words, options = command_line.parse(Options, arguments, _USAGE, "Show a policy at play.")
     check_ranges(options, {"episodes": _TILES, "max_steps": COUNT, "seed": NATURAL})
     if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
+    if options.window and options.out:
+        raise UserError("--window writes no file; leave --out out, or --window.")
     if options.random:
-        if words:
-            raise UserError(f"--random takes no run; got {words[0]}.")
-        path = Path(options.out or f"{options.random}.{options.format}")
-        config, player = _untrained(options)
-        _save(player, config, path, options)
-        print(path)
-        return 0
+        check_no_run(words)
+        return _record_random(options)
     return _record_run(Path(command_line.one(words, "run", _USAGE)), options)
 
 
-def _save(player: policy.Policy, config: Any, path: Path, options: Options) -> np.ndarray:
-    """As `save`; raises UserError if the file cannot be written."""
-    try:
-        return save(player, config, path, options, player.probabilities if options.overlay else None)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
+def _record_random(options: Options) -> int:
+    task = task_without_run(options.random, options.seed)
+    check_level_set(task.env, options.levels)
+    player = UniformPolicy(registry.specs(task.env)[1])
+    with _window(task.env, options) as window:
+        if window is not None:
+            recording.show(player, task, window, options, player.probabilities)
+            return 0
+    path = Path(options.out or f"{task.env.replace('/', '-')}.{options.format}")
+    _save(player, task, path, options)
+    print(path)
+    return 0
 
 
 def _record_run(run: Path, options: Options) -> int:
     source = policy_files.find(run, options.checkpoint)
     seed = source.config.seed if options.seed is None else options.seed
     config = dataclasses.replace(source.config, seed=seed)
-    with quiet_start():
-        from tfrl.evaluation import policy
-        from tfrl.run import metrics
+    check_level_set(config.env, options.levels)
+    with _window(config.env, options) as window:
+        with quiet_start():
+            from tfrl.evaluation import policy
+            from tfrl.run import metrics
 
-        player = policy.load(source, greedy=options.greedy)
-    name = f"{config.env}-{options.levels}-{source.env_steps}.{options.format}"
+            player = policy.load(source, greedy=options.greedy)
+        if window is not None:
+            recording.show(player, config, window, options, player.probabilities)
+            return 0
+    name = f"{config.env.replace('/', '-')}-{options.levels}-{source.env_steps}.{options.format}"
     path = Path(options.out) if options.out else run / "videos" / name
     frames = _save(player, config, path, options)
     try:
@@ -89,15 +101,19 @@ def _record_run(run: Path, options: Options) -> int:
     return 0
 
 
-def _untrained(options: Options) -> tuple[Any, policy.Policy]:
-    flags = ["--env", options.random, "--seed", str(1 if options.seed is None else options.seed)]
-    config = READER.parse(flags)
-    if config.has_unseen_levels:
-        config = dataclasses.replace(config, num_levels=0)
-    with quiet_start():
-        from tfrl.evaluation import policy
+def _save(player: Any, task: Any, path: Path, options: Options) -> np.ndarray:
+    """As `recording.save`; raises UserError if the file cannot be written."""
+    try:
+        return recording.save(player, task, path, options, player.probabilities)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
 
-        return config, policy.untrained(config, greedy=options.greedy)
+
+def _window(env: str, options: Options) -> contextlib.AbstractContextManager[Any]:
+    """Returns the window that was asked for, opened before anything that takes long; else None."""
+    if not options.window:
+        return contextlib.nullcontext()
+    return Window(env, fps=registry.frames_per_second(env))
 
 
 if __name__ == "__main__":

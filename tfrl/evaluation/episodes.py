@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.vec_env import Step, VecEnv
@@ -85,9 +86,12 @@ def play(
       watcher: sees every step.
       max_steps: of each env, after which what is not finished stays 0 in the result.
       broken_off: asked before each step; True ends the playing in the same way.
+
+    Raises:
+      UserError: the env cannot be made here.
     """
     watcher = watcher or Watcher()
-    env = registry.make(spec, indices)
+    env = _make(spec, indices)
     generators = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
     tally = _Tally(len(indices), episodes_each)
     actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
@@ -110,6 +114,13 @@ def play(
         step += 1
     env.close()
     return tally.played
+
+
+def _make(spec: EnvSpec, indices: Sequence[int]) -> VecEnv:
+    try:
+        return registry.make(spec, indices)
+    except ValueError as error:
+        raise UserError(f"{str(error).rstrip('.')}.") from None
 
 
 class _Tally:

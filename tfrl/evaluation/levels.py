@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.errors import UserError
+from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
 from tfrl.envs.spec import EnvSpec
@@ -35,6 +37,12 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
         num_levels=task.num_levels if level_set == TRAIN else 0,
         start_level=task.start_level if level_set == TRAIN else 0,
     )
+
+
+def check_level_set(env: str, level_set: str) -> None:
+    """Raise UserError if the env has no such level set."""
+    if level_set not in registry.family(env).level_sets:
+        raise UserError(f"{env} has no levels: leave --levels out.")
 
 
 def evaluation_columns(level_sets: tuple[str, ...]) -> tuple[str, ...]:

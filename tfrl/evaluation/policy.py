@@ -83,11 +83,6 @@ def load(source: PolicySource, precision: str = "run", *, greedy: bool = False) 
     return policy
 
 
-def untrained(config: Any, *, greedy: bool = False) -> Policy:
-    """The policy that a run of these settings starts from: close to uniform."""
-    return _build(config, config.precision, greedy=greedy)
-
-
 def _build(config: Any, precision: str, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):

@@ -1,4 +1,4 @@
-"""Videos of a policy at play: a grid of episodes, as people see the env."""
+"""Shows a policy at play, in a video or a window: a grid of episodes, as people see the env."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tfrl.envs.registry import frames_per_second
 from tfrl.evaluation.episodes import Player, play
-from tfrl.evaluation.levels import level_spec
-from tfrl.reporting import video
+from tfrl.evaluation.levels import check_level_set, level_spec
+from tfrl.reporting.video import Frames, Grid, Writer
+from tfrl.reporting.window import Window
 from tfrl.run import files, rng
 
-FPS = 15  # procgen's own speed for people
+Probabilities = Callable[[np.ndarray], np.ndarray] | None
+"""Gives those of each action, float32 [B, A], of observations; None where a policy has none."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,15 @@ class Recording:
     episodes: int = 4
     """Episodes, side by side in a grid, each on its own level."""
     levels: Literal["train", "test"] = "test"
-    """The run's training levels, or unseen ones."""
+    """The run's training levels, or unseen ones; envs without levels have test alone."""
     overlay: bool = True
-    """Show step, return and the probabilities of actions below the game."""
+    """Show step, return and actions below the env: their probabilities, or each of their numbers."""
     max_steps: int = 1000
     """Env steps after which the video ends."""
 
 
 def save(
-    player: Player,
-    task: Any,
-    path: Path,
-    options: Recording,
-    probabilities: Callable[[np.ndarray], np.ndarray] | None = None,
+    player: Player, task: Any, path: Path, options: Recording, probabilities: Probabilities = None
 ) -> np.ndarray:
     """Plays one episode in each of `options.episodes` envs and writes the video.
 
@@ -46,32 +45,56 @@ def save(
       task: the run's settings: the env and its training levels.
       path: the file; its folder is made.
       options: what of it is shown.
-      probabilities: of each action, float32 [B, A], of observations, for the overlay; None where actions are
-        continuous, which the overlay shows as they are.
+      probabilities: for the overlay; without them it shows the actions as they are.
 
     Returns:
       A small version of the beginning, uint8 [T, H, W, 3], for TensorBoard.
 
-    Raises OSError if the file cannot be written.
+    Raises:
+      OSError: the file cannot be written.
+      UserError: the env cannot be rendered.
     """
-    spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
+    scale = 2 if path.suffix == ".gif" or options.episodes > 4 else 1
     files.make_folder(path.parent)
     with files.replacing(path) as staged:
         staged.touch()  # says what is wrong better than the encoder would
-        with video.Writer(staged, fps=FPS) as writer:
-            grid = video.Grid(
-                options.episodes,
-                writer,
-                overlay=options.overlay,
-                probabilities=probabilities,
-                scale=2 if path.suffix == ".gif" or options.episodes > 4 else 1,
-            )
-            play(
-                player,
-                dataclasses.replace(spec, render=True),
-                range(options.episodes),
-                episodes_each=1,
-                watcher=grid,
-                max_steps=options.max_steps,
-            )
+        with Writer(staged, fps=frames_per_second(task.env)) as writer:
+            grid = _play(player, task, writer, options, probabilities, scale=scale)
     return grid.preview
+
+
+def show(
+    player: Player, task: Any, window: Window, options: Recording, probabilities: Probabilities = None
+) -> None:
+    """Plays one episode in each of `options.episodes` envs in a window, until all are over or it is closed.
+
+    Raises UserError if the env cannot be rendered.
+    """
+    scale = 2 if options.episodes > 1 else 1  # four at full size are higher than most screens
+    play_on = {"scale": scale, "broken_off": lambda: window.closed}
+    _play(player, task, window, options, probabilities, **play_on)
+
+
+def _play(
+    player: Player,
+    task: Any,
+    frames: Frames,
+    options: Recording,
+    probabilities: Probabilities,
+    *,
+    scale: int,
+    broken_off: Callable[[], bool] = lambda: False,
+) -> Grid:
+    check_level_set(task.env, options.levels)
+    grid = Grid(options.episodes, frames, overlay=options.overlay, probabilities=probabilities, scale=scale)
+    spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
+    play(
+        player,
+        dataclasses.replace(spec, render=True),
+        range(options.episodes),
+        episodes_each=1,
+        watcher=grid,
+        max_steps=options.max_steps,
+        broken_off=broken_off,
+    )
+    return grid

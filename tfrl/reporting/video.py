@@ -12,10 +12,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tfrl.cli.errors import UserError
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation.episodes import Watcher
 from tfrl.run import files
@@ -23,6 +26,8 @@ from tfrl.run.metrics import VIDEO_STRIDE
 
 _TILE = 512
 _CAPTION = 64
+_BARS_LEFT = 172  # of a caption, right of its text
+_WIDEST_BAR = 48
 _PREVIEW_STEPS = 300
 _PREVIEW_WIDTH = 128
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
@@ -41,6 +46,13 @@ def ffmpeg() -> str:
     folders = package.submodule_search_locations if package else None
     bundled = [str(file) for folder in folders or () for file in Path(folder).glob("binaries/ffmpeg-*")]
     return os.environ.get("IMAGEIO_FFMPEG_EXE") or next(iter(bundled), "ffmpeg")
+
+
+class Frames(Protocol):
+    """Where frames uint8 [H, W, 3] of one size go: a file or a window."""
+
+    def append(self, frame: np.ndarray) -> None:
+        """Adds a frame."""
 
 
 class Writer:
@@ -131,26 +143,27 @@ class _Gif:
 class Grid(Watcher):
     """Watches one episode in each env, draws them side by side, and keeps a small preview.
 
-    An episode that is over keeps its last frame, darker.
+    Frames of any size are fitted into tiles of one. An episode that is over keeps its last frame, darker.
 
     Args:
       count: how many envs.
-      writer: where frames go.
-      overlay: a caption below each game.
-      probabilities: of each action, float32 [B, A], of observations uint8 [B, H, W, C].
-      scale: divides the size of a game, 512 x 512.
+      sink: where frames go; their height and width are even.
+      overlay: a caption below each env.
+      probabilities: of each action, float32 [B, A], of observations [B, *shape]; None where a policy has
+        none: the caption then shows the actions themselves.
+      scale: divides the size of a tile, 512 x 512.
     """
 
     def __init__(
         self,
         count: int,
-        writer: Writer,
+        sink: Frames,
         *,
         overlay: bool,
         probabilities: Callable[[np.ndarray], np.ndarray] | None,
         scale: int,
     ) -> None:
-        self._writer = writer
+        self._sink = sink
         self._overlay = overlay
         self._probabilities = probabilities
         self._scale = scale
@@ -159,7 +172,7 @@ class Grid(Watcher):
         self._step = 0
         self._tiles: list[Image.Image] = [Image.new("RGB", self._tile_size)] * count
         self._preview: list[np.ndarray] = []
-        self._frames = 0
+        self._shown = 0
 
     @property
     def _tile_size(self) -> tuple[int, int]:
@@ -171,14 +184,18 @@ class Grid(Watcher):
         return np.stack(self._preview)
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Draws what the policy sees and does."""
-        frames = env.render()
-        chances = self._probabilities(observations) if self._probabilities else None
+        """Draws what the policy sees and does. Raises UserError if the env cannot be rendered."""
+        try:
+            frames = env.render()
+        except ValueError as error:
+            raise UserError(f"{str(error).rstrip('.')}.") from None
+        chances = self._probabilities(observations) if self._probabilities and self._overlay else None
         for i in np.flatnonzero(~self._over):
             tile = Image.new("RGB", self._tile_size, _LOOK["back"])
-            tile.paste(Image.fromarray(np.asarray(frames[i])))
+            _paste_fitted(tile, np.asarray(frames[i]))
             if self._overlay:
-                self._caption(tile, i, actions[i], None if chances is None else chances[i])
+                self._caption(tile, i)
+                _draw_action(tile, env.action_spec, actions[i], None if chances is None else chances[i])
             self._tiles[i] = tile
         self._show()
 
@@ -198,20 +215,10 @@ class Grid(Watcher):
         if self._over.all():
             self._show()
 
-    def _caption(self, tile: Image.Image, i: int, action: int, chances: np.ndarray | None) -> None:
+    def _caption(self, tile: Image.Image, i: int) -> None:
         draw = ImageDraw.Draw(tile)
         draw.text((12, _TILE + 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
         draw.text((12, _TILE + 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
-        if chances is None:
-            return
-        names = _ACTIONS.get(len(chances), "?" * len(chances))
-        width = (_TILE - 180) // len(chances)
-        for a, (name, chance) in enumerate(zip(names, chances, strict=True)):
-            left, base = 172 + a * width, _TILE + 42
-            color = _LOOK["chosen" if a == action else "bar"]
-            top = base - max(1, round(36 * float(chance)))
-            draw.rectangle((left + 2, top, left + width - 3, base), fill=color)
-            draw.text((left + width // 2, base + 11), name, anchor="mm", font=_font(16), fill=color)
 
     def _show(self) -> None:
         columns = math.ceil(math.sqrt(len(self._tiles)))
@@ -220,13 +227,59 @@ class Grid(Watcher):
         whole = Image.new("RGB", (columns * width, rows * height), _LOOK["back"])
         for i, tile in enumerate(self._tiles):
             whole.paste(tile, (i % columns * width, i // columns * height))
-        if self._frames < _PREVIEW_STEPS and self._frames % VIDEO_STRIDE == 0:
+        if self._shown < _PREVIEW_STEPS and self._shown % VIDEO_STRIDE == 0:
             small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
             self._preview.append(np.asarray(whole.resize(small)))
-        self._frames += 1
+        self._shown += 1
         if self._scale > 1:
             whole = whole.resize((whole.width // self._scale, whole.height // self._scale))
-        self._writer.append(np.asarray(whole))
+        self._sink.append(np.asarray(whole))
+
+
+def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
+    """Draws a frame uint8 [H, W, 3] as large as it fits into the tile's square, in its middle."""
+    picture = Image.fromarray(frame)
+    if picture.size != (_TILE, _TILE):
+        factor = _TILE / max(picture.size)
+        size = [max(1, round(length * factor)) for length in picture.size]
+        # Small pictures are of pixels that one is to see.
+        picture = picture.resize(size, Image.Resampling.NEAREST if factor > 2 else Image.Resampling.LANCZOS)
+    tile.paste(picture, ((_TILE - picture.width) // 2, (_TILE - picture.height) // 2))
+
+
+def _draw_action(tile: Image.Image, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None) -> None:
+    """Draws a bar for each of a few actions, or for each number of a continuous one, from -1 to 1."""
+    if not isinstance(spec, Discrete):
+        _draw_numbers(tile, action)
+        return
+    if chances is None:
+        chances = np.eye(spec.n)[action]
+    names = _ACTIONS.get(spec.n) or [str(a) for a in range(spec.n)]
+    for a, (name, chance) in enumerate(zip(names, chances, strict=True)):
+        left, right = _bar(a, spec.n)
+        color, base = _LOOK["chosen" if a == action else "bar"], _TILE + 42
+        draw = ImageDraw.Draw(tile)
+        draw.rectangle((left, base - max(1, round(36 * float(chance))), right, base), fill=color)
+        if right - left > 12:
+            draw.text(((left + right) // 2, base + 11), name, anchor="mm", font=_font(16), fill=color)
+
+
+def _draw_numbers(tile: Image.Image, action: np.ndarray) -> None:
+    """Draws bars up or down from a line that stands for 0, float32 [D]."""
+    draw, middle = ImageDraw.Draw(tile), _TILE + _CAPTION // 2
+    for d, number in enumerate(np.clip(action, -1, 1)):
+        left, right = _bar(d, len(action))
+        end = middle - round(26 * float(number))
+        draw.rectangle((left, middle - 27, right, middle + 27), outline=_LOOK["bar"])
+        draw.rectangle((left, min(middle, end), right, max(middle, end)), fill=_LOOK["chosen"])
+    draw.line((_BARS_LEFT - 6, middle, right + 6, middle), fill=_LOOK["text"])
+
+
+def _bar(index: int, count: int) -> tuple[int, int]:
+    """Returns the left and right end of one of `count` bars in a caption."""
+    width = min(_WIDEST_BAR, (_TILE - 8 - _BARS_LEFT) / count)
+    left = _BARS_LEFT + index * width
+    return round(left + min(2, width / 8)), max(round(left), round(left + width - min(3, width / 4)))
 
 
 @functools.cache
