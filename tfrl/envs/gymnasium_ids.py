@@ -278,10 +278,16 @@ def frames_per_second(env_id: str) -> float:
         env.close()
 
 
-def pictures_are_cheap(env_id: str) -> bool:
-    """Whether frames are drawn by pygame alone. Raises ValueError if there is no such id."""
-    module = str(_find(env_id).entry_point)
-    return module.startswith(("gymnasium.envs.classic_control", "gymnasium.envs.box2d"))
+# Modules whose envs draw by pygame, or by an emulator of their own, and not by OpenGL.
+_WITHOUT_OPENGL = (
+    *("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text"),
+    "ale_py",
+)
+
+
+def draws_with_opengl(env_id: str) -> bool:
+    """Whether an env's pictures need OpenGL, or may need it. Raises ValueError if there is no such id."""
+    return not str(_find(env_id).entry_point).startswith(_WITHOUT_OPENGL)
 
 
 def rendering_error(env_id: str, error: Exception) -> str:

@@ -140,13 +140,13 @@ def frames_per_second(env: str) -> float:
     return frames_per_second(env)
 
 
-def pictures_are_cheap(env: str) -> bool:
-    """Whether a frame takes a millisecond or so, without OpenGL: what a run may draw while it trains."""
+def draws_with_opengl(env: str) -> bool:
+    """Whether OpenGL draws an env's frames for people, as far as is known; else they take milliseconds."""
     if family(env).fps:
-        return True
-    from tfrl.envs.gymnasium_ids import pictures_are_cheap
+        return False
+    from tfrl.envs.gymnasium_ids import draws_with_opengl
 
-    return pictures_are_cheap(env)
+    return draws_with_opengl(env)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
@@ -174,4 +174,9 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
         raise ValueError(f"{spec.name} has no distribution mode {spec.distribution_mode!r}")
     kind = getattr(importlib.import_module(known.module), known.kind)
-    return kind(spec, list(range(spec.num_envs) if indices is None else indices))
+    indices = list(range(spec.num_envs) if indices is None else indices)
+    if spec.render and draws_with_opengl(spec.name):
+        from tfrl.envs.apart import Apart
+
+        return Apart(kind, spec, indices)
+    return kind(spec, indices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import TracebackType
 
 import numpy as np
@@ -25,8 +26,10 @@ class Window:
     """
 
     def __init__(self, title: str, *, fps: float) -> None:
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise UserError(_NO_DISPLAY)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # OpenGL, which SDL would draw with, may crash once TensorFlow is loaded: both bring an LLVM.
+        # OpenGL, which SDL would draw with, crashes beside TensorFlow (`tfrl.envs.apart`).
         os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
         try:
             import pygame

@@ -1,0 +1,109 @@
+"""A vector of envs in a process of its own, for envs whose pictures OpenGL draws.
+
+Mesa's OpenGL and TensorFlow each bring an LLVM: in one process, whichever is loaded second crashes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from tfrl.envs.spec import EnvSpec
+from tfrl.envs.vec_env import Step, VecEnv
+
+MakeEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
+
+
+class Apart:
+    """Follows `VecEnv` by asking a process that never loads TensorFlow; it ends with this one.
+
+    Args:
+      make: makes the envs there; a class or function of a module.
+      spec, indices: what it is given.
+
+    Raises:
+      ValueError: one sentence, as `make` and the envs raise it, or the process has ended.
+    """
+
+    def __init__(self, make: MakeEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._name = spec.name
+        self._process = context.Process(target=_serve, args=(theirs, make, spec, list(indices)), daemon=True)
+        self._process.start()
+        theirs.close()
+        facts = self._answer()
+        self.num_envs, self.observation_spec, self.action_spec, self.exact_state = facts
+
+    def observe(self) -> Step:
+        """As `VecEnv.observe`."""
+        return self._ask("observe")
+
+    def act(self, actions: np.ndarray) -> None:
+        """As `VecEnv.act`."""
+        self._ask("act", actions)
+
+    def solved(self) -> np.ndarray:
+        """As `VecEnv.solved`."""
+        return self._ask("solved")
+
+    def render(self) -> Sequence[np.ndarray]:
+        """As `VecEnv.render`."""
+        return self._ask("render")
+
+    def get_state(self) -> list[bytes]:
+        """As `VecEnv.get_state`."""
+        return self._ask("get_state")
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """As `VecEnv.set_state`."""
+        self._ask("set_state", list(states))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pipe.close()
+        self._process.join()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        with contextlib.suppress(BrokenPipeError):  # the answer says so
+            self._pipe.send((method, arguments))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            is_error, answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise ValueError(
+                f"{self._name} cannot be rendered here: the process that draws it ended with "
+                f"{self._process.exitcode}"
+            ) from None
+        if is_error:
+            raise ValueError(answer)
+        return answer
+
+
+def _serve(pipe: Connection, make: MakeEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
+    """Answers until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the other end, which then closes this one
+    try:
+        env = make(spec, indices)
+    except ValueError as error:
+        pipe.send((True, str(error)))
+        return
+    pipe.send((False, (env.num_envs, env.observation_spec, env.action_spec, env.exact_state)))
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            method, arguments = pipe.recv()
+            try:
+                answer = False, getattr(env, method)(*arguments)
+            except ValueError as error:
+                answer = True, str(error)
+            pipe.send(answer)
+    env.close()
