@@ -14,6 +14,7 @@ from typing import Any
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.cli.settings import Reader
 
 _TOOLS = ("evaluate", "record", "report", "status", "suite", "collect")
 _SCRIPT = """_tfrl() {{
@@ -65,10 +66,12 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     from cluster import launch, tf_config
     from resnet import evaluate as resnet_evaluate
     from resnet.supervised.config import READER as SUPERVISED
-    from tfrl.config.ppo import READER as PPO
+    from tfrl.config import ALGORITHMS, reader
+    from tfrl.config.ppo import PROCGEN_READER
 
-    trainer = _of_kinds(PPO.flag_kinds, PPO.aliases)
+    trainer = _of_reader(PROCGEN_READER)
     flags = {"tfrl.ppo_procgen": trainer}
+    flags |= {f"tfrl.{algorithm}": _of_reader(reader(algorithm)) for algorithm in ALGORITHMS}
     for tool in _TOOLS:
         options = importlib.import_module(f"tfrl.{tool}").Options
         flags[f"tfrl.{tool}"] = _of_kinds(typing.get_type_hints(options), {})
@@ -76,12 +79,16 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     flags["tfrl.suite"] |= {name: values for name, values in trainer.items() if name not in own_names}
     flags["resnet"] = {}
     flags["resnet.evaluate"] = _of_kinds(typing.get_type_hints(resnet_evaluate.Options), {})
-    flags["resnet.train"] = _of_kinds(SUPERVISED.flag_kinds, SUPERVISED.aliases)
+    flags["resnet.train"] = _of_reader(SUPERVISED)
     for module in (launch, tf_config):
         # Where the help lists them: its examples have flags of other commands.
         names = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", module.parser().format_help(), re.MULTILINE)
         flags[module.__name__] = {name: [] for name in names}
     return flags
+
+
+def _of_reader(reader: Reader) -> dict[str, list[str]]:
+    return _of_kinds(reader.flag_kinds, reader.aliases)
 
 
 def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from tfrl import __main__ as overview
 from tfrl import completion, suite
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import PRESETS, Config, check_topology, from_yaml, parse
+from tfrl.config.ppo import PRESETS, READER, Config, from_yaml, parse
 from tfrl.envs.registry import env_names
 from tfrl.experience.rollout import check_memory
 
@@ -38,7 +38,7 @@ def test_the_defaults_are_the_published_ones():
 
 def test_derived_settings():
     config = parse(["--num-envs", "4", "--num-steps", "8", "--total-steps", "65", "--logdir", "there"])
-    assert config.batch_size == 32
+    assert config.steps_per_update == 32
     assert config.num_updates == 3
     assert str(config.run_dir) == "there/coinrun-seed1"
     assert str(Config(env="maze", seed=3).run_dir) == "logs/maze-seed3"
@@ -313,11 +313,11 @@ def test_a_file_that_is_not_text(tmp_path):
 
 def test_topology():
     config = parse([])
-    check_topology(config, workers=4, replicas_per_worker=2)
-    sentence = refusal(check_topology, config, 3, 2)
+    config.check_topology(workers=4, replicas_per_worker=2)
+    sentence = refusal(config.check_topology, 3, 2)
     assert "6 (3 workers x 2); got 64; 60 or 66 would do." in sentence
     small = parse(["--micro-batch", "2048"])
-    assert "minibatch of 1024 samples; got 2048; 1024 would do." in refusal(check_topology, small, 2, 1)
+    assert "minibatch of 1024 samples; got 2048; 1024 would do." in refusal(small.check_topology, 2, 1)
 
 
 LARGEST = (

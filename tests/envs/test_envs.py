@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl import envs
-from tfrl.envs import EnvSpec
-from tfrl.envs.registry import distribution_modes, games
+from tfrl.envs.registry import distribution_modes, games, make
+from tfrl.envs.spec import Discrete, EnvSpec, random_actions
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,12 +18,21 @@ def play(env, actions):
     steps = []
     for action in actions:
         env.act(action)
-        steps.append([x.copy() for x in env.observe()])
+        steps.append(shown(env))
     return [np.stack(x) for x in zip(*steps, strict=True)]
 
 
-def random_actions(steps, env, seed=0):
-    return np.random.default_rng(seed).integers(env.num_actions, size=(steps, env.num_envs), dtype=np.int32)
+def shown(env):
+    """Rewards [B], observations [B, H, W, C] and first [B]; none of these envs cuts an episode off."""
+    step = env.observe()
+    assert step.final_observation is None and step.truncated.dtype == bool and not step.truncated.any()
+    assert (step.terminated == step.first).all()
+    return [x.copy() for x in (step.reward, step.observation, step.first)]
+
+
+def drawn_actions(steps, env, seed=0):
+    generator = np.random.default_rng(seed)
+    return random_actions(env.action_spec, generator, steps * env.num_envs).reshape(steps, env.num_envs)
 
 
 def assert_same(actual, expected):
@@ -34,15 +42,15 @@ def assert_same(actual, expected):
 
 @pytest.mark.parametrize("name", ["coinrun", "bigfish", "catch"])
 def test_a_state_round_trip_repeats_100_steps(name):
-    env = envs.make(EnvSpec(name, num_envs=4, seed=3))
-    play(env, random_actions(45, env))  # catch has just ended its fifth episode
-    states, shown = env.get_state(), [x.copy() for x in env.observe()]
-    actions = random_actions(100, env, seed=1)
+    env = make(EnvSpec(name, num_envs=4, seed=3))
+    play(env, drawn_actions(45, env))  # catch has just ended its fifth episode
+    states, before = env.get_state(), shown(env)
+    actions = drawn_actions(100, env, seed=1)
     expected = play(env, actions)
     env.set_state(states)
-    assert_same(env.observe(), shown)  # with the reward and `first` of the step before
+    assert_same(shown(env), before)  # with the reward and `first` of the step before
     assert_same(play(env, actions), expected)
-    other = envs.make(EnvSpec(name, num_envs=4, seed=99))
+    other = make(EnvSpec(name, num_envs=4, seed=99))
     other.set_state(states)
     assert_same(play(other, actions), expected)
     assert expected[2].any() or name != "catch"
@@ -53,12 +61,11 @@ def test_a_state_round_trip_repeats_100_steps(name):
 )
 def test_a_state_of_any_game_goes_into_other_envs(name, mode):
     here, there = (
-        envs.make(EnvSpec(name, num_envs=2, seed=seed, distribution_mode=mode, num_threads=1))
-        for seed in (7, 99)
+        make(EnvSpec(name, num_envs=2, seed=seed, distribution_mode=mode, num_threads=1)) for seed in (7, 99)
     )
-    play(here, random_actions(60, here))
+    play(here, drawn_actions(60, here))
     there.set_state(here.get_state())
-    actions = random_actions(60, here, seed=1)
+    actions = drawn_actions(60, here, seed=1)
     assert_same(play(there, actions), play(here, actions))
 
 
@@ -66,10 +73,10 @@ def test_a_state_of_any_game_goes_into_other_envs(name, mode):
 @pytest.mark.parametrize("indices", [[0, 1, 2], [3, 4, 5], [5, 0], [2]])
 def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
     spec = EnvSpec(name, num_envs=6, seed=5, num_levels=0)
-    whole, part = envs.make(spec), envs.make(spec, indices)
+    whole, part = make(spec), make(spec, indices)
     assert part.num_envs == len(indices)
-    assert_same(part.observe(), [x[indices] for x in whole.observe()])
-    actions = random_actions(60, whole)
+    assert_same(shown(part), [x[indices] for x in shown(whole)])
+    actions = drawn_actions(60, whole)
     expected = [x[:, indices] for x in play(whole, actions)]
     assert_same(play(part, actions[:, indices]), expected)
 
@@ -77,8 +84,8 @@ def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
 @pytest.mark.parametrize("name", ["coinrun", "catch"])
 def test_the_seed_decides_everything_and_threads_nothing(name):
     def trajectory(**changes):
-        env = envs.make(EnvSpec(**{"name": name, "num_envs": 4, "seed": 1, "num_levels": 0, **changes}))
-        return play(env, random_actions(50, env))
+        env = make(EnvSpec(**{"name": name, "num_envs": 4, "seed": 1, "num_levels": 0, **changes}))
+        return play(env, drawn_actions(50, env))
 
     assert_same(trajectory(), trajectory(num_threads=1))
     assert any((a != b).any() for a, b in zip(trajectory(), trajectory(seed=2), strict=True))
@@ -86,9 +93,10 @@ def test_the_seed_decides_everything_and_threads_nothing(name):
 
 @pytest.mark.parametrize("name", games())
 def test_every_game_makes_and_steps(name):
-    env = envs.make(EnvSpec(name, num_envs=2, seed=1))
-    assert (env.num_envs, env.num_actions, env.observation_shape) == (2, 15, (64, 64, 3))
-    rewards, observations, first = play(env, random_actions(20, env))
+    env = make(EnvSpec(name, num_envs=2, seed=1))
+    assert (env.num_envs, env.action_spec, env.exact_state) == (2, Discrete(15), True)
+    assert (env.observation_spec.shape, env.observation_spec.dtype) == ((64, 64, 3), "uint8")
+    rewards, observations, first = play(env, drawn_actions(20, env))
     assert rewards.shape == (20, 2) and rewards.dtype == np.float32
     assert observations.shape == (20, 2, 64, 64, 3) and observations.dtype == np.uint8
     assert first.shape == (20, 2) and first.dtype == bool
@@ -97,8 +105,8 @@ def test_every_game_makes_and_steps(name):
 
 
 def test_levels_are_those_asked_for():
-    env = envs.make(EnvSpec("coinrun", num_envs=16, seed=1, num_levels=3, start_level=50))
-    play(env, random_actions(1, env))
+    env = make(EnvSpec("coinrun", num_envs=16, seed=1, num_levels=3, start_level=50))
+    play(env, drawn_actions(1, env))
     assert {info["level_seed"] for info in env.info()} <= {50, 51, 52}
 
 
@@ -106,8 +114,8 @@ def test_procgen_starts_at_a_level_only_among_a_number_of_them():
     """Which is why a --start-level without --num-levels is refused."""
 
     def first_frames(**levels):
-        env = envs.make(EnvSpec("coinrun", num_envs=4, seed=1, **levels))
-        frames = env.observe()[1].copy()
+        env = make(EnvSpec("coinrun", num_envs=4, seed=1, **levels))
+        frames = env.observe().observation.copy()
         env.close()
         return frames
 
@@ -120,9 +128,10 @@ def test_procgen_starts_at_a_level_only_among_a_number_of_them():
 
 def test_making_and_stepping_prints_nothing():
     program = """
-from tfrl import envs
-env = envs.make(envs.EnvSpec("coinrun", num_envs=2, seed=1), [1])
-env.act(env.observe()[2].astype("int32"))
+from tfrl.envs.registry import make
+from tfrl.envs.spec import EnvSpec
+env = make(EnvSpec("coinrun", num_envs=2, seed=1), [1])
+env.act(env.observe().first.astype("int32"))
 env.observe()
 """
     done = subprocess.run(
@@ -135,30 +144,30 @@ env.observe()
 
 
 def test_catch_pays_1_for_a_caught_ball_and_minus_1_for_a_lost_one():
-    env = envs.make(EnvSpec("catch", num_envs=8, seed=1, num_levels=0))
+    env = make(EnvSpec("catch", num_envs=8, seed=1, num_levels=0))
     for step in range(27):
-        board = env.observe()[1][..., 0]
+        board = env.observe().observation[..., 0]
         ball = board[:, :9].max(axis=1).argmax(axis=1)
         paddle = board[:, 9].argmax(axis=1)
         towards = np.sign(ball - paddle) + 1
         away = np.where(ball == 4, 0, 2)
         env.act(np.where(np.arange(8) < 4, towards, away).astype(np.int32))
-        rewards, _, first = env.observe()
+        rewards, _, first = shown(env)
         assert first.all() == ((step + 1) % 9 == 0) and first.any() == first.all()
         expected = [1.0] * 4 + [-1.0] * 4 if first.all() else [0.0] * 8
         assert rewards.tolist() == expected
 
 
 def test_catch_shows_one_ball_and_one_paddle():
-    env = envs.make(EnvSpec("catch", num_envs=3, seed=1))
-    reward, board, first = env.observe()
+    env = make(EnvSpec("catch", num_envs=3, seed=1))
+    reward, board, first = shown(env)
     assert board.shape == (3, 10, 5, 1) and board.dtype == np.uint8
     assert (board == 255).sum(axis=(1, 2, 3)).tolist() == [2, 2, 2]
     assert first.all() and (reward == 0).all()
 
 
 def test_a_level_of_catch_is_where_the_ball_appears():
-    env = envs.make(EnvSpec("catch", num_envs=40, seed=1, num_levels=1, start_level=7))
-    assert np.unique(env.observe()[1][:, 0].argmax(axis=1)).size == 1
-    env = envs.make(EnvSpec("catch", num_envs=40, seed=1, num_levels=0))
-    assert np.unique(env.observe()[1][:, 0].argmax(axis=1)).size == 5
+    env = make(EnvSpec("catch", num_envs=40, seed=1, num_levels=1, start_level=7))
+    assert np.unique(env.observe().observation[:, 0].argmax(axis=1)).size == 1
+    env = make(EnvSpec("catch", num_envs=40, seed=1, num_levels=0))
+    assert np.unique(env.observe().observation[:, 0].argmax(axis=1)).size == 5

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfrl import envs
 from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
 
 
 def procgen_constant(name: str):
@@ -38,16 +38,18 @@ def test_modes_are_procgens_and_begin_with_easy_and_hard(env):
 
 @pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=registry.FAMILIES)
 def test_a_family_is_what_its_envs_are(family):
-    env = envs.make(envs.EnvSpec(family.names[0], num_envs=2, seed=1))
-    assert (env.observation_shape, env.num_actions) == (family.observation_shape, family.num_actions)
-    assert env.observe()[1].shape == (2, *family.observation_shape)
+    name = (*family.names, "CartPole-v1")[0]
+    env = registry.make(EnvSpec(name, num_envs=2, seed=1))
+    assert (env.observation_spec, env.action_spec) == family.specs(name) == registry.specs(name)
+    shown = env.observe().observation
+    assert (shown.shape, shown.dtype) == ((2, *env.observation_spec.shape), env.observation_spec.dtype)
     env.close()
 
 
 @pytest.mark.parametrize(("name", "mode"), [("pong", "easy"), ("", "easy"), ("bigfish", "memory")])
 def test_what_procgen_does_not_know_is_an_error_and_not_the_end_of_the_process(name, mode):
     with pytest.raises(ValueError, match=f"{name!r}|{mode!r}"):
-        envs.make(envs.EnvSpec(name, num_envs=1, seed=0, distribution_mode=mode))
+        registry.make(EnvSpec(name, num_envs=1, seed=0, distribution_mode=mode))
 
 
 def test_a_game_is_of_one_family():

@@ -63,7 +63,7 @@ def check(task: Task) -> None:
     try:
         registry.check(task.env)
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"{error}.") from None
     _check_levels(task)
     if task.start_level and not has_unseen_levels(task):
         why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"

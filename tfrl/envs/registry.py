@@ -105,7 +105,7 @@ def check(env: str) -> None:
     near = difflib.get_close_matches(env.lower(), env_names(), n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(env_names())
-    raise ValueError(f"there is no env {env!r}{hint}; known: {known}, and Gymnasium's ids, CartPole-v1 say.")
+    raise ValueError(f"there is no env {env!r}{hint}; known: {known}, and Gymnasium's ids, CartPole-v1 say")
 
 
 def own_name(env: str) -> str:
