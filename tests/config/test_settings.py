@@ -14,8 +14,8 @@ from tfrl import __main__ as overview
 from tfrl import completion, suite
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import PRESETS, READER, Config, from_yaml, parse
-from tfrl.envs.registry import env_names
+from tfrl.config.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
+from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 
 
@@ -85,9 +85,10 @@ def test_flags(argv, name, value):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_valid_and_sets_what_it_says(preset):
-    config = parse(["--preset", preset])
+    of_vectors = preset in ("gymnasium", "torchrl", "cleanrl")
+    config = (READER if of_vectors else PROCGEN_READER).parse(["--preset", preset])
     for name, value in PRESETS[preset].items():
-        assert getattr(config, name) == value
+        assert getattr(config, name) == (value if value != "auto" else "mlp")
 
 
 def test_the_critic_learns_at_the_rate_that_is_given():
@@ -160,7 +161,7 @@ def test_help_lists_every_flag_and_what_the_presets_set(capsys):
         "--update-freq",
         "--actor-lr",
         *PRESETS,
-        *env_names(),
+        *registry.env_names(),
     ]:
         assert expected in text
     assert "distribution-mode hard, num-levels 500" in text
@@ -191,7 +192,7 @@ def test_settings_import_neither_tensorflow_nor_envs():
 BAD_FLAGS = [
     ("--env coinrn", "did you mean coinrun?"),
     ("--env CoinRun", "did you mean coinrun?"),
-    ("--env procgen-nosuch-v0", "there is no game 'nosuch'"),
+    ("--env procgen-nosuch-v0", "there is no env 'nosuch'"),
     (
         "--env bigfish --distribution-mode memory",
         "bigfish has no distribution mode 'memory'; it has easy, hard.",
@@ -339,12 +340,12 @@ def test_a_suite_refuses_what_its_runs_would():
 
 
 def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
-    config = parse(["--num-envs", "1e6", "--num-steps", "2000", "--total-steps", "1e12"])
-    sentence = refusal(check_memory, config, 1)
+    games, sizes = registry.specs("coinrun")[0], (1_000_000, 2000)
+    sentence = refusal(check_memory, games, *sizes, 1)
     assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 fill 24.6 TB with observations, and")
-    assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, config, 2)
-    check_memory(config, 10_000)
-    check_memory(parse([]), 1)
+    assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, games, *sizes, 2)
+    check_memory(games, *sizes, 10_000)
+    check_memory(games, 64, 256, 1)
 
 
 def test_running_out_of_memory_is_told_in_one_sentence(capsys):

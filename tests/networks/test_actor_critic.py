@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
 
 
 def build(**changes):
     settings = {"torso": "cookbook", "share_torso": True, "precision": "float32", "seed": 1, **changes}
-    return actor_critic.build(observation_shape=(10, 5, 1), num_actions=3, **settings)
+    specs = {"observation_spec": ArraySpec((10, 5, 1), "uint8"), "action_spec": Discrete(3)}
+    return actor_critic.build(torso_options={}, **specs, **settings)
 
 
 @pytest.mark.parametrize("share_torso", [True, False])

@@ -6,6 +6,7 @@ from processes import results
 
 from tfrl import ppo_procgen
 from tfrl.cli.errors import UserError
+from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
@@ -17,8 +18,8 @@ def torso(seed):
     network = actor_critic.build(
         torso="cookbook",
         torso_options={},
-        observation_shape=(10, 5, 1),
-        num_actions=3,
+        observation_spec=ArraySpec((10, 5, 1), "uint8"),
+        action_spec=Discrete(3),
         share_torso=True,
         precision="float32",
         seed=seed,

@@ -40,13 +40,20 @@ RANGES = {"torso_width": WIDTH}
 
 def resolved_torso(torso: str, env: str) -> str:
     """The torso's name, with `auto` chosen by the observations of `env`, if there is such an env."""
-    if torso != "auto":
-        return torso
+    by_rank = {1: "mlp", 3: "impala"}
+    return by_rank.get(_observation_rank(env), torso) if torso == "auto" else torso
+
+
+def shows_images(env: str) -> bool:
+    """Whether `env` shows images; no for one that there is not."""
+    return _observation_rank(env) == 3
+
+
+def _observation_rank(env: str) -> int:
     try:
-        shape = registry.specs(env)[0].shape
+        return len(registry.specs(env)[0].shape)
     except ValueError:  # said by the task's own check
-        return torso
-    return "impala" if len(shape) == 3 else "mlp"
+        return 0
 
 
 def torso_options(network: Network) -> dict[str, Any]:

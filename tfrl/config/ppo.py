@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.config import run
+from tfrl.config import network, run
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -260,8 +260,10 @@ RANGES: dict[str, Range] = {
 
 
 def default_preset(env: str) -> str:
-    """The preset of a command that names none."""
-    return registry.family(registry.own_name(env)).preset
+    """The preset of a command that names none: of the env's family, or of games, which show images."""
+    env = registry.own_name(env)
+    preset = registry.family(env).preset
+    return "openai-easy" if preset == "gymnasium" and network.shows_images(env) else preset
 
 
 def validate(config: Config) -> None:
@@ -280,7 +282,7 @@ def validate(config: Config) -> None:
 def _check_normalization(config: Config) -> None:
     if config.normalize_random_steps and not config.normalize_observations:
         raise UserError("--normalize-random-steps needs --normalize-observations.")
-    if config.normalize_observations and len(registry.specs(config.env)[0].shape) != 1:
+    if config.normalize_observations and network.shows_images(config.env):
         raise UserError(
             f"--normalize-observations is for vectors, and {config.env} shows images, which the network "
             "scales by itself; leave it out."

@@ -1,0 +1,163 @@
+"""Settings of PPO for any env: what follows from the env, and one sentence for what does not fit it."""
+
+import subprocess
+import sys
+
+import pytest
+from refusals import refusal
+
+from resnet.supervised import config as supervised
+from tfrl import config as settings
+from tfrl.cli.settings import to_yaml
+from tfrl.config.ppo import PRESETS, READER, parse
+
+PIXELS = "made_envs:made/Pixels-v0"  # shows images of 8 x 6
+
+
+def ppo(line):
+    return READER.parse(line.split())
+
+
+def test_an_env_of_vectors_takes_its_own_preset():
+    config = ppo("")
+    assert (config.env, config.preset, config.run_name) == ("CartPole-v1", "gymnasium", "CartPole-v1-seed1")
+    assert (config.torso, config.torso_options) == ("mlp", {"hidden": (64, 64), "activation": "tanh"})
+    assert config.normalize_observations and config.level_sets == ("test",) and not config.has_unseen_levels
+    for name, value in PRESETS["gymnasium"].items():
+        assert getattr(config, name) == value or name == "torso"
+    assert parse(["--env", "CartPole-v1"]) == config, "whichever command it is"
+
+
+def test_an_env_of_images_takes_that_of_games():
+    config = ppo(f"--env {PIXELS}")
+    assert (config.preset, config.torso, config.normalize_observations) == ("openai-easy", "impala", False)
+    assert ppo("--env coinrun") == parse([])
+
+
+def test_a_preset_may_name_its_env_and_a_flag_another():
+    assert ppo("--preset torchrl").env == "InvertedDoublePendulum-v5"
+    assert ppo("--preset torchrl --env CartPole-v1").env == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("line", "rows", "steps"),
+    [
+        ("--num-minibatches 4", 256, 4),
+        ("--minibatch-size 96", 96, 10),  # 1024 / 96 is 10.67: what does not fill the last is left out
+        ("--minibatch-size 1024", 1024, 1),
+    ],
+)
+def test_minibatches_by_number_or_by_size(line, rows, steps):
+    config = ppo(line)
+    assert (config.steps_per_update, config.rows_per_step, config.steps_per_epoch) == (1024, rows, steps)
+
+
+def test_hidden_layers():
+    assert ppo("--hidden 32").torso_options["hidden"] == (32,)
+    assert ppo("--hidden=256,128,64 --activation relu").torso_options == {
+        "hidden": (256, 128, 64),
+        "activation": "relu",
+    }
+
+
+def test_the_length_may_change_where_the_learning_rate_does_not_hang_on_it():
+    assert "total_steps" not in ppo("").may_change
+    assert "total_steps" in ppo("--lr-schedule constant").may_change
+    assert "total_steps" not in ppo("--lr-schedule constant --anneal-lr").may_change
+    assert "solved_at" in ppo("").may_change
+
+
+BAD = [
+    ("--env NoSuch-v1", "there is no env 'NoSuch-v1'"),
+    ("--env cartpole-v1", "there is no env 'cartpole-v1' (did you mean CartPole-v1?)."),
+    ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)."),
+    ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
+    ("--env made_envs:made/Dict-v0", "shows a Dict, which cannot be learned from"),
+    ("--env made_envs:made/Many-v0", "takes a MultiDiscrete, which is not supported"),
+    ("--env Cartpole", "there is no env 'Cartpole'; known: bigfish,"),
+    ("--num-levels 5", "--num-levels is procgen's; CartPole-v1 has no levels: leave it out."),
+    ("--start-level 5", "--start-level is procgen's; CartPole-v1 has no levels: leave it out."),
+    ("--distribution-mode hard", "--distribution-mode is procgen's; CartPole-v1 has no levels: leave it"),
+    ("--preset openai-hard", "--distribution-mode is procgen's; CartPole-v1 has no levels: leave it out."),
+    ("--torso impala", "--torso impala takes no vectors, which CartPole-v1 shows; known: mlp."),
+    ("--torso mpl", "--torso mpl is not a network of the zoo (did you mean mlp?); known: mlp."),
+    ("--env coinrun --torso mlp", "--torso mlp takes no images, which coinrun shows; known: impala,"),
+    ("--torso-width 2", "--torso mlp has no width to choose, so it cannot be 2; leave --torso-width out."),
+    (
+        "--hidden 64,,64",
+        "--hidden must be units with commas between, 256,256 say, each from 1 to 65536; got ",
+    ),
+    ("--hidden=", "got ''."),
+    ("--hidden 0", "each from 1 to 65536; got '0'."),
+    ("--hidden 65537", "got '65537'."),
+    ("--hidden -5", "got '-5'."),
+    ("--hidden 6.5", "got '6.5'."),
+    ("--hidden \u00b2", "got '\u00b2'."),
+    (f"--hidden {','.join(['8'] * 17)}", "--hidden must be at most 16 layers; got 17."),
+    ("--activation sine", "--activation must be one of tanh, relu, elu, gelu, silu; got 'sine'"),
+    (
+        "--env catch --normalize-observations",
+        "--normalize-observations is for vectors, and catch shows images",
+    ),
+    (f"--env {PIXELS} --preset gymnasium", "--normalize-observations is for vectors, and made_envs:made/Pix"),
+    (
+        "--no-normalize-observations --normalize-random-steps 9",
+        "--normalize-random-steps needs --normalize-observations.",
+    ),
+    ("--minibatch-size 100", "must be a multiple of --num-envs 8; got 100; 96 or 104 would do."),
+    ("--minibatch-size 4", "must be a multiple of --num-envs 8; got 4; 8 would do."),
+    (
+        "--minibatch-size 1032",
+        "--minibatch-size 1032 is more than a rollout of --num-envs 8 x --num-steps 128",
+    ),
+    ("--minibatch-size -8", "--minibatch-size must be at least 0"),
+    ("--solved-at nan", "--solved-at must be at least -1e+38 and at most 1e+38; got nan."),
+    ("--normalize-advantages epoch", "--normalize-advantages must be one of minibatch, batch; got 'epoch'"),
+    ("--value-loss l1", "--value-loss must be one of squared, huber; got 'l1'"),
+    ("--lr-schedule step", "--lr-schedule must be one of constant, linear, cosine; got 'step'"),
+    ("--critic-lr 1e-3 --share-torso", "--critic-lr 0.001 needs --no-share-torso"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), BAD, ids=[line[:60] for line, _ in BAD])
+def test_what_does_not_fit(line, sentence):
+    assert sentence in refusal(ppo, line)
+
+
+def test_replicas_have_their_share_of_a_minibatch():
+    config = ppo("--minibatch-size 64 --micro-batch 32")
+    config.check_topology(1, 2)
+    sentence = refusal(config.check_topology, 1, 4)
+    assert sentence.startswith(
+        "--micro-batch must divide a replica's minibatch of 16 samples; got 32; 16 would"
+    )
+
+
+def test_a_file_of_another_trainer_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    for text, named in (("algorithm: dqn\nlr: 1e-4\n", "dqn"), ("algorithm: resnet\n", "resnet")):
+        path.write_text(text)
+        sentence = f"{path} has settings of {named}, not of ppo."
+        assert refusal(READER.parse, ["--config", str(path)]) == sentence
+        assert refusal(parse, ["--config", str(path)]) == sentence
+    known = f"there is no algorithm {named!r}; known: {', '.join(settings.ALGORITHMS)}."
+    assert refusal(settings.from_yaml, path) == known
+
+
+def test_a_file_of_the_first_version_names_no_algorithm_and_is_ppos(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(parse(["--lr", "1e-4"])).replace("algorithm: ppo\n", ""))
+    assert settings.from_yaml(path) == parse(["--lr", "1e-4"])
+    path.write_text("algorithm: ppo\n")
+    assert "has settings of ppo, not of" in refusal(supervised.parse, ["--config", str(path)])
+
+
+def test_a_gymnasium_env_is_known_without_tensorflow():
+    program = """
+import sys
+from tfrl.config.ppo import READER
+READER.parse(["--env", "InvertedDoublePendulum-v5"])
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "keras", "procgen"} & {*done.stdout.split()}
