@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from rich.table import Table
 
 from benchmarks import command
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import coerce
 from tfrl.config import ppo
 from tfrl.config.ppo import Config
 from tfrl.envs.published import published_curve
@@ -43,7 +41,7 @@ class Options:
     total_steps: int = 1_000_000
     """Env steps."""
     seeds: str = "1"
-    """Seeds with commas between, a run each."""
+    """Seeds with commas between, a run each; 1..3 is the same as 1,2,3."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the torso."""
     logdir: str = "logs/learning"
@@ -54,8 +52,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
-    seeds = [coerce(seed.strip(), int, "--seeds") for seed in options.seeds.split(",")]
-    runs = [_settings(options, seed) for seed in dict.fromkeys(seeds)]
+    runs = [_settings(options, seed) for seed in command.seeds(options.seeds)]
     env = runs[0][0].env
     _check(env, options.plot)
     for _, flags in runs:
@@ -79,12 +76,7 @@ def _check(env: str, plot: str | None) -> None:
     """Raises UserError for what would fail after the training."""
     if env not in games():
         raise UserError(f"no curve of {env} was published; there are those of {', '.join(games())}.")
-    if plot is None:
-        return
-    if not plot.endswith(".png") or Path(plot).is_dir():
-        raise UserError(f"--plot must be the name of a PNG file; got {plot!r}.")
-    if not os.access(Path(plot).parent, os.W_OK):
-        raise UserError(f"--plot {plot} cannot be written: {Path(plot).parent} is no folder to write in.")
+    command.check_plot(plot)
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

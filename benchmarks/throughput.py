@@ -24,11 +24,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib.util
-import itertools
 import json
 import os
-import shlex
-import shutil
 import statistics
 import subprocess
 import sys
@@ -42,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command
+from benchmarks import command, speed
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
@@ -139,12 +136,7 @@ def _check(options: Options) -> None:
         )
     if options.peer == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError("--peer torch needs PyTorch, which is not installed here.")
-    try:
-        words = shlex.split(options.cleanrl)
-    except ValueError as error:
-        raise UserError(f"--cleanrl {options.cleanrl!r} is no command: {error}.") from None
-    if words and shutil.which(words[0]) is None:
-        raise UserError(f"--cleanrl: there is no program {words[0]}.")
+    command.check_program(options.cleanrl, "--cleanrl")
 
 
 def _flags(options: Options) -> list[str]:
@@ -176,23 +168,12 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
 
 
 def _cleanrl_run(options: Options) -> float:
-    """Env steps a second of CleanRL's script: median between the lines that it prints after each update."""
-    batch = options.num_envs * options.num_steps
-    words = shlex.split(options.cleanrl)
-    script = [str(Path(word).absolute()) if Path(word).exists() else word for word in words]
+    """Env steps a second of CleanRL's script."""
+    batch, updates = options.num_envs * options.num_steps, options.updates + 1
+    script = command.check_program(options.cleanrl, "--cleanrl")
     script += ["--env-id", options.env, "--num-envs", str(options.num_envs)]
-    script += ["--num-steps", str(options.num_steps)]
-    script += ["--total-timesteps", str(batch * (options.updates + 1))]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with (
-        tempfile.TemporaryDirectory() as folder,  # it writes to its working directory
-        subprocess.Popen(script, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        ends = [time.monotonic() for line in process.stdout if line.startswith("SPS:")]
-    if process.returncode or len(ends) != options.updates + 1:
-        ended = f"code {process.returncode} after {len(ends)} updates"
-        raise TrainingError(f"CleanRL's script ended with {ended}.")
-    return statistics.median(batch / (end - start) for start, end in itertools.pairwise(ends))
+    script += ["--num-steps", str(options.num_steps), "--total-timesteps", str(batch * updates)]
+    return speed.of_script(script, batch, updates).median
 
 
 def _floor_of_tensorflow(precision: str, seconds: float) -> float:

@@ -1,0 +1,179 @@
+"""python -m benchmarks.continuous_control: PPO on InvertedDoublePendulum-v5 beside other projects' scripts.
+
+Two contests, one process after the other, round by round, so that all see the same machine:
+
+- TorchRL's PPO tutorial (https://github.com/pytorch/rl, tutorials/sphinx-tutorials/coding_ppo.py) and ours
+  with --preset torchrl: 1,000 env steps an update, minibatches of 64, 10 epochs, policy and value of 3 x 256;
+- CleanRL's ppo_continuous_action.py (https://github.com/vwxyzjn/cleanrl), stable-baselines3's PPO with its
+  defaults, and ours with --preset cleanrl: 2,048 env steps, 32 minibatches, 10 epochs, 2 x 64 each.
+
+Nothing of theirs is here: --torchrl, --cleanrl and --sb3 name the scripts, which --peer-python starts with
+`--env-id ID --seed N --total-timesteps N`, and which print a line that begins with `SPS:` at the end of each
+update, as CleanRL's does. The other two need that added, their arguments, and the env's id. With --learn
+TorchRL's script must also print `final_return=X` at its end, the mean return of `--final-episodes N` episodes
+of the most likely actions; it and ours are then trained to 50,000 env steps, and their returns compared.
+
+Env steps a second count from the end of the first update, which compiles. Where the machine is not quiet, the
+column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import command, learning_gymnasium, speed
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.run import files
+
+_ENV = "InvertedDoublePendulum-v5"
+_CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
+"""Env steps of an update and the peers, by our preset."""
+_OURS = "tfrl"
+_LEARN_STEPS = 50_000
+_RETURN = "final_return="
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to compare."""
+
+    torchrl: str = ""
+    """The script of TorchRL's tutorial."""
+    cleanrl: str = ""
+    """CleanRL's script."""
+    sb3: str = ""
+    """A script that trains stable-baselines3's PPO."""
+    peer_python: str = "python3"
+    """The Python that has what these scripts import."""
+    updates: int = 10
+    """Updates that count; one more comes first."""
+    runs: int = 3
+    """Rounds, of which the median counts."""
+    precision: str = "auto"
+    """Our --precision."""
+    learn: bool = False
+    """Compare returns with TorchRL's script in place of speeds."""
+    seeds: str = "1..10"
+    """With --learn: seeds with commas between, 1..3 for 1,2,3."""
+    episodes: int = 10
+    """With --learn: of the evaluation at the end."""
+    logdir: str = "logs/continuous-control"
+    """With --learn: where our runs' folders and TorchRL's lines are, so that the same command goes on."""
+
+
+def main(options: Options) -> None:
+    """Measures and prints."""
+    _check(options)
+    if options.learn:
+        _compare_returns(options)
+    else:
+        _compare_speeds(options)
+
+
+def _check(options: Options) -> None:
+    """Raises UserError for what would fail after minutes."""
+    check_ranges(options, {"updates": Range(2, 10_000), "runs": COUNT, "episodes": COUNT})
+    for name in ("torchrl", "cleanrl", "sb3"):
+        script = getattr(options, name)
+        if script and not Path(script).is_file():
+            raise UserError(f"--{name} {script} is not a file.")
+    command.check_program(options.peer_python, "--peer-python")
+    if options.learn and not options.torchrl:
+        raise UserError("--learn compares with TorchRL's script: name it by --torchrl.")
+
+
+# Speed
+
+
+def _compare_speeds(options: Options) -> None:
+    found: dict[tuple[str, str], list[speed.Speed]] = {}
+    for _ in range(options.runs):
+        for preset, (steps, peers) in _CONTESTS.items():
+            found.setdefault((preset, _OURS), []).append(_our_run(options, preset, steps))
+            for peer in filter(lambda name: getattr(options, name), peers):
+                script = _script(options, peer, seed=1, steps=steps * (options.updates + 1))
+                measured = speed.of_script(script, steps, options.updates + 1)
+                found.setdefault((preset, peer), []).append(measured)
+    figures = {" ".join(key): [dataclasses.asdict(run) for run in of_key] for key, of_key in found.items()}
+    print(json.dumps({"options": dataclasses.asdict(options), "cores": os.cpu_count(), "runs": figures}))
+    headings = ("preset", "", "env steps/s", "whole run", "a CPU second", "wall s", "CPU s", "MB")
+    title = f"{_ENV}, medians of {options.runs} runs; x: ours in multiples of theirs"
+    table = Table(*headings, title=title)
+    medians = {key: _median(of_key) for key, of_key in found.items()}
+    for (preset, name), row in medians.items():
+        ours = None if name == _OURS else medians[preset, _OURS]
+        table.add_row(preset, name, *_cells(row, ours), end_section=name == _CONTESTS[preset][1][-1])
+    Console().print(table)
+
+
+def _our_run(options: Options, preset: str, steps: int) -> speed.Speed:
+    updates = options.updates + 1
+    flags = ["--preset", preset, "--total-steps", str(steps * updates), "--precision", options.precision]
+    return speed.of_trainer("tfrl.ppo", [*flags, "--eval-episodes", "1"], steps, updates)
+
+
+def _script(options: Options, peer: str, seed: int, steps: int) -> list[str]:
+    """The command that starts a peer's script."""
+    words = command.check_program(options.peer_python, "--peer-python")
+    words.append(str(Path(getattr(options, peer)).absolute()))
+    return [*words, "--env-id", _ENV, "--seed", str(seed), "--total-timesteps", str(steps)]
+
+
+def _median(of_runs: list[speed.Speed]) -> speed.Speed:
+    names = [field.name for field in dataclasses.fields(speed.Speed)]
+    return speed.Speed(**{n: statistics.median(getattr(run, n) for run in of_runs) for n in names})
+
+
+def _cells(row: speed.Speed, ours: speed.Speed | None) -> list[str]:
+    """Figures as text, with ours relative to each speed; None: the row is ours."""
+    rates = ("median", "whole", "per_cpu_second")
+    cells = [f"{getattr(row, rate):,.0f}" for rate in rates]
+    if ours is not None:
+        ratios = [getattr(ours, rate) / getattr(row, rate) for rate in rates]
+        cells = [f"{cell} (x {ratio:.2f})" for cell, ratio in zip(cells, ratios, strict=True)]
+    return [*cells, f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}", f"{row.peak_memory_mb:.0f}"]
+
+
+# Returns
+
+
+def _compare_returns(options: Options) -> None:
+    """Trains ours and TorchRL's with the same seeds and prints what both come to."""
+    seeds = command.seeds(options.seeds)
+    flags = ["--preset", "torchrl", "--total-steps", str(_LEARN_STEPS), "--precision", options.precision]
+    flags += ["--eval-episodes", str(options.episodes)]
+    ours = [run.final_return("test") for run in learning_gymnasium.train(flags, seeds, options.logdir)]
+    theirs = [_return_of_peer(options, seed) for seed in seeds]
+    title = f"{_ENV}, {_LEARN_STEPS:,} env steps, mean return of {options.episodes} episodes"
+    table = Table("seed", "tfrl, --preset torchrl", "TorchRL's tutorial", title=title)
+    for seed, *returns in zip(seeds, ours, theirs, strict=True):
+        table.add_row(str(seed), *(f"{value:.1f}" for value in returns))
+    table.add_section()
+    table.add_row("median", *(f"{statistics.median(returns):.1f}" for returns in (ours, theirs)))
+    Console().print(table)
+
+
+def _return_of_peer(options: Options, seed: int) -> float:
+    """What TorchRL's script comes to; its lines are kept, and not made again."""
+    path = Path(options.logdir) / f"torchrl-seed{seed}.txt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        script = [*_script(options, "torchrl", seed, _LEARN_STEPS), "--final-episodes", str(options.episodes)]
+        with files.replacing(path) as staged, staged.open("w") as lines:
+            command.finish(script, stdout=lines)
+    found = [line for line in path.read_text().splitlines() if line.startswith(_RETURN)]
+    if not found:
+        raise TrainingError(f"there is no line in {path} that begins with {_RETURN}.")
+    return float(found[-1].removeprefix(_RETURN).split()[0])
+
+
+if __name__ == "__main__":
+    command.run(Options, main)
