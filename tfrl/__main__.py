@@ -12,7 +12,8 @@ from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 
 _COMMANDS = (
-    *("tfrl.ppo_procgen", "tfrl.ppo", "tfrl.suite", "tfrl.status", "tfrl.report", "tfrl.evaluate"),
+    *("tfrl.ppo_procgen", "tfrl.ppo", "tfrl.impala", "tfrl.suite", "tfrl.status", "tfrl.report"),
+    "tfrl.evaluate",
     *("tfrl.record", "tfrl.collect", "tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
     *("cluster.launch", "cluster.tf_config"),
 )

@@ -21,12 +21,12 @@ from tfrl.envs.published import published_curve
     ("module", "flags", "part"),
     [
         ("learning", ["--env", "catch"], "no curve of catch was published"),
-        ("learning", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("learning", ["--env", "nosuch"], "there is no env 'nosuch'"),
         ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
         ("learning", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
         ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
         ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
-        ("throughput", ["--env", "nosuch"], "there is no game 'nosuch'"),
+        ("throughput", ["--env", "nosuch"], "there is no env 'nosuch'"),
         ("throughput", ["--env", "catch"], "--env must be one of procgen's games"),
         ("throughput", ["--updates", "0"], "--updates must be at least 1"),
         ("throughput", ["--num-steps", "100"], "--num-steps must be divisible by --num-minibatches 8"),
@@ -144,8 +144,8 @@ signal.signal(signal.SIGTERM, save)
 pathlib.Path(sys.argv[2]).touch()
 time.sleep(600)
 """
-PARENT = "import sys; from tfrl import commands; from benchmarks import command\n"
-PARENT += "commands.run(lambda arguments: command.finish([sys.executable, '-c', *arguments]) and 0)"
+PARENT = "import sys; from tfrl.cli import endings; from benchmarks import command\n"
+PARENT += "endings.run(lambda arguments: command.finish([sys.executable, '-c', *arguments]) and 0)"
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

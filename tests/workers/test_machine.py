@@ -73,7 +73,7 @@ def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
             pytest.skip("this control group has no memory controller")
         (group / name).write_text(str(2**30))
         code = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        code += "from tfrl import machine; print(machine.memory())"
+        code += "from tfrl.workers import machine; print(machine.memory())"
         command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert done.stdout.split() == [str(2**30)], done.stderr

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 import resnet.supervised.config
+from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
-from tfrl.workers import parts, strategy
+from tfrl.workers import gradients, parts, strategy
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 
@@ -15,8 +16,9 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 def network():
     return actor_critic.build(
         torso="impala",
-        observation_shape=(64, 64, 3),
-        num_actions=15,
+        torso_options={},
+        observation_spec=ArraySpec((64, 64, 3), "uint8"),
+        action_spec=Discrete(15),
         share_torso=True,
         precision="float32",
         seed=1,
@@ -100,7 +102,7 @@ def test_operations_of_the_supervised_trainer_keep_their_threads(monkeypatch):
 
 
 def added(terms):
-    """What `strategy.pairwise_sum` adds up in which order, as nested pairs."""
+    """What `gradients.pairwise_sum` adds up in which order, as nested pairs."""
     while len(terms) > 1:
         pairs = [tuple(terms[i : i + 2]) for i in range(0, len(terms) - 1, 2)]
         terms = pairs + terms[len(terms) // 2 * 2 :]
@@ -109,7 +111,7 @@ def added(terms):
 
 def summed(config, replicas):
     """The order in which that many replicas sum the rows of a minibatch."""
-    share = config.batch_size // config.num_minibatches // replicas
+    share = config.rows_per_step // replicas
     rows = strategy._cpu_micro_batch(config, replicas)
     assert share % rows == 0
     starts = [range(r * share, (r + 1) * share, rows) for r in range(replicas)]
@@ -123,7 +125,7 @@ def test_the_order_of_additions_is_that_of_pairwise_sum():
     def value(nested):
         return np.float32(value(nested[0]) + value(nested[1])) if isinstance(nested, tuple) else nested
 
-    assert strategy.pairwise_sum(tf.constant(terms)).numpy() == value(added(list(terms)))
+    assert gradients.pairwise_sum(tf.constant(terms)).numpy() == value(added(list(terms)))
     assert np.add.accumulate(terms)[-1] != value(added(list(terms)))  # one after another
 
 

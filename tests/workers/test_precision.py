@@ -12,7 +12,7 @@ from tfrl.run.folder import SETTINGS_FILE
 from tfrl.workers import machine
 from tfrl.workers.strategy import resolve_precision
 
-CATCH = "--env catch --torso cookbook --num-levels 0 --num-envs 8 --num-steps 16 --eval-episodes 8"
+CATCH = "--env catch --torso linear --num-levels 0 --num-envs 8 --num-steps 16 --eval-episodes 8"
 MINI = "--dataset cifar10 --model cookbook --batch-size 16 --max-steps 2"
 
 

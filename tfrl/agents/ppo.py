@@ -61,7 +61,7 @@ class PPOAgent:
             if config.freeze_torso:
                 torso_weights.freeze(self.network)
             self._variables = self.network.trained_variables
-            self._optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
+            self._optimizer = self._make_optimizer()
             self._optimizer.build(self._variables)
         self.draw_noise = self.network.distribution.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
@@ -71,8 +71,13 @@ class PPOAgent:
         )
         self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
         self._seconds_per_step: float | None = None
+
+    def _make_optimizer(self) -> SummedAdam:
+        config = self._config
+        optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
         if config.critic_lr is not None and not config.share_torso:
-            self._optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
+            optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
+        return optimizer
 
     @property
     def num_parameters(self) -> int:

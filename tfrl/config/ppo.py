@@ -273,13 +273,14 @@ def validate(config: Config) -> None:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
         )
-    _check_normalization(config)
+    check_normalization(config)
     _check_sizes(config)
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
 
 
-def _check_normalization(config: Config) -> None:
+def check_normalization(config: Any) -> None:
+    """Raise UserError if the settings normalise observations that are no vectors, or have no use for steps."""
     if config.normalize_random_steps and not config.normalize_observations:
         raise UserError("--normalize-random-steps needs --normalize-observations.")
     if config.normalize_observations and network.shows_images(config.env):

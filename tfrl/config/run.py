@@ -105,6 +105,11 @@ class RLSettings:
         return {}
 
     @property
+    def rollouts_held(self) -> int:
+        """Rollouts that are in memory at once."""
+        return 1
+
+    @property
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -48,9 +49,12 @@ class Collector:
       indices: the global indices of this worker's envs.
       replicas: how many replicas share them, in order.
       num_steps: T.
+      rollouts: how many of them stay as they are: the buffers are used again after so many.
     """
 
-    def __init__(self, spec: EnvSpec, indices: Sequence[int], *, replicas: int, num_steps: int) -> None:
+    def __init__(
+        self, spec: EnvSpec, indices: Sequence[int], *, replicas: int, num_steps: int, rollouts: int = 1
+    ) -> None:
         self.indices = list(indices)
         self._replicas = replicas
         each = len(self.indices) // replicas
@@ -67,18 +71,22 @@ class Collector:
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self.exact_state = first_env.exact_state
-        self._rollout: Rollout | None = None
+        self._rollout: Rollout | None = None  # which is filled
+        self._rollouts: deque[Rollout] = deque(maxlen=rollouts)
         self._size = (replicas, num_steps, each)
 
     def _buffers(self, policy: ActingPolicy) -> Rollout:
-        if self._rollout is None:
+        if len(self._rollouts) < self._rollouts.maxlen:
             specs = {"observation": self.observation_spec, "action": self.action_spec}
             self._rollout = Rollout.empty(*self._size, **specs, extras=policy.extras)
+        else:
+            self._rollout = self._rollouts.popleft()
+        self._rollouts.append(self._rollout)
         self._rollout.final_observations = {}
         return self._rollout
 
     def collect(self, policy: ActingPolicy, noise: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
-        """T steps of every env. The returned buffers are used again by the next call.
+        """T steps of every env. The returned buffers are used again, with one rollout by the next call.
 
         Args:
           policy: gives actions.
@@ -140,7 +148,7 @@ class Collector:
             firsts.append(step.first)
         return indices, states, np.concatenate(observations), np.concatenate(firsts)
 
-    def set_state(self, states: dict[int, bytes]) -> None:
+    def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index; it may hold more envs than this worker's."""
         by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
         for group in self._groups:

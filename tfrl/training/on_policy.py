@@ -49,7 +49,7 @@ class OnPolicyLearner:
         self._config = config
         self._session = session
         self._runtime = session.runtime
-        self.collector = _make_collector(config, session)
+        self.collector = self._make_collector()
         self.agent = _make_agent(config, session, make_agent)
         self._distribution = distribution_for(self.collector.action_spec)
         self._rewards = RewardNormalizer(config.num_envs)
@@ -77,10 +77,16 @@ class OnPolicyLearner:
         metrics |= {
             "time/env_steps_per_second": config.steps_per_update / seconds,
             "time/rollout_seconds": rollout.seconds,
-            "time/update_seconds": seconds - rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return Update(metrics, self._action_counts(rollout))
+        return Update(metrics | self._shares(rollout, seconds), self._action_counts(rollout))
+
+    def _make_collector(self) -> Collector:
+        return make_collector(self._config, self._runtime)
+
+    def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
+        """How an update that took `seconds` spent them, by the names of its columns."""
+        return {"time/update_seconds": seconds - rollout.seconds}
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
@@ -140,13 +146,18 @@ class OnPolicyLearner:
         indices, draw = self.collector.indices, self.agent.draw_noise
         noise = rng.action_noise(config.seed, session.step, indices, config.num_steps, draw)
         rollout = self.collector.collect(self.agent, noise, on_step)
+        self._take_in_rewards(rollout)
+        return rollout
+
+    def _take_in_rewards(self, rollout: Rollout) -> None:
+        """Counts its episodes, and normalises its rewards where they stand. A collective."""
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
         self._episodes.add(rewards, first)
-        if config.normalize_rewards:
-            rollout.rewards[:] = rollout.by_replica(self._rewards(rewards, first)[:, indices])
-        return rollout
+        if self._config.normalize_rewards:
+            mine = self._rewards(rewards, first)[:, self.collector.indices]
+            rollout.rewards[:] = rollout.by_replica(mine)
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Takes the update's gradient steps, with which the console moves; its metrics.
@@ -276,16 +287,15 @@ def random_observations(config: Any, steps: int) -> np.ndarray:
     return np.stack(observations)
 
 
-def _make_collector(config: Any, session: Session) -> Collector:
-    runtime = session.runtime
-    indices = runtime.local_envs(config.num_envs)
+def make_collector(config: Any, runtime: Runtime) -> Collector:
+    """This worker's envs, and the buffers of the rollouts that are held at once. Raises UserError."""
+    held = config.rollouts_held
+    sizes = {"replicas": runtime.local_replicas, "num_steps": config.num_steps, "rollouts": held}
     try:
-        return Collector(
-            env_spec(config), indices, replicas=runtime.local_replicas, num_steps=config.num_steps
-        )
+        return Collector(env_spec(config), runtime.local_envs(config.num_envs), **sizes)
     except MemoryError:
         spec = registry.specs(config.env)[0]
-        raise too_large(spec, config.num_envs, config.num_steps, runtime.num_workers) from None
+        raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None
 
 
 def _make_agent(config: Any, session: Session, make_agent: MakeAgent) -> Agent:

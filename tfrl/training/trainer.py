@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ def train(config: Any, cluster: TFConfig | None, make_learner: MakeLearner) -> i
         with open_session(config, runtime, watchdog, console, **names) as session:
             followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
             eval_every = 0 if followed else config.eval_every
-            return Trainer(config, session, make_learner(config, session), eval_every=eval_every).run()
+            with contextlib.closing(make_learner(config, session)) as learner:
+                return Trainer(config, session, learner, eval_every=eval_every).run()
 
 
 class Trainer:
@@ -143,13 +145,12 @@ class Trainer:
         self._restore()
         if self._is_last and session.is_finished(self._learner.weights()):
             session.console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
-            return self._leave(0)
+            return session.leave(0)
         self._begin()
         try:
             self._train()
         except Stopped as stopped:
             self._save()
-            self._learner.close()
             return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
         return self._finish()
 
@@ -247,7 +248,7 @@ class Trainer:
                 results.write(config.run_dir, outcome)
         if session.runtime.is_chief:
             session.console.results(*results.table(outcome), [tensorboard(config)])
-        return self._leave(0)
+        return session.leave(0)
 
     def _results(self) -> dict[str, object]:
         """What is the algorithm's own in results.json."""
@@ -263,8 +264,5 @@ class Trainer:
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],
             "eval": evaluation_results(config, self._evaluation),
+            **{name: getattr(config, name) for name in ("actors", "lag") if hasattr(config, name)},
         }
-
-    def _leave(self, code: int) -> int:
-        self._learner.close()
-        return self._session.leave(code)

@@ -35,6 +35,10 @@ class SummedSGD(_Summed, keras.optimizers.SGD):
     """Gradient descent with momentum, for summed gradients."""
 
 
+class SummedRMSprop(_Summed, keras.optimizers.RMSprop):
+    """RMSProp (Tieleman & Hinton 2012) for summed gradients: g / sqrt(mean square + epsilon)."""
+
+
 class SummedAdam(_Summed, keras.optimizers.Adam):
     """Adam (Kingma & Ba 2015, arXiv:1412.6980) for summed gradients."""
 

@@ -1,0 +1,244 @@
+"""The settings of IMPALA: its section, presets and checks. Nothing here imports TensorFlow or an env."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.config import actors, run
+from tfrl.config.actors import Actors
+from tfrl.config.ppo import check_normalization, multiples_near
+from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
+from tfrl.envs import registry
+
+_MOST_LAG = 64
+
+
+@dataclass(frozen=True)
+class IMPALA:
+    """How it is learned."""
+
+    num_envs: int = 64
+    """Envs, all workers together; must be divisible by the number of replicas."""
+    num_steps: int = 128
+    """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
+    num_minibatches: int = 4
+    """Gradient steps of a rollout: each learns from a stretch of num-steps / num-minibatches steps of all
+    envs, in the order of time."""
+    lag: int = 1
+    """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
+    while the network learns; 0: they wait for each other."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop is the paper's, without momentum."""
+    lr: float = 5e-4
+    """Learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to 0 over --total-steps, which a run then keeps."""
+    epsilon: float = 1e-5
+    """Of the optimizer: adam adds it to the root of the mean square, rmsprop to the mean square itself."""
+    rmsprop_decay: float = 0.99
+    """Of the mean square of rmsprop's gradients."""
+    gamma: float = 0.999
+    """Discount of one env step."""
+    vtrace_lambda: float = 0.95
+    """Shortens V-trace's traces, as --gae-lambda does PPO's; the paper has 1."""
+    rho_bar: float = 1.0
+    """V-trace's bound on the ratio of new to old action probability."""
+    c_bar: float = 1.0
+    """V-trace's bound on how far a later error reaches back."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss, which is half the squared error."""
+    max_grad_norm: float = 0.5
+    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
+    free_deviation: bool = False
+    """The deviation of continuous actions is a variable of its own, not an output of the network."""
+    normalize_rewards: bool = True
+    """Divide rewards by the standard deviation of the running discounted return."""
+    normalize_observations: bool = False
+    """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
+    policy."""
+    normalize_random_steps: int = 0
+    """With --normalize-observations: take mean and deviation from so many random env steps before training,
+    and keep them; 0: of all rollouts so far."""
+
+
+@dataclass(frozen=True)
+class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
+    """All settings of an IMPALA run. One field a flag."""
+
+    algorithm: ClassVar[str] = "impala"
+    decisive: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network)
+
+    preset: str = "procgen"
+    """A whole set of defaults, listed above; flags and files win over it. Without it, the env's own."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update, all workers together."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+        return self.steps_per_update // self.num_minibatches
+
+    @property
+    def unroll(self) -> int:
+        """Env steps in a row that one gradient step learns from, of each env."""
+        return self.num_steps // self.num_minibatches
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        return True
+
+    @property
+    def rollouts_held(self) -> int:
+        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
+        return self.lag + 1
+
+    @property
+    def default_run_name(self) -> str:
+        """Another name than that of PPO's run of the same env and seed."""
+        return f"impala-{super().default_run_name}"
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
+        fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
+        return super().may_change - fixed | actors.MAY_CHANGE
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raise UserError if the envs do not divide by the replicas or actors, or actors meet workers."""
+        replicas = workers * replicas_per_worker
+        if self.num_envs % replicas:
+            raise UserError(
+                f"--num-envs must be divisible by the number of replicas, {replicas}; "
+                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
+            )
+        if self.actors and workers > 1:
+            raise UserError(
+                f"--actors {self.actors} serve a single learner, and TF_CONFIG has {workers} workers, which "
+                "step their own envs: leave --actors out."
+            )
+
+
+_GYMNASIUM = {
+    "total_steps": 1_000_000,
+    "num_envs": 16,
+    "num_steps": 32,
+    "num_minibatches": 1,
+    "lr": 1e-3,
+    "lr_schedule": "linear",
+    "gamma": 0.99,
+    "normalize_observations": True,
+    "free_deviation": True,
+    "torso": "auto",
+    "share_torso": False,
+    "eval_greedy": True,
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "procgen": {},
+    "procgen-hard": {
+        "distribution_mode": "hard",
+        "num_levels": 500,
+        "total_steps": 200_000_000,
+        "num_envs": 256,
+        "num_minibatches": 8,
+    },
+    "paper": {
+        "num_envs": 32,
+        "num_steps": 20,
+        "num_minibatches": 1,
+        "optimizer": "rmsprop",
+        "lr": 6e-4,
+        "lr_schedule": "linear",
+        "epsilon": 0.1 / 640**2,
+        "gamma": 0.99,
+        "vtrace_lambda": 1.0,
+        "max_grad_norm": 40 / 640,
+    },
+    "gymnasium": _GYMNASIUM,
+}
+"""What each preset changes in Config's defaults."""
+
+_SUMMARIES = {
+    "procgen": "easy levels; the defaults below",
+    "procgen-hard": "hard levels",
+    "paper": "Espeholt et al. 2018, table G.1: its loss is a sum over 20 x 32 samples, and ours their mean, "
+    "so its epsilon and gradient norm are divided",
+    "gymnasium": "for Gymnasium envs, which take it by themselves",
+}
+
+RANGES: dict[str, Range] = {
+    **actors.RANGES,
+    "num_steps": COUNT,
+    "num_minibatches": COUNT,
+    "lag": Range(0, _MOST_LAG),
+    "lr": POSITIVE,
+    "epsilon": POSITIVE,
+    "rmsprop_decay": FRACTION,
+    "gamma": FRACTION,
+    "vtrace_lambda": FRACTION,
+    "rho_bar": POSITIVE,
+    "c_bar": POSITIVE,
+    "entropy_coef": NOT_NEGATIVE,
+    "value_coef": NOT_NEGATIVE,
+    "max_grad_norm": POSITIVE,
+    "normalize_random_steps": Range(0, MOST),
+}
+
+
+def default_preset(env: str) -> str:
+    """The preset of a command that names none."""
+    return "gymnasium" if registry.family(registry.own_name(env)).preset == "gymnasium" else "procgen"
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    run.check(config, RANGES)
+    check_normalization(config)
+    if config.num_steps % config.num_minibatches:
+        raise UserError(
+            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
+            f"got {config.num_steps}; {multiples_near(config.num_steps, config.num_minibatches)} would do."
+        )
+    if config.steps_per_update > MOST:
+        raise UserError(
+            f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} is "
+            f"too many env steps for one update, which has at most {MOST}."
+        )
+    if config.total_steps < config.steps_per_update:
+        raise UserError(
+            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
+            f"{config.num_steps} = {config.steps_per_update}; got {config.total_steps}."
+        )
+    if config.actors and config.num_envs % config.actors:
+        raise UserError(
+            f"--num-envs must be divisible by --actors {config.actors}; got {config.num_envs}; "
+            f"{multiples_near(config.num_envs, config.actors)} would do."
+        )
+    if config.ray_address is not None and not config.actors:
+        raise UserError("--ray-address needs --actors: without them nothing runs on Ray.")
+    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+
+
+READER = Reader(
+    Config,
+    sections=(Task, IMPALA, Network, Hardware, Actors, Run),
+    presets=PRESETS,
+    preset_summaries=_SUMMARIES,
+    default_preset=default_preset,
+    defaults={"env": "coinrun"},
+    complete=run.complete,
+    check=validate,
+    prog="python -m tfrl.impala",
+    summary="Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),
+    aliases={"update_freq": "num_steps"},
+)
