@@ -31,6 +31,7 @@ from rich.table import Table
 from benchmarks import command, learning_gymnasium, speed
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.config import ppo
 from tfrl.run import files
 
 _ENV = "InvertedDoublePendulum-v5"
@@ -86,6 +87,9 @@ def _check(options: Options) -> None:
         if script and not Path(script).is_file():
             raise UserError(f"--{name} {script} is not a file.")
     command.check_program(options.peer_python, "--peer-python")
+    command.seeds(options.seeds)
+    for preset in _CONTESTS:
+        ppo.READER.parse(["--preset", preset, "--precision", options.precision])
     if options.learn and not options.torchrl:
         raise UserError("--learn compares with TorchRL's script: name it by --torchrl.")
 

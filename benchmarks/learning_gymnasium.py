@@ -71,11 +71,10 @@ def main(options: Options) -> None:
     names = [name.strip() for name in options.envs.split(",")]
     if not {*names} <= {*TASKS}:
         raise UserError(f"--envs must be of {', '.join(TASKS)}, with commas between; got {options.envs}.")
+    more = ("--eval-episodes", str(options.episodes), "--precision", options.precision)
     found = []
-    for name in names:
-        task = TASKS[name]
+    for task in (TASKS[name] for name in names):
         seeds = command.seeds(options.seeds or f"1..{task.seeds}")
-        more = ("--eval-episodes", str(options.episodes), "--precision", options.precision)
         found.append((task, train([*task.flags, *more], seeds, options.logdir)))
     Console().print(_table(found))
     if options.plot:

@@ -111,9 +111,7 @@ def _measure(
     first, last = marks[0], marks[-1]
     counted = steps * (updates - 1)
     return Speed(
-        median=statistics.median(
-            steps / (after.seconds - before.seconds) for before, after in pairwise(marks)
-        ),
+        median=steps / statistics.median(after.seconds - before.seconds for before, after in pairwise(marks)),
         whole=counted / (last.seconds - first.seconds),
         per_cpu_second=counted / max(last.cpu_seconds - first.cpu_seconds, _TICK),
         wall_seconds=ended - began,

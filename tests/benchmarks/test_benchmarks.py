@@ -12,7 +12,7 @@ import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
-from benchmarks import command, learning, recovery, throughput
+from benchmarks import command, continuous_control, learning, recovery, speed, throughput
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
 
@@ -24,6 +24,7 @@ from tfrl.envs.published import published_curve
         ("learning", ["--env", "nosuch"], "there is no env 'nosuch'"),
         ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
         ("learning", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
+        ("learning", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
         ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
         ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
         ("throughput", ["--env", "nosuch"], "there is no env 'nosuch'"),
@@ -32,6 +33,17 @@ from tfrl.envs.published import published_curve
         ("throughput", ["--num-steps", "100"], "--num-steps must be divisible by --num-minibatches 8"),
         ("throughput", ["--precisions", "float16"], "--precisions must be auto, or of float32 and bfloat16"),
         ("throughput", ["--cleanrl", "no-such-program x.py"], "there is no program no-such-program"),
+        ("continuous_control", ["--torchrl", "nowhere.py"], "--torchrl nowhere.py is not a file"),
+        ("continuous_control", ["--updates", "1"], "--updates must be at least 2"),
+        ("continuous_control", ["--peer-python", "no-such"], "--peer-python: there is no program no-such"),
+        ("continuous_control", ["--precision", "half"], "--precision must be one of auto, float32, bfloat16"),
+        ("continuous_control", ["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
+        ("continuous_control", ["--learn"], "--learn compares with TorchRL's script: name it by --torchrl"),
+        ("learning_gymnasium", ["--envs", "coinrun"], "--envs must be of CartPole-v1, Pendulum-v1"),
+        ("learning_gymnasium", ["--seeds", "0.5"], "--seeds must be a whole number; got '0.5'"),
+        ("learning_gymnasium", ["--episodes", "0"], "--episodes must be at least 1"),
+        ("learning_gymnasium", ["--precision", "half"], "--precision must be one of auto"),
+        ("learning_gymnasium", ["--plot", "curve.doc"], "--plot must be the name of a PNG file"),
         ("scaling", ["--updates", "0"], "--updates must be at least 1"),
         ("scaling", ["--torso", "nosuch"], "is not a network of the zoo"),
         ("images", ["--model", "nosuch"], "is not a network of the zoo"),
@@ -92,17 +104,84 @@ def test_no_means_are_judged_where_the_published_curves_are_sparse():
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
 
 
-@pytest.mark.parametrize("lines", [3, 2])
-def test_a_peers_speed_is_the_median_between_its_lines(tmp_path, lines):
-    program = f"import time\nfor _ in range({lines}): time.sleep(0.5); print('SPS: 1')"
-    (tmp_path / "peer.py").write_text(program)
-    options = throughput.Options(cleanrl=f"{sys.executable} {tmp_path / 'peer.py'}", updates=2)
-    if lines == 2:
-        with pytest.raises(TrainingError, match="code 0 after 2 updates"):
-            throughput._cleanrl_run(options)
-        return
-    # On a busy machine it sleeps longer, or a line is read late and the next one seems early.
-    assert 0.5 < throughput._cleanrl_run(options) / (64 * 256 / 0.5) < 1.5
+def script(folder, text):
+    """A program of a peer's in a file of its own, and the words that start it."""
+    path = folder / "peer.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+BUSY = """
+import time
+def use(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+use(1)
+for _ in range(4):
+    use(0.25)
+    time.sleep(0.25)
+    print("SPS: 1")
+time.sleep(0.5)
+"""
+
+
+def test_a_peers_speed_is_of_what_lies_between_its_lines(tmp_path):
+    """Neither its start nor its end count, but for the whole process; sleep takes no processor time."""
+    found = speed.of_script(script(tmp_path, BUSY), steps=1000, updates=4)
+    assert found.per_cpu_second == pytest.approx(1000 / 0.25, rel=0.2)
+    # On a busy machine it takes longer, or a line is read late and the next one seems early.
+    assert 0.1 < found.median / (1000 / 0.5) < 1.5
+    assert 0.1 < found.whole / (1000 / 0.5) < 1.1
+    assert found.cpu_seconds > 2 and found.wall_seconds > 3.5 and found.peak_memory_mb > 5
+
+
+@pytest.mark.parametrize("updates", [2, 4])
+def test_a_peer_that_makes_other_updates_than_it_was_asked_for_has_no_speed(tmp_path, updates):
+    words = script(tmp_path, f"print('SPS: 1\\n' * {updates})")
+    with pytest.raises(TrainingError, match=rf"peer\.py \.\.\. ended after {updates} updates, not 3\.$"):
+        speed.of_script(words, steps=1000, updates=3)
+
+
+def test_a_peer_that_fails_is_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"peer\.py \.\.\. ended with code 1\.$"):
+        speed.of_script(script(tmp_path, "print('SPS: 1')\nraise SystemExit(1)"), steps=1000, updates=3)
+
+
+def test_our_speed_is_of_the_rows_of_progress(tmp_path, monkeypatch):
+    """A module in place of the trainer, whose file grows by two rows at once in the end."""
+    (tmp_path / "grows.py").write_text(
+        "import pathlib, sys, time\n"
+        "folder = pathlib.Path(sys.argv[sys.argv.index('--logdir') + 1], 'speed')\n"
+        "folder.mkdir()\n"
+        "with (folder / 'progress.csv').open('w') as file:\n"
+        "    for rows in ('env_steps\\n', '1\\n', '2\\n', '3\\n4\\n'):\n"
+        "        time.sleep(0.4)\n"
+        "        print(rows, end='', file=file, flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = speed.of_trainer("grows", [], steps=100, updates=4)
+    assert 0.1 < found.whole / (300 / 0.8) < 1.1
+
+
+def test_seeds_are_numbers_and_ranges():
+    assert command.seeds("1..3, 7,2") == [1, 2, 3, 7]
+    assert command.seeds("0") == [0]
+
+
+def test_returns_of_a_peer_are_kept(tmp_path):
+    """Its script runs once a seed; one that says nothing of its return is an error."""
+    program = "import sys; print('final_return=' + sys.argv[sys.argv.index('--seed') + 1] + '.5 [1, 2]')"
+    _, path = script(tmp_path, program)
+    options = continuous_control.Options(
+        torchrl=path, peer_python=sys.executable, learn=True, logdir=str(tmp_path / "logs")
+    )
+    assert [continuous_control._return_of_peer(options, seed) for seed in (3, 4)] == [3.5, 4.5]
+    script(tmp_path, "")
+    assert continuous_control._return_of_peer(options, 3) == 3.5
+    with pytest.raises(
+        TrainingError, match=r"no line in .*torchrl-seed5\.txt that begins with final_return="
+    ):
+        continuous_control._return_of_peer(options, 5)
 
 
 def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
