@@ -9,7 +9,7 @@ import io
 import math
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -140,6 +140,34 @@ class _Gif:
         self._path.write_bytes(self._encoded.getvalue())
 
 
+class Preview(Watcher):
+    """Keeps the first env's frames in small, one in VIDEO_STRIDE.
+
+    Attributes:
+      frames: uint8 [H, W, 3] each.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[np.ndarray] = []
+        self._step = 0
+
+    def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
+        """Draws what the policy sees. Raises UserError if the env cannot be rendered."""
+        if self._step % VIDEO_STRIDE == 0:
+            picture = Image.fromarray(np.asarray(_rendered(env)[0]))
+            picture.thumbnail((_PREVIEW_WIDTH, _PREVIEW_WIDTH))
+            self.frames.append(np.asarray(picture))
+        self._step += 1
+
+
+def _rendered(env: VecEnv) -> Sequence[np.ndarray]:
+    """Returns the envs' frames. Raises UserError, with one sentence, if something for it is missing."""
+    try:
+        return env.render()
+    except ValueError as error:
+        raise UserError(f"{str(error).rstrip('.')}.") from None
+
+
 class Grid(Watcher):
     """Watches one episode in each env, draws them side by side, and keeps a small preview.
 
@@ -185,10 +213,7 @@ class Grid(Watcher):
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Draws what the policy sees and does. Raises UserError if the env cannot be rendered."""
-        try:
-            frames = env.render()
-        except ValueError as error:
-            raise UserError(f"{str(error).rstrip('.')}.") from None
+        frames = _rendered(env)
         chances = self._probabilities(observations) if self._probabilities and self._overlay else None
         for i in np.flatnonzero(~self._over):
             tile = Image.new("RGB", self._tile_size, _LOOK["back"])

@@ -165,6 +165,7 @@ class Trainer:
         if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
             self._evaluation = self._evaluate()
             session.writer.scalars(self._env_steps, self._evaluation)
+            self._periodic.tell(self._env_steps, self._evaluation)
 
     @property
     def _is_last(self) -> bool:
@@ -184,6 +185,7 @@ class Trainer:
             self._evaluation = self._evaluate()
             self._pending = None
             metrics = metrics | self._evaluation
+            self._periodic.tell(self._env_steps, metrics)
         if config.record_every and session.step % config.record_every == 0:
             self._periodic.record(self._learner, self._env_steps)
         for name, actions in self._learner.action_histograms(update.action_counts).items():
@@ -246,6 +248,7 @@ class Trainer:
                 outcome = self._results() | session.provenance(weights)
                 export(config.run_dir / "export", config, weights, precision=session.runtime.precision)
                 results.write(config.run_dir, outcome)
+                self._periodic.draw_curve()
         if session.runtime.is_chief:
             session.console.results(*results.table(outcome), [tensorboard(config)])
         return session.leave(0)
