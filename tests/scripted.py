@@ -1,14 +1,16 @@
-"""Envs whose episodes are known before, for the tests of what is played and counted."""
+"""Envs and policies whose episodes are known before, for the tests of what is played and counted."""
 
 import numpy as np
 
-from tfrl import envs
+from tfrl.envs import registry
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from tfrl.envs.vec_env import Step
 
 
 class Scripted:
     """Env i shows i. Its episodes take `lengths[i]` steps and return `returns[i]`, half of it at each end."""
 
-    num_actions, observation_shape = 2, (1, 1, 1)
+    observation_spec, action_spec = ArraySpec((1, 1, 1), "uint8"), Discrete(2)
 
     def __init__(self, lengths, returns):
         self.num_envs = len(lengths)
@@ -18,7 +20,8 @@ class Scripted:
         self._reward = np.zeros(self.num_envs, np.float32)
 
     def observe(self):
-        return self._reward, np.arange(self.num_envs, dtype=np.uint8).reshape(-1, 1, 1, 1), self._first
+        shown = np.arange(self.num_envs, dtype=np.uint8).reshape(-1, 1, 1, 1)
+        return Step(self._reward, shown, self._first, np.zeros(self.num_envs, bool), None)
 
     def act(self, actions):
         begins = self._first
@@ -33,10 +36,20 @@ class Scripted:
         pass
 
 
-def still(observations, uniforms):
+class Acting:
+    """A player whose actions are those of a function of observations and noise, one uniform an action."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def draw_noise(self, generator, steps):
+        return generator.random((steps, 1), np.float32)
+
+
+def still(observations, noise):
     return np.zeros(len(observations), np.int32)
 
 
 def scripted(monkeypatch, lengths, returns):
-    monkeypatch.setattr(envs, "make", lambda spec, indices: Scripted(lengths, returns))
-    return envs.EnvSpec(name="catch", num_envs=len(lengths), seed=0)
+    monkeypatch.setattr(registry, "make", lambda spec, indices: Scripted(lengths, returns))
+    return EnvSpec(name="catch", num_envs=len(lengths), seed=0)

@@ -18,7 +18,9 @@ from made_runs import make_run
 from refusals import refusal
 from scripted import scripted, still
 
-from tfrl import collect, envs, evaluate, record
+from tfrl import collect, evaluate, record
+from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
 from tfrl.cli.errors import UserError
 from tfrl.config.ppo import Config, parse
 from tfrl.evaluation import policy_files
@@ -303,7 +305,7 @@ def test_a_recording_has_envs_of_its_own(tmp_path, levels):
         return still(observations, uniforms)
 
     record.save(watch, config, tmp_path / "v.gif", record.Options(episodes=8, levels=levels, max_steps=1))
-    expected = envs.make(level_spec(config, levels, 8, Use.RECORDING)).observe()[1]
+    expected = registry.make(level_spec(config, levels, 8, Use.RECORDING)).observe()[1]
     np.testing.assert_array_equal(seen[0], expected)
 
 
@@ -316,10 +318,10 @@ def test_the_video_is_in_tensorboard(run):
 
 
 def test_procgen_is_rendered_in_full_size():
-    spec = envs.EnvSpec(name="coinrun", num_envs=2, seed=0, render=True)
-    env = envs.make(spec)
+    spec = EnvSpec(name="coinrun", num_envs=2, seed=0, render=True)
+    env = registry.make(spec)
     frames = env.render()
-    plain = envs.make(envs.EnvSpec(name="coinrun", num_envs=2, seed=0))
+    plain = registry.make(EnvSpec(name="coinrun", num_envs=2, seed=0))
     np.testing.assert_array_equal(env.observe()[1], plain.observe()[1])
     assert [f.shape for f in frames] == [(512, 512, 3)] * 2
     assert np.asarray(frames[0]).std() > 5
@@ -361,12 +363,12 @@ class Examples:
 
 
 def test_trajectories_are_what_the_envs_did():
-    spec = envs.EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
+    spec = EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
     examples = Examples()
     buffer = collect.EpisodeBuffer(3, 2, examples)
     played = play(lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer)
     assert len(examples.found) == 6
-    env, pending = envs.make(spec), [[], [], []]
+    env, pending = registry.make(spec), [[], [], []]
     for example in examples.found:
         pending[example["env_index"]].append(example["steps"])
     for episode in range(2):
@@ -405,7 +407,7 @@ def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
     examples = list(builder.as_dataset(split="train"))
     episodes = [list(e["steps"].as_numpy_iterator()) for e in examples]
     spec = level_spec(policy_files.find(run, "last").config, "train", 8, Use.COLLECTION)
-    begins = envs.make(spec).observe()[1]  # of envs that no evaluation plays
+    begins = registry.make(spec).observe()[1]  # of envs that no evaluation plays
     for example, steps in zip(examples, episodes, strict=True):
         np.testing.assert_array_equal(steps[0]["observation"], begins[int(example["env_index"])])
     assert [len(steps) for steps in episodes] == [10] * 8

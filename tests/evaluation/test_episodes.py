@@ -2,18 +2,22 @@
 
 import numpy as np
 import pytest
-from scripted import scripted, still
+from scripted import Acting, scripted, still
 
-from tfrl import envs
+from tfrl.cli.errors import UserError
 from tfrl.config.ppo import Config, parse
-from tfrl.evaluation.episodes import LEVEL_SETS, generalization_gap, level_spec, play, split_episodes
+from tfrl.envs import registry
+from tfrl.envs.registry import LEVEL_SETS
+from tfrl.envs.spec import EnvSpec
+from tfrl.evaluation.episodes import play, split_episodes
+from tfrl.evaluation.levels import GAP, level_spec, with_gap
 from tfrl.run import rng
 from tfrl.run.rng import Use
 
 
 def test_short_episodes_do_not_count_more_often(monkeypatch):
     spec = scripted(monkeypatch, [1, 10, 100], [3.0, 0.0, -3.0])
-    played = play(still, spec, range(3), episodes_each=4)
+    played = play(Acting(still), spec, range(3), episodes_each=4)
     np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
     np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
     np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
@@ -26,7 +30,7 @@ def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
         asked.append(len(observations))
         return still(observations, uniforms)
 
-    play(act, scripted(monkeypatch, [1, 2, 3], [1, 1, 1]), range(3), episodes_each=2)
+    play(Acting(act), scripted(monkeypatch, [1, 2, 3], [1, 1, 1]), range(3), episodes_each=2)
     assert asked == [3, 3, 2, 2, 2, 2], "never a batch of one, which TensorFlow rounds in another way"
 
 
@@ -36,11 +40,11 @@ def test_each_env_is_asked_with_what_it_shows_and_numbers_of_its_own(monkeypatch
     asked = [[] for _ in lengths]
 
     def act(observations, uniforms):
-        for env, uniform in zip(observations.ravel(), uniforms, strict=True):
+        for env, uniform in zip(observations.ravel(), uniforms[:, 0], strict=True):
             asked[env].append(uniform)
         return still(observations, uniforms)
 
-    play(act, scripted(monkeypatch, lengths, [1] * 4), range(4), episodes_each=2)
+    play(Acting(act), scripted(monkeypatch, lengths, [1] * 4), range(4), episodes_each=2)
     asked[0][6:] = asked[0][6::2]  # the last one alone is asked for twice
     for env, length in enumerate(lengths):
         expected = rng.generator(0, rng.Use.EVALUATION, env).random(600, np.float32)
@@ -50,7 +54,7 @@ def test_each_env_is_asked_with_what_it_shows_and_numbers_of_its_own(monkeypatch
 def test_the_first_episode_of_the_first_env_is_shown_and_all_are_counted(monkeypatch):
     frames, counts = [], []
     spec = scripted(monkeypatch, [3, 2, 7], [1, 1, 1])
-    play(still, spec, range(3), episodes_each=2, on_frame=frames.append, on_episode=counts.append)
+    play(Acting(still), spec, range(3), episodes_each=2, on_frame=frames.append, on_episode=counts.append)
     assert [frame.item() for frame in frames] == [0, 0, 0]
     assert counts == [1, 2, 3, 4, 5, 6]  # after 2, 3, 4, 6, 7 and 14 steps
 
@@ -73,20 +77,22 @@ def test_unseen_levels_are_all_of_the_same_mode():
 
 def test_the_gap_is_one_of_scores_or_else_of_returns():
     returns = {"eval_train/return": 8.0, "eval_test/return": 5.5}
-    assert generalization_gap(Config(env="catch"), returns) == 2.5
+    assert with_gap(Config(env="catch"), returns)[GAP] == 2.5
     scores = {"eval_train/normalized_return": 0.75, "eval_test/normalized_return": 0.5}
-    assert generalization_gap(Config(env="coinrun"), returns | scores) == 0.25
-    assert np.isnan(generalization_gap(Config(env="coinrun", num_levels=0), returns | scores))
+    assert with_gap(Config(env="coinrun"), returns | scores)[GAP] == 0.25
+    assert np.isnan(with_gap(Config(env="coinrun", num_levels=0), returns | scores)[GAP])
+    alone = {"eval_test/return": 8.0}
+    assert with_gap(Config(env="CartPole-v1"), alone) == alone
 
 
 def test_any_worker_plays_the_same_episodes():
-    spec = envs.EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
+    spec = EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
 
     def act(observations, uniforms):
-        return (uniforms * 3).astype(np.int32)
+        return (uniforms[:, 0] * 3).astype(np.int32)
 
-    whole = play(act, spec, range(6), episodes_each=5)
-    part = play(act, spec, [1, 4], episodes_each=5)
+    whole = play(Acting(act), spec, range(6), episodes_each=5)
+    part = play(Acting(act), spec, [1, 4], episodes_each=5)
     np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
 
 
@@ -109,15 +115,15 @@ def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
     levels, noise = set(), set()
     for seed in (1, 2):
         config = Config(env="coinrun", num_levels=0, seed=seed)
-        training = envs.EnvSpec(name="coinrun", num_envs=4, seed=seed, num_levels=0)
+        training = EnvSpec(name="coinrun", num_envs=4, seed=seed, num_levels=0)
         specs = [training, *(level_spec(config, level_set, 4, use) for use, level_set in USES)]
         for spec in specs:
-            env = envs.make(spec)
+            env = registry.make(spec)
             levels.add(tuple(info["level_seed"] for info in env.info()))
             env.close()
             asked = []
             play(
-                lambda o, u, to=asked: to.append(u.tobytes()) or still(o, u),
+                Acting(lambda o, u, to=asked: to.append(u.tobytes()) or still(o, u)),
                 spec,
                 [0, 1],
                 episodes_each=1,
@@ -130,7 +136,7 @@ def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
 def test_an_evaluation_of_more_episodes_begins_with_the_same_ones():
     """Whatever the number of envs: env i's level follows from the seed alone, as its actions do."""
     config = Config(env="coinrun", num_levels=0, seed=3)
-    few, many = (envs.make(level_spec(config, "test", n)) for n in (2, 5))
+    few, many = (registry.make(level_spec(config, "test", n)) for n in (2, 5))
     assert [i["level_seed"] for i in few.info()] == [i["level_seed"] for i in many.info()[:2]]
 
 
@@ -142,4 +148,10 @@ def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
     specs = [level_spec(config, level_set, 2) for level_set in LEVEL_SETS]
     assert len({config.seed, *(spec.seed for spec in specs)}) == 3
     for spec in specs:
-        assert play(still, spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)
+        assert play(Acting(still), spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)
+
+
+def test_an_env_that_cannot_be_made_is_one_sentence(monkeypatch):
+    spec = EnvSpec(name="GymV21Environment-v0", num_envs=1, seed=0)
+    with pytest.raises(UserError, match=r"GymV21Environment-v0.*\.$"):
+        play(Acting(still), spec, [0], episodes_each=1)

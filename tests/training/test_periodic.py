@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from processes import unread_pipe
 
-from tfrl import envs, suite
+from tfrl import suite
+from tfrl.envs import registry
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.evaluation import policy_files
@@ -96,7 +97,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
     """All balls of the one training level fall in one column, which this policy always catches."""
     config = small(num_levels=1, start_level=7, eval_episodes=32)
     spec = level_spec(config, "train", 1)
-    column = envs.make(spec).observe()[1][0, 0, :, 0].argmax()
+    column = registry.make(spec).observe()[1][0, 0, :, 0].argmax()
 
     def towards(observations, uniforms):
         paddle = observations[:, -1, :, 0].argmax(axis=1)

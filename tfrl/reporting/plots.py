@@ -100,12 +100,12 @@ def learning_curve(run: Run) -> Figure:
             _band(ax, run, level_set, _color(v))
             label = title if title == "evaluation" else f"evaluation, {title}"
             ax.plot(*run.evaluations(level_set), label=label, **style)
-        ax.set_title("episode return (raw reward)" if name == "return" else "episode length (env steps)")
+        what = "episode return (raw reward)" if name == "return" else "episode length (env steps)"
+        ax.set_title(f"{config.env}, seed {config.seed}: {what}")
         ax.set_xlim(0, run.env_steps * 1.03 or 1)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    figure.suptitle(f"{config.env}, {config.algorithm}, seed {config.seed}", fontsize=10.5)
     figure.supxlabel("env steps")
-    figure.legend(loc="outside lower left", ncols=3)
+    _legend(figure, axes[0].get_legend_handles_labels()[0])
     return figure
 
 

@@ -29,7 +29,7 @@ from tfrl.training.evaluation_table import EvaluationTable
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
 # What drawing may cost a run that sees no images: so many seconds, and this share of the time it has trained.
-_DRAWING_SECONDS, _DRAWING_SHARE = 1.0, 0.01
+_DRAWING_SECONDS, _DRAWING_SHARE = 1.0, 0.02
 
 
 class Periodic:
