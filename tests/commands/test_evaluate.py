@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 from made_runs import make_run
 from refusals import refusal
-from scripted import scripted, still
+from scripted import Acting, scripted, still
 
 from tfrl import collect, evaluate, record
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import Box, Discrete, EnvSpec
+from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.cli.errors import UserError
 from tfrl.config.ppo import Config, parse
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import level_spec, play
-from tfrl.reporting import runs, video
+from tfrl.evaluation.episodes import play
+from tfrl.evaluation.levels import level_spec
+from tfrl.reporting import recording, runs, video
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.rng import Use
 
@@ -34,7 +36,7 @@ def test_statistics_of_an_evaluation(monkeypatch):
     """128 episodes, two in each env."""
     lengths, returns = [2, 3, 4, 5] * 16, [0.0, 0.0, 1.0, 1.0, 2.0, 8.0, 10.0, 34.0] * 8
     scripted(monkeypatch, lengths, returns)
-    row = evaluate.evaluate_levels(still, Config(env="coinrun"), "test", 128)
+    row = evaluate.evaluate_levels(Acting(still), Config(env="coinrun"), "test", 128)
     assert (row["return_mean"], row["return_median"], row["return_iqm"]) == (7.0, 1.5, 3.0)
     # Two episodes of one env are alike here, so they count as one.
     assert row["return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 8)
@@ -48,7 +50,7 @@ def test_statistics_of_an_evaluation(monkeypatch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """An untrained run of catch, with two torsos, whose best policy is another one than its last."""
-    from tfrl.networks import actor_critic
+    from tfrl import networks
 
     folder = tmp_path_factory.mktemp("logs")
     settings = {"torso": "cookbook", "precision": "float32", "share_torso": False}
@@ -56,8 +58,7 @@ def run(tmp_path_factory):
     text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
     (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    network = actor_critic.build(observation_shape=(10, 5, 1), num_actions=3, seed=1, **settings)
-    weights = network.get_weights()
+    weights = networks.of_settings(runs.settings(path), "float32").get_weights()
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
@@ -67,7 +68,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("out", ["no/such/folder.json", "."])
 def test_a_file_that_cannot_be_written_is_told_before_playing(run, tmp_path, out, monkeypatch):
-    monkeypatch.setattr(evaluate, "play", None)
+    monkeypatch.setattr(evaluate, "evaluate_levels", None)
     assert "cannot write" in refusal(evaluate.main, [str(run), "--out", str(tmp_path / out)])
 
 
@@ -88,17 +89,14 @@ def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
 def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, capsys):
     import tensorflow as tf
 
-    from tfrl.networks import actor_critic
+    from tfrl import networks
     from tfrl.networks.export import export
 
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
-    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "precision": "float32"}
-    network = actor_critic.build(
-        torso="impala", torso_options={"width": 2}, share_torso=True, seed=7, **shape
-    )
+    network = networks.of_settings(wide, "float32")
     weights = network.get_weights()
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
-    export(tmp_path, wide, weights, **shape)
+    export(tmp_path, wide, weights, precision="float32")
     assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()
     observations = np.random.default_rng(0).integers(0, 256, (2, 10, 5, 1), np.uint8)
     saved = tf.saved_model.load(str(tmp_path / "policy"))
@@ -132,20 +130,21 @@ def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
     (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
-    act = getattr(policy.load(source), how)
-    played = play(act, level_spec(source.config, "train", 20), range(20), episodes_each=1)
+    player = policy.load(source, greedy=how == "greedy")
+    played = play(player, level_spec(source.config, "train", 20), range(20), episodes_each=1)
     assert row["return_mean"] == played.returns.mean()
 
 
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):
     from tfrl.evaluation import policy
 
-    player = policy.load(policy_files.find(run, "last"))
+    source = policy_files.find(run, "last")
+    greedy, drawn = (policy.load(source, greedy=how) for how in (True, False))
     observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
-    uniforms = np.full(50, 0.99, np.float32)
-    actions = player.greedy(observations, uniforms)
-    np.testing.assert_array_equal(actions, player.probabilities(observations).argmax(axis=1))
-    assert (actions != player.sample(observations, uniforms)).any()
+    uniforms = np.full((50, 1), 0.99, np.float32)
+    actions = greedy.act(observations, uniforms)
+    np.testing.assert_array_equal(actions, greedy.probabilities(observations).argmax(axis=1))
+    assert (actions != drawn.act(observations, uniforms)).any()
 
 
 def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
@@ -184,7 +183,7 @@ def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(runs.settings(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
     store = CheckpointStore(path / "checkpoints", keep=2)
     learner = {f"weights/{name}": value for name, value in np.load(path / "export" / "weights.npz").items()}
-    store.save(1, learner=learner, worker_part={}, env_steps=config.batch_size)
+    store.save(1, learner=learner, worker_part={}, env_steps=config.steps_per_update)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def wait(_):
@@ -292,7 +291,7 @@ def test_a_recording_that_is_cut_off_leaves_nothing(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        record.save(interrupted, Config(env="catch"), tmp_path / "video.mp4", record.Options())
+        recording.save(Acting(interrupted), Config(env="catch"), tmp_path / "video.mp4", record.Options())
     assert not list(tmp_path.iterdir())
 
 
@@ -304,8 +303,9 @@ def test_a_recording_has_envs_of_its_own(tmp_path, levels):
         seen.append(observations.copy())
         return still(observations, uniforms)
 
-    record.save(watch, config, tmp_path / "v.gif", record.Options(episodes=8, levels=levels, max_steps=1))
-    expected = registry.make(level_spec(config, levels, 8, Use.RECORDING)).observe()[1]
+    options = record.Options(episodes=8, levels=levels, max_steps=1)
+    recording.save(Acting(watch), config, tmp_path / "v.gif", options)
+    expected = registry.make(level_spec(config, levels, 8, Use.RECORDING)).observe().observation
     np.testing.assert_array_equal(seen[0], expected)
 
 
@@ -322,7 +322,7 @@ def test_procgen_is_rendered_in_full_size():
     env = registry.make(spec)
     frames = env.render()
     plain = registry.make(EnvSpec(name="coinrun", num_envs=2, seed=0))
-    np.testing.assert_array_equal(env.observe()[1], plain.observe()[1])
+    np.testing.assert_array_equal(env.observe().observation, plain.observe().observation)
     assert [f.shape for f in frames] == [(512, 512, 3)] * 2
     assert np.asarray(frames[0]).std() > 5
     assert env.solved().dtype == bool
@@ -334,7 +334,7 @@ def test_procgen_is_rendered_in_full_size():
     ("arguments", "message"),
     [
         ([], "give one run"),
-        (["--random", "pong"], "no game 'pong'"),
+        (["--random", "pong"], "no env 'pong'"),
         (["--random", "coinrun", "--episodes", "0"], "--episodes must be at least 1 and at most 100; got 0."),
         (["--random", "coinrun", "--episodes", "1e9"], "--episodes must be at least 1 and at most 100"),
         (["run", "--checkpoint", "\u00b2"], "--checkpoint must be last, best or the number"),
@@ -366,20 +366,20 @@ def test_trajectories_are_what_the_envs_did():
     spec = EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
     examples = Examples()
     buffer = collect.EpisodeBuffer(3, 2, examples)
-    played = play(lambda o, u: (u * 3).astype(np.int32), spec, range(3), episodes_each=2, watcher=buffer)
+    played = play(UniformPolicy(Discrete(3)), spec, range(3), episodes_each=2, watcher=buffer)
     assert len(examples.found) == 6
     env, pending = registry.make(spec), [[], [], []]
     for example in examples.found:
         pending[example["env_index"]].append(example["steps"])
     for episode in range(2):
         for t in range(9):
-            observations = env.observe()[1]
+            observations = env.observe().observation
             steps = [pending[i][episode][t] for i in range(3)]
             np.testing.assert_array_equal([s["observation"] for s in steps], observations)
             env.act(np.array([s["action"] for s in steps]))
-            rewards, _, first = env.observe()
-            np.testing.assert_array_equal([s["reward"] for s in steps], rewards)
-            np.testing.assert_array_equal([s["discount"] for s in steps], ~first)
+            after = env.observe()
+            np.testing.assert_array_equal([s["reward"] for s in steps], after.reward)
+            np.testing.assert_array_equal([s["discount"] for s in steps], ~after.first)
             assert [s["is_first"] for s in steps] == [t == 0] * 3
             assert not any(s["is_last"] for s in steps)
         lasts = [pending[i][episode][9] for i in range(3)]
@@ -392,7 +392,7 @@ def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
     """Of a command that was cut off at first, which leaves nothing that could be taken for one."""
     import tensorflow_datasets as tfds
 
-    def interrupted(self, rewards, first):
+    def interrupted(self, step):
         raise KeyboardInterrupt
 
     out = tmp_path / "data"
@@ -407,7 +407,7 @@ def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
     examples = list(builder.as_dataset(split="train"))
     episodes = [list(e["steps"].as_numpy_iterator()) for e in examples]
     spec = level_spec(policy_files.find(run, "last").config, "train", 8, Use.COLLECTION)
-    begins = registry.make(spec).observe()[1]  # of envs that no evaluation plays
+    begins = registry.make(spec).observe().observation  # of envs that no evaluation plays
     for example, steps in zip(examples, episodes, strict=True):
         np.testing.assert_array_equal(steps[0]["observation"], begins[int(example["env_index"])])
     assert [len(steps) for steps in episodes] == [10] * 8
