@@ -10,11 +10,13 @@ from pathlib import Path
 from tfrl import __version__
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
+from tfrl.config import ALGORITHMS
 
 _COMMANDS = (
-    *("tfrl.ppo_procgen", "tfrl.ppo", "tfrl.impala", "tfrl.suite", "tfrl.status", "tfrl.report"),
-    "tfrl.evaluate",
-    *("tfrl.record", "tfrl.collect", "tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
+    "tfrl.ppo_procgen",
+    *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
+    *("tfrl.suite", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
+    *("tfrl.collect", "tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
     *("cluster.launch", "cluster.tf_config"),
 )
 

@@ -19,14 +19,14 @@ from refusals import refusal
 from scripted import Acting, scripted, still
 
 from tfrl import collect, evaluate, record
-from tfrl.envs import registry
-from tfrl.envs.spec import Box, Discrete, EnvSpec
-from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.cli.errors import UserError
 from tfrl.config.ppo import Config, parse
+from tfrl.envs import registry
+from tfrl.envs.spec import Discrete, EnvSpec
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import play
 from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.reporting import recording, runs, video
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.rng import Use

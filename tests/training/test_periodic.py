@@ -20,9 +20,9 @@ import pytest
 from processes import unread_pipe
 
 from tfrl import suite
-from tfrl.envs import registry
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import runs

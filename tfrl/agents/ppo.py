@@ -8,28 +8,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.cli.errors import TrainingError
+from tfrl.agents import estimates
+from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import actor_critic, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops import losses, returns
+from tfrl.ops import losses
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam
 from tfrl.workers.strategy import Runtime
 
-# What a minibatch reports, in the order of the vectors below: means over the global minibatch.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-_OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
 _SECONDS_A_CALL = 1.0  # of gradient steps, after which the terminal may move
+
+
+class Samples(NamedTuple):
+    """What a minibatch is learned from, [b, ...] each; advantages are normalised."""
+
+    observations: tf.Tensor
+    actions: tf.Tensor
+    log_probs: tf.Tensor
+    values: tf.Tensor
+    advantages: tf.Tensor
+    targets: tf.Tensor
+    further: tuple[tf.Tensor, ...]  # `PPOAgent._further`'s
 
 
 class PPOAgent:
@@ -38,9 +49,15 @@ class PPOAgent:
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
+
+    An algorithm that differs in its loss extends this class, with its own `_losses`, `_further` and `means`.
+
+    Attributes:
+      means: what a minibatch reports, means over all replicas.
     """
 
-    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *_OF_UPDATES))
+    means = _MEANS
+    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *OF_UPDATES))
     charts = {
         "losses": {
             "policy, and value (half the squared error, clipped with --clip-value)": (
@@ -87,7 +104,7 @@ class PPOAgent:
     @property
     def floats_per_sum(self) -> int:
         """What a minibatch sums over replicas, in one collective: gradients, metrics, ratio errors."""
-        return self.num_parameters + len(_MEANS) + self._runtime.replicas
+        return self.num_parameters + len(self.means) + self._runtime.replicas
 
     @property
     def steps_per_update(self) -> int:
@@ -178,21 +195,29 @@ class PPOAgent:
         self._optimizer.learning_rate.assign(rate)
         observations = rollout.observations[:, : config.num_steps]
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
-        batch = tuple(per_replica(x) for x in kept)
+        kept = tuple(per_replica(x) for x in (*kept, *self._further(rollout, number)))
         rows = per_replica(self._minibatches(number))
-        totals = _Totals()
+        totals = Totals(self.means)
         for epoch in range(config.epochs):
             if epoch == 0:
-                estimates = self._estimates(rollout, rollout.extras["value"], rows)
-                totals.explained_variance = float(self._runtime.first(estimates[-1]))
+                estimated = self._estimates(rollout, rollout.extras["value"], rows)
+                self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
             elif config.renew_advantages:
-                estimates = self._estimates(rollout, self._values(observations), rows)
-            self._epoch(epoch, (*batch, *estimates[:-1], rows), totals, on_step)
+                estimated = self._estimates(rollout, self._values(observations), rows)
+            self._epoch(epoch, (kept, *estimated[:-1], rows), totals, on_step)
             if totals.ended:
                 break
         return totals.metrics() | {"train/learning_rate": rate}
 
-    def _epoch(self, epoch: int, batch: tuple, totals: _Totals, on_step: Callable[[int], None]) -> None:
+    def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
+        """Takes note of the explained variance and the mean target, float32 [2], of all replicas."""
+        totals.explained_variance = float(of_targets[0])
+
+    def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+        """What the losses need of each sample beside PPO's arrays: [R, T, B, ...] each."""
+        return ()
+
+    def _epoch(self, epoch: int, batch: tuple, totals: Totals, on_step: Callable[[int], None]) -> None:
         """The minibatches of one pass, a few to a call, so that the terminal moves where they are slow."""
         index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
         while index < end and not totals.ended:
@@ -225,7 +250,7 @@ class PPOAgent:
         return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
-        """Advantages and value targets [T * B], the moments of every minibatch, and the explained variance.
+        """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
 
         Values float32 [R, T, B] are of the acting weights, or, where advantages are renewed, of the present
         ones; those of o_T and of the last observations of truncated episodes always are of the present.
@@ -242,40 +267,9 @@ class PPOAgent:
     def _prepare(self, *fields: Any) -> Any:
         return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
 
-    def _prepare_on_replica(
-        self,
-        rewards: tf.Tensor,  # [T, B], like the next three
-        first: tf.Tensor,
-        truncated: tf.Tensor,
-        values: tf.Tensor,
-        last_values: tf.Tensor,  # [B]
-        final_values: tf.Tensor,  # [T, B]
-        steps: tf.Tensor,  # [E, M, B, b]
-    ) -> tuple[tf.Tensor, ...]:
-        """Advantages, and the global moments that need every replica: one small collective."""
-        config = self._config
-        rewards, discounts = returns.rewards_and_discounts(
-            rewards, first, truncated, final_values, gamma=config.gamma
-        )
-        advantages, targets = returns.gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
-        flat_advantages = tf.reshape(advantages, [-1])
-        # float64: sums of squares must not depend on how the samples are spread over replicas.
-        shuffled = tf.cast(tf.gather(flat_advantages, self._rows(steps)), tf.float64)  # [E * M, b]
-        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
-        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
-        if config.normalize_advantages == "batch":
-            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
-        sums = sum_replicas(sums)
-        if config.normalize_advantages == "batch":
-            mean, variance = _moments(sums.pop(), config.steps_per_update)
-            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
-        else:
-            mean, variance = _moments(sums[0], config.rows_per_step)
-        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
-        varies, unexplained = (_moments(s, config.steps_per_update)[1] for s in sums[1:3])
-        # Of targets that do not vary, values that do explain nothing (scikit-learn's convention).
-        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
-        return flat_advantages, tf.reshape(targets, [-1]), moments, tf.cast(1.0 - share, tf.float32)
+    def _prepare_on_replica(self, *fields: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *experience, steps = fields
+        return estimates.estimate(self._config, *experience, self._rows(steps))
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its time steps [E, M, B, b / B]."""
@@ -291,14 +285,14 @@ class PPOAgent:
         among them, its largest |ratio - 1|.
         """
         config, began = self._config, index
-        ended, sums, first_error = tf.constant(False), tf.zeros(len(_MEANS) + 1), tf.constant(0.0)
+        ended, sums, first_error = tf.constant(False), tf.zeros(len(self.means) + 1), tf.constant(0.0)
         while index < end and not ended:
             means, errors = self._runtime.strategy.run(self._train_step, args=(*batch, index))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             means, error = self._runtime.first(means), tf.reduce_max(self._runtime.first(errors))
             ended = not tf.reduce_all(tf.math.is_finite(means))
             if config.target_kl is not None:
-                ended = ended or means[_MEANS.index("approx_kl")] > config.target_kl
+                ended = ended or means[self.means.index("approx_kl")] > config.target_kl
             if index == 0:
                 first_error = error
             sums, index = sums + means, index + 1
@@ -306,10 +300,7 @@ class PPOAgent:
 
     def _train_step(
         self,
-        observations: tf.Tensor,  # [T, B, *shape]
-        actions: tf.Tensor,  # [T, B, *shape]
-        log_probs: tf.Tensor,  # [T, B], like the next
-        values: tf.Tensor,
+        kept: Sequence[tf.Tensor],  # [T, B, ...]: observations, actions, log-probabilities, values, further
         advantages: tf.Tensor,  # [T * B], like the next
         targets: tf.Tensor,
         moments: tf.Tensor,  # [E * M, 2]
@@ -317,12 +308,13 @@ class PPOAgent:
         index: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam."""
-        data = [_flat(x) for x in (observations, actions, log_probs, values)] + [advantages, targets]
+        kept = [_flat(x) for x in kept]
+        data = [*kept[:4], advantages, targets, *kept[4:]]
         (grads, sums), errors = sum_parts(
-            lambda rows: self._part_gradients(rows, data, moments[index]),
+            lambda rows: self._part_gradients(rows, data, moments[index], index),
             self._rows(steps)[index],
             part_rows=self._runtime.micro_batch(self._config),
-            signature=((self._gradient_specs, tf.TensorSpec([len(_MEANS)])), tf.TensorSpec([])),
+            signature=((self._gradient_specs, tf.TensorSpec([len(self.means)])), tf.TensorSpec([])),
             at_once=self._runtime.parts_at_once,
         )
         *grads, sums, errors = sum_replicas([*grads, sums, in_own_place(tf.reduce_max(errors))])
@@ -332,30 +324,42 @@ class PPOAgent:
         return tf.concat([sums, [norm]], axis=0), errors
 
     def _part_gradients(
-        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor
+        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor
     ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
         """Gradients and sums of metrics of some rows, and their largest |ratio - 1|."""
-        config = self._config
-        observations, actions, old_log_probs, old_values, advantages, targets = (
-            tf.gather(x, rows) for x in data
-        )
+        *fields, advantages, targets = (tf.gather(x, rows) for x in data[:6])
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
+        further = tuple(tf.gather(x, rows) for x in data[6:])
+        samples = Samples(*fields, advantages, targets, further)
         with tf.GradientTape() as tape:
-            parameters, values = self.network(observations, training=True)
-            policy = self.network.distribution(parameters)
-            log_ratio = policy.log_prob(actions) - old_log_probs
-            ratio = tf.exp(log_ratio)
-            policy_loss = losses.clipped_surrogate(ratio, advantages, config.clip_ratio)
-            value_loss = self._value_loss(values, old_values, targets)
-            entropy = policy.entropy()
-            loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+            loss, metrics, ratio = self._losses(samples, index)
             # Divided by the global minibatch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(loss) / config.rows_per_step
+            loss = tf.reduce_sum(loss) / self._config.rows_per_step
         grads = tape.gradient(loss, [v.value for v in self._variables])
-        clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
-        samples = [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), clipped]
-        sums = tf.reduce_sum(tf.stack(samples), axis=1) / config.rows_per_step
+        sums = tf.reduce_sum(tf.stack(metrics), axis=1) / self._config.rows_per_step
         return (grads, sums), tf.reduce_max(tf.abs(ratio - 1.0))
+
+    def _losses(self, samples: Samples, index: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """The loss of each sample, its metrics in the order of `means`, and its ratio; [b] each.
+
+        `index` is the minibatch's in the update, int32.
+        """
+        return self._losses_of(samples, *self.network(samples.observations, training=True))
+
+    def _losses_of(
+        self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """The same of the network's outputs for these samples."""
+        config = self._config
+        policy = self.network.distribution(parameters)
+        log_ratio = policy.log_prob(samples.actions) - samples.log_probs
+        ratio = tf.exp(log_ratio)
+        policy_loss = losses.clipped_surrogate(ratio, samples.advantages, config.clip_ratio)
+        value_loss = self._value_loss(values, samples.values, samples.targets)
+        entropy = policy.entropy()
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
+        return loss, [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), clipped], ratio
 
     def _value_loss(self, values: tf.Tensor, old_values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         config = self._config
@@ -391,43 +395,6 @@ class PPOAgent:
         self._optimizer.set_state(state)
 
 
-@dataclass
-class _Totals:
-    """What the gradient steps of an update came to."""
-
-    steps: int = 0
-    ended: bool = False  # before all epochs: by --target-kl, or because something is no number
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(len(_MEANS) + 1, np.float32))
-    first_error: float = 0.0
-    explained_variance: float = 0.0
-
-    def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
-        """Takes in the steps of one call."""
-        self.first_error = first_error if self.steps == 0 else self.first_error
-        self.steps, self.ended, self.sums = self.steps + steps, ended, self.sums + sums
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the steps, named as in progress.csv. Raises TrainingError for what is no number."""
-        means = (self.sums / np.float32(self.steps)).tolist()
-        metrics = dict(zip((*_MEANS, "grad_norm"), means, strict=True))
-        metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
-        if bad:
-            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {self.steps} of the update)")
-        return {f"train/{name}": value for name, value in metrics.items()}
-
-
 def _flat(x: tf.Tensor) -> tf.Tensor:
     """[T, B, ...] as [T * B, ...]."""
     return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
-
-
-def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
-    """Sum and sum of squares, stacked in the last dimension."""
-    return tf.stack([tf.reduce_sum(x, axis), tf.reduce_sum(tf.square(x), axis)], axis=-1)
-
-
-def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and population variance from `_two_sums`."""
-    mean = sums[..., 0] / count
-    return mean, tf.maximum(sums[..., 1] / count - tf.square(mean), 0.0)

@@ -266,9 +266,9 @@ def default_preset(env: str) -> str:
     return "openai-easy" if preset == "gymnasium" and network.shows_images(env) else preset
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config, RANGES)
+    run.check(config, ranges)
     if config.critic_lr is not None and config.share_torso:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,7 +129,7 @@ def complete(config: Any) -> Any:
     return dataclasses.replace(config, run_name=name, logdir=expand_home(config.logdir))
 
 
-def check(config: Any, ranges: dict[str, Range]) -> None:
+def check(config: Any, ranges: Mapping[str, Range]) -> None:
     """Raise UserError for the first setting that cannot work, of those that all algorithms have."""
     check_ranges(config, {**RANGES, **ranges})
     check_folder_names(config)

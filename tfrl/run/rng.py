@@ -77,3 +77,11 @@ def minibatch_steps(
     steps_each = num_steps // num_minibatches if steps_each is None else steps_each
     steps = np.asarray(orders, np.int32)[..., : num_minibatches * steps_each]  # [E, B, M * steps_each]
     return steps.reshape(epochs, len(orders[0]), num_minibatches, steps_each).swapaxes(1, 2)
+
+
+def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
+    """Seeds of what augments each sample of an update, int32 [T, B, 2], for global env indices `envs`."""
+    rows = [generator(seed, Use.AUGMENTATION, update, i).bytes(8 * num_steps) for i in envs]
+    return np.stack([np.frombuffer(row, "<i4").reshape(num_steps, 2) for row in rows], axis=1).astype(
+        np.int32
+    )

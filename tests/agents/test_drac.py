@@ -1,0 +1,240 @@
+"""DrAC: one update against a float64 computation, the bandit, other topologies, exact resume, learning."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from refusals import refusal
+
+from tfrl.config import drac
+from tfrl.ops import augment
+from tfrl.run import rng
+
+SMALL = drac.Config(
+    env="catch",
+    run_name="small",
+    torso="cookbook",
+    precision="float32",
+    num_levels=0,
+    num_envs=8,
+    num_steps=16,
+    num_minibatches=2,
+    epochs=2,
+    total_steps=1024,
+    gamma=0.99,
+    env_threads=1,
+    normalize_advantages="batch",
+)
+
+
+def small(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+@pytest.fixture(scope="module")
+def make():
+    from rollout_learners import make
+
+    return make
+
+
+def off_policy_rollout(learner):
+    """A rollout with rewards everywhere, of a policy that has preferences."""
+    kernel = learner.agent.network.actor.head.kernel
+    kernel.assign(100 * kernel)
+    rollout = learner.collect()
+    generator = np.random.default_rng(0)
+    noise = generator.normal(0, 0.2, rollout.extras["log_prob"].shape)
+    rollout.extras["log_prob"] += noise.astype(np.float32)
+    rollout.rewards[:] = generator.normal(size=rollout.rewards.shape)
+    return rollout
+
+
+def oracle_targets(config, learner, rollout):
+    """Advantages and targets, float64 [T, B], by the recursion of the paper of GAE."""
+    values, rewards, first = (
+        np.float64(x[0]) for x in (rollout.extras["value"], rollout.rewards, rollout.first)
+    )
+    following = np.float64(learner.agent.network(tf.constant(rollout.observations[0, -1]))[1])
+    advantages, running = np.zeros_like(rewards), 0.0
+    for t in reversed(range(config.num_steps)):
+        delta = rewards[t] + config.gamma * (1 - first[t]) * following - values[t]
+        running = delta + config.gamma * config.gae_lambda * (1 - first[t]) * running
+        advantages[t], following = running, values[t]
+    return advantages, advantages + values
+
+
+def log_softmax(logits):
+    logits = tf.cast(logits, tf.float64)
+    return logits - tf.math.log(tf.reduce_sum(tf.exp(logits), axis=1, keepdims=True))
+
+
+def oracle_loss(config, learner, rollout, *, epoch=0):
+    """The loss of the whole rollout as one minibatch, and its two regularisers, float64, computed eagerly."""
+    network, flat = learner.agent.network, lambda x: x.reshape(-1, *x.shape[2:])
+    advantages, targets = map(flat, oracle_targets(config, learner, rollout))
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    images = flat(rollout.observations[0, :-1])
+    seeds = flat(rng.augmentation_seeds(config.seed, 5, range(8), config.num_steps)).copy()
+    seeds[:, 1] += epoch
+    augmented = np.concatenate(  # one by one
+        [
+            augment.AUGMENTATIONS[config.augment](images[i : i + 1], seeds[i : i + 1])
+            for i in range(len(images))
+        ]
+    )
+    assert (augmented != images).any()
+    plain = config.augment_use == "drac"
+    logits, values = network(tf.constant(images if plain else augmented))
+    log_probs, values = log_softmax(logits), tf.cast(values, tf.float64)
+    actions = flat(rollout.actions[0])
+    ratio = tf.exp(
+        tf.gather(log_probs, actions, batch_dims=1) - np.float64(flat(rollout.extras["log_prob"][0]))
+    )
+    clipped = tf.clip_by_value(ratio, 1 - config.clip_ratio, 1 + config.clip_ratio)
+    loss = -tf.reduce_mean(tf.minimum(ratio * advantages, clipped * advantages))
+    old = np.float64(flat(rollout.extras["value"][0]))
+    near = old + tf.clip_by_value(values - old, -config.clip_ratio, config.clip_ratio)
+    loss += (
+        config.value_coef * 0.5 * tf.reduce_mean(tf.maximum((values - targets) ** 2, (near - targets) ** 2))
+    )
+    loss += config.entropy_coef * tf.reduce_mean(tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=1))
+    if not plain:
+        return loss, 0.0, 0.0
+    other_logits, other_values = network(tf.constant(augmented))
+    p = tf.stop_gradient(log_probs)
+    of_policy = tf.reduce_mean(tf.reduce_sum(tf.exp(p) * (p - log_softmax(other_logits)), axis=1))
+    difference = tf.cast(other_values, tf.float64) - tf.stop_gradient(values)
+    of_value = tf.reduce_mean(0.5 * difference**2)
+    return loss + config.augment_coef * (of_policy + of_value), of_policy, of_value
+
+
+@pytest.mark.parametrize(("use", "name"), [("drac", "crop"), ("drac", "cutout"), ("rad", "flip")])
+def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, use, name):
+    config = small(
+        augment=name,
+        augment_use=use,
+        augment_coef=3.0,
+        epochs=1,
+        num_minibatches=1,
+        lr=0.01,
+        max_grad_norm=1e3,
+    )
+    learner = make(config)
+    learner.session.step = 5
+    rollout = off_policy_rollout(learner)
+    variables = learner.agent.network.named_variables
+    before = {k: v.copy() for k, v in learner.weights().items()}
+    with tf.GradientTape() as tape:
+        loss, of_policy, of_value = oracle_loss(config, learner, rollout)
+    grads = [np.float64(g) for g in tape.gradient(loss, [v.value for v in variables.values()])]
+    metrics = learner.learn(rollout)
+    assert sorted(metrics) == sorted(learner.agent.metric_names)
+    assert metrics["train/policy_regularizer"] == pytest.approx(float(of_policy), rel=1e-4)
+    assert metrics["train/value_regularizer"] == pytest.approx(float(of_value), rel=1e-4)
+    assert (use == "rad") == (float(of_value) == 0)
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    epsilon = config.adam_epsilon / np.sqrt(0.001)  # of Adam's first step, with its bias corrections
+    for (key, weight), grad in zip(before.items(), grads, strict=True):
+        step = config.lr * grad / (np.abs(grad) + epsilon)
+        np.testing.assert_allclose(learner.weights()[key], weight - step, rtol=0, atol=config.lr * 2e-3)
+
+
+def test_each_pass_augments_otherwise(make):
+    """The weights stay as they are, so the regularisers are the means over two passes of the oracle's."""
+    config = small(lr=1e-30, num_minibatches=1, epochs=2)
+    learner = make(config)
+    learner.session.step = 5
+    rollout = off_policy_rollout(learner)
+    first, second = (float(oracle_loss(config, learner, rollout, epoch=e)[2]) for e in (0, 1))
+    assert first != second
+    found = learner.learn(rollout)["train/value_regularizer"]
+    assert found == pytest.approx((first + second) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("augmentation", ["crop", "ucb"])
+def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
+    from rollout_learners import updated
+
+    runs = [updated(make(small(augment=augmentation, replicas=r, lr=1e-3)), 3) for r in (1, 2)]
+    (history, weights), (others, found) = runs
+    assert {m["train/augmentation"] for m in history} == (
+        {0.0} if augmentation == "crop" else {0.0, 1.0, 3.0}
+    )
+    for metrics, other in zip(history, others, strict=True):
+        assert other == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+def test_a_state_goes_on_as_if_it_had_never_stopped(make):
+    """The bandit has tried all that suit catch by then, and chooses by what they earned."""
+    from rollout_learners import updated
+
+    config = small(augment="ucb", lr=1e-3)
+    whole = make(config)
+    updated(whole, 7)
+    state, part = whole.get_state()
+    state, part = ({k: np.copy(v) for k, v in x.items()} for x in (state, part))
+    expected, weights = updated(whole, 2)
+    other = make(config)
+    other.set_state(state, [part])
+    other.session.step = 7
+    history, found = updated(other, 2)
+    assert str(history) == str(expected)  # NaN is equal here
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+    assert state["bandit/counts"].sum() == 6 and state["bandit/counts"].min() > 0
+
+
+def test_the_bandit_is_told_the_mean_target_after_its_choice(make):
+    learner = make(small(augment="ucb", lr=1e-3))
+    told = []
+    bandit = learner.agent._bandit
+    record, bandit.record = (
+        bandit.record,
+        lambda choice, mean: (told.append((choice, mean)), record(choice, mean)),
+    )
+    expected = []
+    for _ in range(3):
+        rollout = learner.collect()
+        expected.append(oracle_targets(learner.agent._config, learner, rollout)[1].mean())
+        learner.learn(rollout)
+        learner.session.step += 1
+    assert [choice for choice, _ in told] == [0, 1]
+    np.testing.assert_allclose([mean for _, mean in told], expected[1:], rtol=1e-4, atol=1e-6)
+
+
+def test_a_learner_learns_catch(make):
+    config = small(
+        num_envs=32, num_steps=32, num_minibatches=4, epochs=4, lr=3e-3, total_steps=10**6, augment="cutout"
+    )
+    learner = make(config)
+    for _ in range(60):
+        if learner.update().metrics["rollout/episode_return"] > 0.9:
+            return
+    pytest.fail(f"a mean return of {learner.episode_metrics()['rollout/episode_return']} after 60 updates")
+
+
+def test_the_names_are_those_of_the_augmentations():
+    assert tuple(augment.AUGMENTATIONS) == drac.AUGMENTATIONS
+    assert drac.fitting((64, 64, 3)) == drac.AUGMENTATIONS
+    assert drac.fitting((10, 5, 1)) == ("crop", "random-conv", "flip", "cutout")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--env", "catch", "--augment", "rotate"],
+            "does not suit the images of catch, 10 x 5 with 1 channel",
+        ),
+        (["--env", "CartPole-v1"], "CartPole-v1 shows vectors; ppo trains it"),
+        (["--augment", "crops"], "crop"),
+        (["--augment-coef", "-1"], "--augment-coef must be at least 0"),
+    ],
+)
+def test_what_cannot_be_augmented_is_refused(flags, words):
+    assert words in refusal(drac.READER.parse, flags)

@@ -1,0 +1,130 @@
+"""Data-regularised actor-critic (Raileanu et al. 2021, arXiv:2006.12862): PPO on two views of a frame.
+
+    L = L_PPO + alpha_r (G_pi + G_V)
+
+G_pi and G_V draw policy and value of an augmented observation to those of the true one (`tfrl.ops.losses`).
+Each sample is augmented anew in each pass, by a seed of (run's seed, update, env, time step) and the pass, so
+that no topology and no order changes it. With `--augment ucb` a bandit chooses one augmentation before every
+update, by the mean value target of the rollouts that were had after each (UCB-DrAC). The authors' code gives
+it the targets of the rollout before instead, which the augmentation has not changed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.agents.ppo import OF_UPDATES, PPOAgent, Samples
+from tfrl.agents.totals import Totals
+from tfrl.config.drac import UCB, Config
+from tfrl.experience.rollout import Rollout
+from tfrl.ops import losses
+from tfrl.ops.augment import AUGMENTATIONS
+from tfrl.ops.bandit import SlidingWindowUCB
+from tfrl.run import rng
+from tfrl.workers.strategy import Runtime
+
+_BANDIT = "bandit/"  # of its arrays in a state
+_LAST = "last_choice"
+
+
+class DrACAgent(PPOAgent):
+    """PPO with regularised losses; with `--augment-use rad`, PPO's losses of augmented observations.
+
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+    """
+
+    means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
+    metric_names = tuple(f"train/{name}" for name in (*means, *OF_UPDATES, "augmentation"))
+    charts = PPOAgent.charts | {
+        "augmentation": {
+            "policy (KL, nats) and value (half the squared difference), augmented and not": (
+                "train/policy_regularizer",
+                "train/value_regularizer",
+            ),
+            "which one": ("train/augmentation",),
+        }
+    }
+
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        super().__init__(config, runtime)
+        self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
+        self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
+        self._last_choice = -1  # none yet
+        with runtime.strategy.scope():
+            self._choice = tf.Variable(0, trainable=False, dtype=tf.int64)  # which GPUs hold, too
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What it does in an update, by title."""
+        config = self._config
+        how = "a bandit's choice of " + ", ".join(config.augmentations) if self._bandit else config.augment
+        use = "of what is learned from (RAD)" if config.augment_use == "rad" else f"x {config.augment_coef}"
+        return super().summary | {"augmentation": f"{how}, {use}"}
+
+    def update(
+        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
+        """As PPO's; says as well which augmentation it was, by its place in `AUGMENTATIONS`."""
+        metrics = super().update(rollout, number, on_step)
+        name = self._config.augmentations[max(0, self._last_choice)]
+        return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
+
+    def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
+        super()._begin_update(totals, of_targets)
+        if self._bandit is None:
+            return
+        if self._last_choice >= 0:
+            self._bandit.record(self._last_choice, float(of_targets[1]))
+        self._last_choice = self._bandit.choose()
+        self._choice.assign(self._last_choice)
+
+    def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+        config = self._config
+        envs = self._runtime.local_envs(config.num_envs)
+        return (rollout.by_replica(rng.augmentation_seeds(config.seed, number, envs, config.num_steps)),)
+
+    def _losses(self, samples: Samples, index: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """PPO's with G_pi and G_V, which are 0 for RAD."""
+        augmented = self._augment(samples.observations, samples.further[0], index)
+        if self._config.augment_use == "rad":
+            loss, metrics, ratio = super()._losses(samples._replace(observations=augmented), index)
+            return loss, [*metrics, tf.zeros_like(loss), tf.zeros_like(loss)], ratio
+        logits, values = self.network(samples.observations, training=True)
+        loss, metrics, ratio = self._losses_of(samples, logits, values)
+        augmented_logits, augmented_values = self.network(augmented, training=True)
+        of_policy = losses.policy_regularizer(logits, augmented_logits)
+        of_value = losses.value_regularizer(values, augmented_values)
+        loss += self._config.augment_coef * (of_policy + of_value)
+        return loss, [*metrics, of_policy, of_value], ratio
+
+    def _augment(self, images: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """Images [b, H, W, C] changed by seeds int32 [b, 2], otherwise in each pass over them."""
+        epoch = index // self._config.steps_per_epoch
+        seeds = tf.stack([seeds[:, 0], seeds[:, 1] + epoch], axis=-1)
+        branches = [lambda augment=augment: augment(images, seeds) for augment in self._augmentations]
+        return (
+            branches[0]() if len(branches) == 1 else tf.switch_case(tf.cast(self._choice, tf.int32), branches)
+        )
+
+    # State
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """PPO's, and what the bandit has learned."""
+        state = super().get_state()
+        if self._bandit is not None:
+            state |= {f"{_BANDIT}{name}": array for name, array in self._bandit.get_state().items()}
+            state[_BANDIT + _LAST] = np.array(self._last_choice)
+        return state
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`. Raises ValueError or KeyError as PPO's does."""
+        super().set_state(state)
+        if self._bandit is not None:
+            names = self._bandit.get_state()
+            self._bandit.set_state({name: state[_BANDIT + name] for name in names})
+            self._last_choice = int(state[_BANDIT + _LAST])

@@ -1,0 +1,37 @@
+"""The metrics of an update, from the sums of its minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfrl.cli.errors import TrainingError
+
+
+@dataclass
+class Totals:
+    """What the gradient steps of an update came to."""
+
+    names: Sequence[str]  # of the means over minibatches; the gradient's norm follows them
+    steps: int = 0
+    ended: bool = False  # before all epochs: by --target-kl, or because something is no number
+    sums: np.ndarray | np.float32 = np.float32(0)
+    first_error: float = 0.0
+    explained_variance: float = 0.0
+
+    def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
+        """Takes in the steps of one call."""
+        self.first_error = first_error if self.steps == 0 else self.first_error
+        self.steps, self.ended, self.sums = self.steps + steps, ended, self.sums + sums
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the steps, named as in progress.csv. Raises TrainingError for what is no number."""
+        means = (self.sums / np.float32(self.steps)).tolist()
+        metrics = dict(zip((*self.names, "grad_norm"), means, strict=True))
+        metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {self.steps} of the update)")
+        return {f"train/{name}": value for name, value in metrics.items()}

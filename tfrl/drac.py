@@ -1,0 +1,23 @@
+"""python -m tfrl.drac: train data-regularised PPO (DrAC, UCB-DrAC), which generalises better, on procgen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfrl.cli import endings
+from tfrl.config.drac import READER
+from tfrl.training import command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains with the settings of the command line; the exit code."""
+    return command.run(
+        READER,
+        arguments,
+        learner="tfrl.training.on_policy:OnPolicyLearner",
+        agent="tfrl.agents.drac:DrACAgent",
+    )
+
+
+if __name__ == "__main__":
+    endings.run(main)
