@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.agents import Agent
+from tfrl.agents.agent import Agent
 from tfrl.cli.errors import TrainingError
 from tfrl.run import rng
 
@@ -12,13 +12,14 @@ UPDATES = 3
 
 
 def train(learner, updates=UPDATES):
-    """Rollouts in env order and metrics of some updates."""
+    """Rollouts in env order and metrics of some updates, but for their times."""
     history = []
     for _ in range(updates):
-        rollout, metrics = learner.update()
-        names = ("observations", "actions", "log_probs", "values", "rewards", "first")
-        arrays = {name: np.concatenate(list(getattr(rollout, name)), axis=1) for name in names}
-        history.append((arrays, metrics))
+        metrics, rollout = learner.update().metrics, learner.rollout
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+        arrays = {name: getattr(rollout, name) for name in ("observations", "actions", "rewards", "first")}
+        arrays |= rollout.extras
+        history.append(({name: rollout.by_env(x).copy() for name, x in arrays.items()}, metrics))
     return history
 
 
@@ -36,12 +37,14 @@ def largest_difference(found, expected):
 # The oracle: nothing of it uses tfrl's returns, losses, distributions or optimizer
 
 
-def oracle_gae(rollout, gamma, lam):
-    rewards, values, last, first = (
-        np.float64(x[0]) for x in (rollout.rewards, rollout.values, rollout.last_values, rollout.first)
+def oracle_gae(network, rollout, gamma, lam):
+    """Advantages and targets [T, B] of a rollout of one replica, none of whose episodes is truncated."""
+    assert not rollout.truncated.any()
+    rewards, values, first = (
+        np.float64(x[0]) for x in (rollout.rewards, rollout.extras["value"], rollout.first)
     )
-    advantages, running = np.zeros_like(rewards), np.zeros_like(last)
-    following = last
+    advantages, running = np.zeros_like(rewards), np.zeros_like(rewards[0])
+    following = np.float64(network(tf.constant(rollout.observations[0, -1]))[1])
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * (1 - first[t]) * following - values[t]
         running = delta + gamma * lam * (1 - first[t]) * running
@@ -54,13 +57,13 @@ def oracle_minibatch(network, config, rollout, steps):
 
     steps: int [B, T / M].
     """
-    advantages, targets = oracle_gae(rollout, config.gamma, config.gae_lambda)
+    advantages, targets = oracle_gae(network, rollout, config.gamma, config.gae_lambda)
     pairs = [(t, b) for b, times in enumerate(steps) for t in times]
     at = tuple(np.array(pairs).T)
     advantage = advantages[at]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     target, old_value, old_log_prob = (
-        np.float64(x[at]) for x in (targets, rollout.values[0], rollout.log_probs[0])
+        np.float64(x[at]) for x in (targets, rollout.extras["value"][0], rollout.extras["log_prob"][0])
     )
 
     logits, value = network(tf.constant(rollout.observations[0][at]))
@@ -97,8 +100,8 @@ def off_policy_rollout(learner):
     kernel.assign(100 * kernel)
     rollout = learner.collect()
     rng = np.random.default_rng(0)
-    rollout.log_probs += rng.normal(0, 0.2, rollout.log_probs.shape).astype(np.float32)
-    rollout.values += rng.normal(0, 0.3, rollout.values.shape).astype(np.float32)
+    for name, deviation in (("log_prob", 0.2), ("value", 0.3)):
+        rollout.extras[name] += rng.normal(0, deviation, rollout.rewards.shape).astype(np.float32)
     rollout.rewards[:] = rng.normal(size=rollout.rewards.shape)
     return rollout
 
@@ -118,8 +121,8 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
         assert metrics[f"train/{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     assert 0.05 < metrics["train/clip_fraction"] < 0.95
     assert metrics["train/first_ratio_error"] == pytest.approx(oracles[0][2], rel=1e-5)
-    _, targets = oracle_gae(rollout, config.gamma, config.gae_lambda)
-    explained = 1 - np.var(targets - rollout.values[0]) / np.var(targets)
+    _, targets = oracle_gae(agent.agent.network, rollout, config.gamma, config.gae_lambda)
+    explained = 1 - np.var(targets - rollout.extras["value"][0]) / np.var(targets)
     assert metrics["train/explained_variance"] == pytest.approx(explained, abs=1e-5)
     assert metrics["train/learning_rate"] == 0.0
 
@@ -130,7 +133,7 @@ def test_of_targets_that_are_all_the_same_only_the_same_values_explain_all(small
     rollout = agent.collect()
     rollout.rewards[:] = 0
     if value is not None:
-        rollout.values[:] = value
+        rollout.extras["value"][:] = value
     assert agent.learn(rollout)["train/explained_variance"] == explained
 
 
@@ -176,7 +179,7 @@ def test_the_first_ratio_is_1(small, learner, precision, updates):
 
 def test_the_agent_has_what_the_learner_asks_for(small, learner):
     asked = {name for name in (*vars(Agent), *Agent.__annotations__) if not name.startswith("_")}
-    assert asked >= {"network", "act", "update", "get_state"}
+    assert asked >= {"extras", "draw_noise", "act", "update", "get_state"}
     assert asked <= set(dir(learner(small()).agent))
 
 
@@ -196,7 +199,7 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
     for (rollout, metrics), (expected, same) in zip(train(agent), history, strict=True):
         for name in ("observations", "actions", "rewards", "first"):
             np.testing.assert_array_equal(rollout[name], expected[name], err_msg=name)
-        for name in ("log_probs", "values"):
+        for name in ("log_prob", "value"):
             np.testing.assert_allclose(rollout[name], expected[name], rtol=1e-5, atol=1e-6)
         assert metrics == pytest.approx(same, rel=1e-4, abs=1e-6, nan_ok=True)
     assert metrics["rollout/episodes"] > 0
@@ -253,7 +256,7 @@ def test_the_kl_stop_and_the_ratio_error_are_those_of_all_replicas(small, learne
     # Divergences of 0.005 and 0.021: its own would end the first update, and the other's never the second.
     for moved, log_ratio, steps in ((0, 0.1, 8), (1, 0.2, 8 + 1)):
         rollout = agent.collect()
-        rollout.log_probs[moved] -= log_ratio
+        rollout.extras["log_prob"][moved] -= log_ratio
         metrics = agent.learn(rollout)
         assert steps_taken(agent) == steps
         divergence = np.exp(log_ratio) - 1 - log_ratio
@@ -320,9 +323,9 @@ def test_sampled_actions_follow_the_policy(small, learner):
     agent = learner(small())
     observations = agent.collect().observations[0, 0]
     logits, expected_values = (x.numpy() for x in agent.agent.network(tf.constant(observations)))
-    actions, log_probs, values = agent.agent.act(observations[None], np.full((1, 8), 0.7, np.float32))
-    np.testing.assert_array_equal(agent.agent.sample(observations, np.full(8, 0.7, np.float32)), actions[0])
-    np.testing.assert_allclose(
-        log_probs[0], logits[range(8), actions[0]] - np.log(np.exp(logits).sum(1)), 1e-4
-    )
-    np.testing.assert_allclose(values[0], expected_values, rtol=1e-5, atol=1e-6)
+    noise = np.full((8, 1), 0.7, np.float32)
+    (actions,), extras = agent.agent.act(observations[None], noise[None])
+    np.testing.assert_array_equal(agent.agent.sample(observations, noise), actions)
+    log_probs = logits[range(8), actions] - np.log(np.exp(logits).sum(1))
+    np.testing.assert_allclose(extras["log_prob"][0], log_probs, 1e-4)
+    np.testing.assert_allclose(extras["value"][0], expected_values, rtol=1e-5, atol=1e-6)

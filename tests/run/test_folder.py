@@ -27,7 +27,7 @@ def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
     if checkpoint:
         arrays = {"step": np.array(10)}
         store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
-        store.save(10, learner=arrays, worker_part=arrays, env_steps=10 * config.batch_size)
+        store.save(10, learner=arrays, worker_part=arrays, env_steps=10 * config.steps_per_update)
     return config
 
 
@@ -150,12 +150,12 @@ def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left
 def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_path, every):
     config = run_of(tmp_path, "--checkpoint-every", str(every), checkpoint=False)
     check_run(config)
-    progress, most = config.run_dir / "progress.csv", every * config.batch_size
+    progress, most = config.run_dir / "progress.csv", every * config.steps_per_update
     progress.write_text(f"env_steps,a\n{most},1\n")
     check_run(dataclasses.replace(config, checkpoint_every=1))  # what counts is how it was begun
-    progress.write_text(f"env_steps,a\n{most},1\n{most + config.batch_size},1\n")
+    progress.write_text(f"env_steps,a\n{most},1\n{most + config.steps_per_update},1\n")
     sentence = refusal(check_run, dataclasses.replace(config, checkpoint_every=100))
-    assert f"with {most + config.batch_size:,} steps in its progress.csv;" in sentence
+    assert f"with {most + config.steps_per_update:,} steps in its progress.csv;" in sentence
 
 
 def test_a_logdir_that_cannot_be_written(tmp_path):

@@ -98,7 +98,8 @@ def test_hyperparameters_that_differ_come_first_beside_the_final_evaluation(tmp_
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     writer = make_writer(tmp_path)
-    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"})
+    charts = {"losses": {"entropy": ("train/entropy",)}}
+    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"}, charts)
     writer.close()
     content = read_events(tmp_path).SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment

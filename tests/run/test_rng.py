@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
+from tfrl.envs.spec import Discrete
+from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
+
+
+def uniforms_of(envs, seed=1, update=0, num_steps=16):
+    """Of a categorical policy, [T, B]: one number an action."""
+    draw = distribution_for(Discrete(15)).draw_noise
+    noise = rng.action_noise(seed, update, envs, num_steps, draw)
+    assert noise.shape[2:] == (1,)
+    return noise[..., 0]
 
 
 def steps_of(envs, seed=1, update=0, num_steps=24, epochs=3, num_minibatches=4):
@@ -28,13 +38,13 @@ def test_every_env_epoch_update_and_seed_has_its_own_order():
 
 @pytest.mark.parametrize("envs", [[0], [3], [6, 7], [7, 6], [1, 4, 5]])
 def test_an_env_has_the_same_numbers_whichever_others_are_asked_for(envs):
-    all_uniforms, all_steps = rng.action_uniforms(1, 5, range(8), 16), steps_of(range(8))
-    np.testing.assert_array_equal(rng.action_uniforms(1, 5, envs, 16), all_uniforms[:, envs])
+    all_uniforms, all_steps = uniforms_of(range(8), update=5), steps_of(range(8))
+    np.testing.assert_array_equal(uniforms_of(envs, update=5), all_uniforms[:, envs])
     np.testing.assert_array_equal(steps_of(envs), all_steps[:, :, envs])
 
 
 def test_actions_draw_uniform_numbers_below_1():
-    uniforms = rng.action_uniforms(3, 0, range(64), 1000)
+    uniforms = uniforms_of(range(64), seed=3, num_steps=1000)
     assert uniforms.shape == (1000, 64) and uniforms.dtype == np.float32
     assert uniforms.min() >= 0 and uniforms.max() < 1
     counts = np.histogram(uniforms, bins=20, range=(0, 1))[0]
@@ -44,7 +54,7 @@ def test_actions_draw_uniform_numbers_below_1():
 
 
 def test_a_longer_rollout_starts_with_the_same_numbers():
-    short, long = (rng.action_uniforms(1, 0, range(4), steps) for steps in (8, 32))
+    short, long = (uniforms_of(range(4), num_steps=steps) for steps in (8, 32))
     np.testing.assert_array_equal(long[:8], short)
 
 
@@ -59,9 +69,9 @@ def test_uses_are_independent_of_each_other():
 def test_golden_uniforms():
     golden = [[0.7553071, 0.07173783, 0.24733901], [0.0059551, 0.29120976, 0.13251907]]
     golden += [[0.56664705, 0.6445665, 0.848357]]
-    np.testing.assert_allclose(rng.action_uniforms(1, 0, [0, 1, 63], 3), golden, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(uniforms_of([0, 1, 63], num_steps=3), golden, rtol=0, atol=1e-7)
     golden = [[0.78258336], [0.74112284], [0.68613636]]
-    np.testing.assert_allclose(rng.action_uniforms(7, 12, [5], 3), golden, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(uniforms_of([5], seed=7, update=12, num_steps=3), golden, rtol=0, atol=1e-7)
 
 
 def test_golden_minibatches():

@@ -22,7 +22,7 @@ def test_it_says_once_why_it_cannot_evaluate(tmp_path, capsys, monkeypatch, sett
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run"])
     store = CheckpointStore(config.run_dir / "checkpoints", keep=2)
-    store.save(1, learner={}, worker_part={}, env_steps=config.batch_size)
+    store.save(1, learner={}, worker_part={}, env_steps=config.steps_per_update)
     (config.run_dir / "config.yaml").write_text(settings or to_yaml(config))
     if learner is not None:
         (config.run_dir / "checkpoints" / "update-00000001" / "learner.npz").write_bytes(learner)

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from tfrl import envs
+from tfrl.envs.registry import make
+from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
 from tfrl.networks import actor_critic
+from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
 from tfrl.run.console import Console
 
@@ -21,15 +23,17 @@ def in_env_order(array):
 
 def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
     agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
-    shape = {"observation_shape": (10, 5, 1), "num_actions": 3, "share_torso": True, "precision": "float32"}
-    expected = actor_critic.build(torso="cookbook", seed=3, **shape).get_weights()
+    specs = {"observation_spec": agent.collector.observation_spec, "action_spec": agent.collector.action_spec}
+    of = {"torso": "cookbook", "torso_options": {}, "share_torso": True, "precision": "float32", "seed": 3}
+    expected = actor_critic.build(**specs, **of).get_weights()
     found = agent.weights()
     assert set(found) == set(expected)
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
-    env = envs.make(envs.EnvSpec("catch", num_envs=8, seed=3, num_levels=5, start_level=7))
+    env = make(EnvSpec("catch", num_envs=8, seed=3, num_levels=5, start_level=7))
     for observations in in_env_order(agent.collect().observations):  # over the first episode, and the second
-        np.testing.assert_array_equal(observations[:, :9], env.observe()[1][:, :9])  # without the paddle
+        shown = env.observe().observation
+        np.testing.assert_array_equal(observations[:, :9], shown[:, :9])  # without the paddle
         env.act(np.ones(8, np.int32))
 
 
@@ -37,9 +41,10 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     agent = learner(small(seed=3))
     agent.session.step = 5
     rollout = agent.collect()
-    uniforms = rng.action_uniforms(3, 5, range(8), 16)
-    seen = rollout.observations[0].reshape(-1, 10, 5, 1)
-    expected = agent.sample(seen, uniforms.reshape(-1)).reshape(16, 8)
+    draw = distribution_for(agent.collector.action_spec).draw_noise
+    noise = rng.action_noise(3, 5, range(8), 16, draw)
+    seen = rollout.observations[0, :-1].reshape(-1, 10, 5, 1)
+    expected = agent.agent.sample(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
 
@@ -59,7 +64,7 @@ def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, l
         assert metrics["rollout/episodes"] == len(ends) > 0
         assert metrics["rollout/episode_return"] == pytest.approx(np.mean(ends))
         assert metrics["rollout/episode_length"] == 9
-        assert agent.action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
+        assert agent._action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,7 @@ def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso,
     """In two updates of eight steps of Adam each, as long as torsos that are not frozen move."""
     run, trained = trained_torso
     agent = learner(small(torso_weights=str(run), freeze_torso=freeze, share_torso=share, replicas=2))
+    agent.begin()
     before = {name: weight.copy() for name, weight in agent.weights().items()}
     first = agent.learn(agent.collect())
     agent.learn(agent.collect())

@@ -23,8 +23,7 @@ class Agent(Protocol):
       metric_names: what `update` gives, in the order of progress.csv: `train/NAME`.
       charts: how TensorBoard shows these metrics.
       extras: what `act` says of its actions beside them, by name, with its shape for one env and step.
-      noise_size: random numbers of one action; draw_noise: gives those of T steps, float32 [T, noise_size].
-      observation_scaling: the network's constants that standardise observations; None where it has none.
+      draw_noise: gives the random numbers of one env's actions in T steps, float32 [T, noise_size].
     """
 
     metric_names: tuple[str, ...]
