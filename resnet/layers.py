@@ -95,6 +95,25 @@ class Layers:
         x = self.conv(x, units, 1, name=name, initializer=initializer, **settings)
         return keras.layers.Reshape((units,), dtype=self.dtype, name=f"{name}_out")(x)
 
+    def product(
+        self,
+        x: keras.KerasTensor,
+        units: int,
+        *,
+        name: str,
+        activation: str,
+        initializer: Initializer = glorot,
+    ) -> keras.KerasTensor:
+        """A dense layer [B, D] -> [B, units], as a matrix product, which XLA compiles well.
+
+        Rows are the same in any company only where all products have one number of rows (see `dense`).
+        """
+        seeded = initializer(seed=self.seed_of(name))
+        layer = keras.layers.Dense(
+            units, activation=activation, kernel_initializer=seeded, dtype=self.dtype, name=name
+        )
+        return layer(x)
+
     def relu(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
         """max(x, 0)."""
         return keras.layers.ReLU(dtype=self.dtype, name=name)(x)

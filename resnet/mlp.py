@@ -31,5 +31,5 @@ def mlp(
         raise ValueError(f"mlp's hidden needs at least one layer of at least one unit, not {tuple(hidden)}.")
     x = vectors
     for index, units in enumerate(hidden, start=1):
-        x = layers.dense(x, units, name=f"dense{index}", activation=activation, initializer=orthogonal)
+        x = layers.product(x, units, name=f"dense{index}", activation=activation, initializer=orthogonal)
     return x

@@ -130,6 +130,16 @@ class Config(Run, Hardware, Learning, Task):
         return False
 
     @property
+    def least_parts(self) -> int:
+        """Equal parts of a batch, at the least, on CPUs."""
+        return 4
+
+    @property
+    def small_network(self) -> bool:
+        """Whether the network is too small to gain by bfloat16: none of them is."""
+        return False
+
+    @property
     def rows_per_step(self) -> int:
         """Images of one gradient step, all workers together."""
         return self.batch_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfrl.config.ppo import Config
@@ -11,6 +13,7 @@ from tfrl.workers.gradients import sum_replicas
 
 def estimate(
     config: Config,
+    gae: Callable[..., tuple[tf.Tensor, tf.Tensor]],
     rewards: tf.Tensor,
     first: tf.Tensor,
     truncated: tf.Tensor,
@@ -23,6 +26,7 @@ def estimate(
 
     Args:
       config: the settings.
+      gae: `returns.gae`, or a compiled one.
       rewards, first, truncated, values: of the replica's part of the rollout, [T, B].
       last_values: V(o_T), [B].
       final_values: V of the last observation where an episode was truncated, [T, B].
@@ -35,7 +39,7 @@ def estimate(
     rewards, discounts = returns.rewards_and_discounts(
         rewards, first, truncated, final_values, gamma=config.gamma
     )
-    advantages, targets = returns.gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+    advantages, targets = gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
     flat_advantages = tf.reshape(advantages, [-1])
     # float64: sums of squares must not depend on how the samples are spread over replicas.
     shuffled = tf.cast(tf.gather(flat_advantages, rows), tf.float64)  # [E * M, b]

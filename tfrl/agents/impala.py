@@ -92,6 +92,7 @@ class ImpalaAgent(PPOAgent):
         config = self._config
         rate = learning_rate(config.lr_schedule, config.lr, number, config.num_updates)
         self._optimizer.learning_rate.assign(rate)
+        self._arrays.forget()
         log_probs, final_values = rollout.extras["log_prob"], self._final_values(rollout)
         fields = (rollout.observations, rollout.actions, log_probs, rollout.rewards, rollout.first)
         batch = tuple(self._runtime.per_replica(f) for f in (*fields, rollout.truncated, final_values))

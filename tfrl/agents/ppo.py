@@ -17,9 +17,9 @@ from tfrl.agents import estimates
 from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import actor_critic, torso_weights
+from tfrl.networks import actor_critic, array_policy, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops import losses
+from tfrl.ops import losses, returns
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
@@ -83,11 +83,24 @@ class PPOAgent:
         self.draw_noise = self.network.distribution.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self._forward_alone = self.network.forward_pass(
-            on_gpu=on_gpu, at_once=at_once * runtime.local_replicas
-        )
+        at_once *= runtime.local_replicas
+        self._forward_alone = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
+        self._values_alone = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
         self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
         self._seconds_per_step: float | None = None
+        self._arrays = array_policy.Cache(self.network)
+        self._compile(small=self.network.is_small and not on_gpu)
+
+    def _compile(self, *, small: bool) -> None:
+        """Gives small networks to XLA: whole epochs where there is one replica, else what it does by itself.
+
+        It is the same arithmetic, to the bit (tests/agents/test_small_networks.py).
+        """
+        alone = isinstance(self._runtime.strategy, tf.distribute.OneDeviceStrategy)
+        self._small = small
+        self._steps = tf.function(self._take_steps, jit_compile=small and alone)
+        self._part = tf.function(self._part_gradients, jit_compile=True) if small else self._part_gradients
+        self._gae = tf.function(returns.gae, jit_compile=True) if small else returns.gae
 
     def _make_optimizer(self) -> SummedAdam:
         config = self._config
@@ -127,9 +140,21 @@ class PPOAgent:
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
+        if self._config.num_envs <= array_policy.MOST_ENVS and self._arrays.fits:
+            return self._act_in_numpy(observations, noise)
         results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
         actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
         return actions, {"log_prob": log_probs, "value": values}
+
+    def _act_in_numpy(
+        self, observations: np.ndarray, noise: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        size = observations.shape[:2]
+        observations, noise = (x.reshape(-1, x.shape[-1]) for x in (observations, noise))
+        parameters, values = self._arrays.policy(observations)
+        actions, log_probs = self.network.distribution.act(parameters, noise)
+        extras = {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
+        return actions.reshape(*size, *actions.shape[1:]), extras
 
     @tf.function(reduce_retracing=True)
     def _act(self, observations: Any, noise: Any) -> Any:
@@ -143,6 +168,8 @@ class PPOAgent:
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
+        if self._arrays.fits:
+            return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)[0]
         return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
 
     @tf.function(reduce_retracing=True)
@@ -151,6 +178,8 @@ class PPOAgent:
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """The most likely actions [B, *shape]; ignores `noise`."""
+        if self._arrays.fits:
+            return self.network.distribution.act_greedily(self._arrays.policy.parameters(observations))
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
 
     @tf.function(reduce_retracing=True)
@@ -166,7 +195,7 @@ class PPOAgent:
 
     @tf.function(reduce_retracing=True)
     def _value(self, observations: tf.Tensor) -> tf.Tensor:
-        return self._forward_alone(observations)[1]
+        return self._values_alone(observations)
 
     @property
     def _observation_shape(self) -> tuple[int, ...]:
@@ -193,6 +222,7 @@ class PPOAgent:
         config, per_replica = self._config, self._runtime.per_replica
         rate = learning_rate(config.schedule, config.lr, number, config.num_updates)
         self._optimizer.learning_rate.assign(rate)
+        self._arrays.forget()
         observations = rollout.observations[:, : config.num_steps]
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
         kept = tuple(per_replica(x) for x in (*kept, *self._further(rollout, number)))
@@ -269,7 +299,7 @@ class PPOAgent:
 
     def _prepare_on_replica(self, *fields: tf.Tensor) -> tuple[tf.Tensor, ...]:
         *experience, steps = fields
-        return estimates.estimate(self._config, *experience, self._rows(steps))
+        return estimates.estimate(self._config, self._gae, *experience, self._rows(steps))
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its time steps [E, M, B, b / B]."""
@@ -277,8 +307,7 @@ class PPOAgent:
         rows = steps * num_envs + tf.range(num_envs)[:, None]
         return tf.reshape(rows, (self.steps_per_update, -1))
 
-    @tf.function
-    def _steps(self, batch: tuple, index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _take_steps(self, batch: tuple, index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
 
         Returns their number, whether the update ends, the sums of their metrics and, where the first one is
@@ -311,17 +340,24 @@ class PPOAgent:
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
         (grads, sums), errors = sum_parts(
-            lambda rows: self._part_gradients(rows, data, moments[index], index),
+            lambda rows: self._part(rows, data, moments[index], index),
             self._rows(steps)[index],
             part_rows=self._runtime.micro_batch(self._config),
             signature=((self._gradient_specs, tf.TensorSpec([len(self.means)])), tf.TensorSpec([])),
             at_once=self._runtime.parts_at_once,
         )
         *grads, sums, errors = sum_replicas([*grads, sums, in_own_place(tf.reduce_max(errors))])
+        return tf.concat([sums, [self._apply(grads)]], axis=0), errors
+
+    def _apply(self, grads: list[tf.Tensor]) -> tf.Tensor:
+        """Clips by the global norm and takes a step of Adam; the norm before clipping."""
+        most = self._config.max_grad_norm
+        if self._small:
+            return self._optimizer.compiled_step(grads, most)
         norm = tf.linalg.global_norm(grads)
-        grads, _ = tf.clip_by_global_norm(grads, self._config.max_grad_norm, use_norm=norm)
+        grads, _ = tf.clip_by_global_norm(grads, most, use_norm=norm)
         self._optimizer.apply(grads)
-        return tf.concat([sums, [norm]], axis=0), errors
+        return norm
 
     def _part_gradients(
         self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor
@@ -379,6 +415,7 @@ class PPOAgent:
         """Standardises observations by float32 [D] each from now on."""
         self.network.scaling.mean.assign(mean)
         self.network.scaling.scale.assign(scale)
+        self._arrays.forget()
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
@@ -392,6 +429,7 @@ class PPOAgent:
           ValueError: they belong to another network.
         """
         self.network.set_weights(weights_of(state))
+        self._arrays.forget()
         self._optimizer.set_state(state)
 
 

@@ -112,6 +112,11 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
         return True
 
     @property
+    def least_parts(self) -> int:
+        """Equal parts of a minibatch on CPUs: as many as there can be replicas, up to 4, of a small network."""
+        return math.gcd(4, self.num_envs) if self.small_network else super().least_parts
+
+    @property
     def metric_titles(self) -> dict[str, str]:
         """The metrics of updates that reports draw, with their titles."""
         error = {"squared": "half the squared error", "huber": "Huber's"}[self.value_loss]

@@ -101,6 +101,16 @@ class RLSettings:
         return network.torso_options(self)
 
     @property
+    def small_network(self) -> bool:
+        """Whether XLA and NumPy compute the network faster than convolutions do (docs/architecture.md)."""
+        return self.torso == "mlp"
+
+    @property
+    def least_parts(self) -> int:
+        """Equal parts of a minibatch, at the least, on CPUs."""
+        return 4
+
+    @property
     def metric_titles(self) -> dict[str, str]:
         """The metrics of updates that reports draw, with their titles; without any, all under their names."""
         return {}

@@ -87,6 +87,6 @@ def _build(config: Any, precision: str, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parts.one_thread_each()
-    precision = resolve_precision(precision)
+    precision = resolve_precision(precision, small=config.small_network)
     network = networks.of_settings(config, precision)
     return Policy(network, registry.specs(config.env)[0], precision, greedy=greedy)

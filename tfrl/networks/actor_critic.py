@@ -47,10 +47,11 @@ class ObservationScaling(tf.Module):
         super().__init__(name="observations")
         self.mean = keras.Variable(np.zeros(size, np.float32), trainable=False, name="mean")
         self.scale = keras.Variable(np.ones(size, np.float32), trainable=False, name="scale")
+        self.limit = np.float32(10.0)
 
     def __call__(self, observations: tf.Tensor) -> tf.Tensor:
         """Standardised vectors, float32 [B, D], of float32 [B, D]."""
-        return tf.clip_by_value((observations - self.mean) * self.scale, -10.0, 10.0)
+        return tf.clip_by_value((observations - self.mean) * self.scale, -self.limit, self.limit)
 
 
 class Actor(keras.Model):
@@ -125,12 +126,34 @@ class ActorCritic(tf.Module):
         features = self.actor.torso(observations, training=training)  # [B, D]
         return self.actor.of_features(features), self.critic.head(features)[:, 0]
 
+    def values(self, observations: tf.Tensor) -> tf.Tensor:
+        """Values alone, float32 [B]."""
+        return self.critic(observations if self.scaling is None else self.scaling(observations))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is so small that XLA gains more than oneDNN's convolutions: an mlp."""
+        return self.actor.torso.name == "mlp"
+
     def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
         """What `__call__` gives, for acting: CPUs compute it in parts, `at_once` at a time."""
-        if on_gpu:
-            return self
         signature = [tf.TensorSpec([self.distribution.parameters_size]), tf.TensorSpec([])]
-        return lambda observations: parts.map_rows(self, observations, signature, at_once)
+        return self._in_parts(self, signature, on_gpu, at_once)
+
+    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        """What `values` gives, in such parts."""
+        of_rows = self._in_parts(lambda rows: (self.values(rows),), [tf.TensorSpec([])], on_gpu, at_once)
+        return lambda observations: of_rows(observations)[0]
+
+    def _in_parts(
+        self, function: Callable[..., Any], signature: Sequence[tf.TensorSpec], on_gpu: bool, at_once: int
+    ) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
+        if on_gpu:
+            return function
+        size = None
+        if self.is_small:  # compiled for parts of one size
+            function, size = tf.function(function, jit_compile=True), parts.COMPILED_ROWS
+        return lambda observations: parts.map_rows(function, observations, signature, at_once, size)
 
     # As `tfrl.networks.policy_network.PolicyNetwork`; outputs are those of `forward_pass`
 

@@ -64,6 +64,16 @@ class Distribution(ABC):
     def log_prob(self, actions: tf.Tensor) -> tf.Tensor:
         """log pi(a), float32 [B], of actions [B, *shape]."""
 
+    @staticmethod
+    @abstractmethod
+    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `sample` and `log_prob` give, up to rounding, in NumPy (see `tfrl.networks.array_policy`)."""
+
+    @staticmethod
+    @abstractmethod
+    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+        """What `mode` gives, up to rounding, in NumPy."""
+
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `sample`, and the actions' log pi(a), float32 [B]."""
         actions = self.sample(noise)
@@ -130,6 +140,23 @@ class Categorical(Distribution):
     def mode(self) -> tf.Tensor:
         """The most likely actions, int32 [B]."""
         return tf.argmax(self.log_probs, axis=-1, output_type=tf.int32)
+
+    @staticmethod
+    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions int32 [B] and log pi(a) float32 [B]."""
+        wide = parameters.astype(np.float64)
+        wide -= wide.max(axis=1, keepdims=True)
+        probabilities = np.exp(wide)
+        total = probabilities.sum(axis=1, keepdims=True)
+        probabilities /= total
+        actions = (probabilities.cumsum(axis=1)[:, :-1] <= noise).sum(axis=1, dtype=np.int32)
+        log_probs = wide[np.arange(len(wide)), actions] - np.log(total[:, 0])
+        return actions, log_probs.astype(np.float32)
+
+    @staticmethod
+    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+        """The most likely actions, int32 [B]."""
+        return parameters.argmax(axis=1).astype(np.int32)
 
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
@@ -235,6 +262,24 @@ class TanhNormal(Distribution):
         """tanh(mean), float32 [B, D]: the median, which stays where a wide density has its peaks near +-1."""
         return _squash(self._mean)
 
+    @staticmethod
+    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions float32 [B, D] and log pi(a) float32 [B]."""
+        mean, outputs = np.split(parameters.astype(np.float64), 2, axis=1)
+        std = np.logaddexp(0.0, outputs + _STD_SHIFT) + _MIN_STD
+        actions = _squash_array(mean + std * noise)
+        # Of the action as it was rounded, as `log_prob` takes it.
+        wide = actions.astype(np.float64)
+        above, below = np.log1p(wide), np.log1p(-wide)
+        standard = (0.5 * (above - below) - mean) / std
+        terms = -0.5 * np.square(standard) - np.log(std) - _LOG_SQRT_2_PI - (above + below)
+        return actions, terms.sum(axis=1).astype(np.float32)
+
+    @staticmethod
+    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+        """tanh(mean), float32 [B, D]."""
+        return _squash_array(parameters[:, : parameters.shape[1] // 2].astype(np.float64))
+
     def _log_normal(self, standard: tf.Tensor) -> tf.Tensor:
         """The normal's log-density at mean + std * standard, float64 [B, D]."""
         return -0.5 * tf.square(standard) - self._log_std - _LOG_SQRT_2_PI
@@ -243,6 +288,11 @@ class TanhNormal(Distribution):
 def _squash(z: tf.Tensor) -> tf.Tensor:
     """tanh(z) as float32, next to +-1 where it would round to that."""
     return tf.clip_by_value(tf.cast(_alike(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
+
+
+def _squash_array(z: np.ndarray) -> np.ndarray:
+    squashed = np.tanh(z).astype(np.float32)
+    return np.minimum(np.maximum(squashed, -_LARGEST, out=squashed), _LARGEST, out=squashed)
 
 
 def _log_slope(z: tf.Tensor) -> tf.Tensor:
@@ -300,6 +350,14 @@ class ActionDistribution:
     def __call__(self, parameters: tf.Tensor) -> Distribution:
         """The distribution that the outputs of an actor, float32 [B, parameters_size], stand for."""
         return self._kind(self.action_spec, parameters)
+
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Drawn actions [B, *shape] and log pi(a), float32 [B], of parameters float32 [B, parameters_size]."""
+        return self._kind.act(parameters, noise)
+
+    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
+        """The actions to take where nothing is to be left to chance, [B, *shape]."""
+        return self._kind.act_greedily(parameters)
 
     def counts(self, actions: np.ndarray) -> np.ndarray:
         """How often actions [..., *shape] fell into each bin, int64 [bins of all numbers of an action].

@@ -21,7 +21,7 @@ def fingerprint(config: Hardware) -> dict[str, str]:
     """All settings, code, versions and devices of this worker, by names that a user knows."""
     settings = {name: str(value) for name, value in vars(config).items() if name not in _OWN}
     return settings | {
-        "precision": strategy.resolve_precision(config.precision),
+        "precision": strategy.resolve_precision(config.precision, small=config.small_network),
         "the code (its checksum)": _code_checksum(),
         "Python": platform.python_version(),
         "TensorFlow": tf.__version__,

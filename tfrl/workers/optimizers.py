@@ -54,3 +54,47 @@ class SummedAdam(_Summed, keras.optimizers.Adam):
         """One variable's step, at its own rate."""
         scale = self._rate_scales.get(self._var_key(variable), 1.0)
         super().update_step(gradient, variable, learning_rate * scale)
+
+    def compiled_step(self, gradients: Sequence[tf.Tensor], max_norm: float) -> tf.Tensor:
+        """Clips by the global norm and takes the step, compiled by XLA; the norm before clipping.
+
+        Call it in a replica's context. Keras applies gradients outside of any, where XLA cannot follow, so this
+        is its arithmetic (Kingma & Ba 2015, section 2, last paragraph) on the replica's own variables.
+        """
+        variables = self._trainable_variables
+        scales = [self._rate_scales.get(self._var_key(v), 1.0) for v in variables]
+        own = [[_own(v) for v in kind] for kind in (variables, self._momentums, self._velocities)]
+        return self._step(
+            list(gradients), *own, _own(self.iterations), _own(self._learning_rate), scales, max_norm
+        )
+
+    @tf.function(jit_compile=True)
+    def _step(
+        self,
+        gradients: list[tf.Tensor],
+        variables: list[tf.Variable],
+        momentums: list[tf.Variable],
+        velocities: list[tf.Variable],
+        iterations: tf.Variable,
+        learning_rate: tf.Variable,
+        scales: list[float],
+        max_norm: float,
+    ) -> tf.Tensor:
+        norm = tf.linalg.global_norm(gradients)
+        gradients, _ = tf.clip_by_global_norm(gradients, max_norm, use_norm=norm)
+        count = tf.cast(iterations.assign_add(1), tf.float32)
+        rate = learning_rate * tf.sqrt(1.0 - self.beta_2**count) / (1.0 - self.beta_1**count)
+        for gradient, variable, m, v, scale in zip(
+            gradients, variables, momentums, velocities, scales, strict=True
+        ):
+            mean = m.assign_add((gradient - m) * (1.0 - self.beta_1))
+            square = v.assign_add((tf.square(gradient) - v) * (1.0 - self.beta_2))
+            variable.assign_sub(rate * scale * mean / (tf.sqrt(square) + self.epsilon))
+        return norm
+
+
+def _own(variable: keras.Variable) -> tf.Variable:
+    """This replica's copy of a variable."""
+    context = tf.distribute.get_replica_context()
+    copies = context.strategy.experimental_local_results(variable.value)
+    return copies[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(copies)]

@@ -19,6 +19,8 @@ from tfrl.workers import machine
 # Rows of a part of a forward pass, at most and at least: TensorFlow rounds a convolution of a single image in
 # another way than that of the same image among others.
 _MOST_ROWS, _LEAST_ROWS = 8, 2
+COMPILED_ROWS = 32
+"""Rows of every part of a small network's forward pass, which XLA compiles for one number of rows."""
 
 
 def cores() -> int:
@@ -38,7 +40,11 @@ def one_thread_each() -> None:
 
 
 def map_rows(
-    function: Callable[[tf.Tensor], Any], rows: tf.Tensor, signature: Sequence[tf.TensorSpec], at_once: int
+    function: Callable[[tf.Tensor], Any],
+    rows: tf.Tensor,
+    signature: Sequence[tf.TensorSpec],
+    at_once: int,
+    size: int | None = None,
 ) -> list[tf.Tensor]:
     """`function` on parts of a few rows each, `at_once` of them at the same time.
 
@@ -50,13 +56,15 @@ def map_rows(
       rows: [B, ...].
       signature: of one row's results.
       at_once: parts.
+      size: rows of every part; None: chosen by their number.
 
     Returns:
       Tensors [B, ...].
     """
     rows = tf.convert_to_tensor(rows)
     count = tf.shape(rows)[0]
-    size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
+    if size is None:
+        size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
     missing = -count % size
     filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
     results = tf.map_fn(

@@ -51,6 +51,14 @@ class TrainerSettings(Protocol):
         """Samples of one gradient step, all workers together."""
 
     @property
+    def least_parts(self) -> int:
+        """Equal parts of a minibatch, at the least, on CPUs: 1, 2 or 4 replicas share so many."""
+
+    @property
+    def small_network(self) -> bool:
+        """Whether the network is too small to gain by bfloat16."""
+
+    @property
     def in_parts(self) -> bool:
         """Whether its trainer computes all that is large in parts, which CPU cores then share."""
 
@@ -228,7 +236,7 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
         strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
-    precision = resolve_precision(config.precision)
+    precision = resolve_precision(config.precision, small=config.small_network)
     return Runtime(
         strategy, worker=worker, num_workers=num_workers, precision=precision, parts_at_once=at_once
     )
@@ -255,10 +263,10 @@ def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
     share = max(1, minibatch // replicas)
     if config.micro_batch:
         return min(config.micro_batch, share)
-    # A power of two of equal parts, four or more, is shared out evenly by 1, 2 and 4 replicas, which add
+    # A power of two of equal parts is shared out evenly by 1, 2 and 4 replicas, which add
     # them in the same pairs, bit for bit. No more than 32, as each one's gradients are kept until then.
     most = PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
-    parts = next((2**k for k in range(2, 6) if minibatch <= most * 2**k), 32)
+    parts = next((2**k for k in range(6) if config.least_parts <= 2**k >= minibatch / most), 32)
     if minibatch % parts == 0 and share % (minibatch // parts) == 0:
         return minibatch // parts
     return max(d for d in range(1, min(share, most) + 1) if share % d == 0)
@@ -289,13 +297,15 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 
 
-def resolve_precision(name: str, system: Path = Path("/")) -> str:
+def resolve_precision(name: str, system: Path = Path("/"), *, small: bool = False) -> str:
     """ "auto" becomes bfloat16 where the first GPU, or else the CPU, is faster in it.
 
-    `system` is where /proc is.
+    `system` is where /proc is; `small` networks gain nothing by it.
     """
     if name != "auto":
         return name
+    if small:
+        return "float32"
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))

@@ -1,0 +1,124 @@
+"""A small network's forward pass in NumPy: for a few envs, calls of TensorFlow take longer than the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+
+if TYPE_CHECKING:
+    from tfrl.networks.actor_critic import ActorCritic
+
+MOST_ENVS = 16
+"""Training envs, all workers together, for which NumPy is the faster way (`benchmarks.small_networks`)."""
+
+# They work in place; gelu is missing, because NumPy has no error function.
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def fits(network: ActorCritic) -> bool:
+    """Whether NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
+    torso = network.actor.torso
+    if torso.name != "mlp":
+        return False
+    first = torso.get_layer("dense1")
+    return first.compute_dtype == "float32" and first.activation.__name__ in _ACTIVATIONS
+
+
+class ArrayPolicy:
+    """The outputs of an `ActorCritic`, by the weights that it had when this was made.
+
+    They are TensorFlow's up to rounding. Each row is a product of a vector and a matrix of its own, so it is
+    the same to the bit in any company.
+
+    Args:
+      network: one that `fits`.
+    """
+
+    def __init__(self, network: ActorCritic) -> None:
+        self._scaling = None
+        if network.scaling is not None:
+            self._scaling = network.scaling.mean.numpy(), network.scaling.scale.numpy()
+            self._limit = network.scaling.limit
+        self._actor, self._critic = _layers(network.actor.torso), _layers(network.critic.torso)
+        self._shared = network.shared
+        self._policy_head, self._value_head = _weights(network.actor.head), _weights(network.critic.head)
+        self._free = None if network.actor.free is None else network.actor.free.numpy()
+        self._activate = _ACTIVATIONS[network.actor.torso.get_layer("dense1").activation.__name__]
+
+    def __call__(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Parameters of the distribution [B, P] and values [B], float32, of observations float32 [B, D]."""
+        x = self._scaled(observations)
+        features = self._features(x, self._actor)
+        of_critic = features if self._shared else self._features(x, self._critic)
+        return self._parameters(features), self._head(of_critic, self._value_head)[:, 0]
+
+    def parameters(self, observations: np.ndarray) -> np.ndarray:
+        """Parameters of the distribution alone."""
+        return self._parameters(self._features(self._scaled(observations), self._actor))
+
+    def _scaled(self, observations: np.ndarray) -> np.ndarray:
+        """[B, 1, D]: a batch of matrices of one row each, which NumPy multiplies one by one."""
+        x = observations[:, None]
+        if self._scaling is None:
+            return x
+        mean, scale = self._scaling
+        x = (x - mean) * scale
+        return np.minimum(np.maximum(x, -self._limit, out=x), self._limit, out=x)  # np.clip is slower
+
+    def _features(self, x: np.ndarray, layers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        for kernel, bias in layers:
+            x = x @ kernel
+            x += bias
+            x = self._activate(x)
+        return x
+
+    def _parameters(self, features: np.ndarray) -> np.ndarray:
+        outputs = self._head(features, self._policy_head)
+        if self._free is None:
+            return outputs
+        return np.concatenate([outputs, np.broadcast_to(self._free, (len(outputs), len(self._free)))], axis=1)
+
+    @staticmethod
+    def _head(features: np.ndarray, weights: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        kernel, bias = weights
+        return (features @ kernel)[:, 0] + bias
+
+
+class Cache:
+    """An `ArrayPolicy` that is made anew once it is asked for after the weights have changed.
+
+    Attributes:
+      fits: whether there can be one.
+    """
+
+    def __init__(self, network: ActorCritic) -> None:
+        self.fits = fits(network)
+        self._network = network
+        self._policy: ArrayPolicy | None = None
+
+    def forget(self) -> None:
+        """Says that the weights change."""
+        self._policy = None
+
+    @property
+    def policy(self) -> ArrayPolicy:
+        """By the weights of now."""
+        if self._policy is None:
+            self._policy = ArrayPolicy(self._network)
+        return self._policy
+
+
+def _layers(torso: keras.Model) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [_weights(layer) for layer in torso.layers if isinstance(layer, keras.layers.Dense)]
+
+
+def _weights(layer: keras.layers.Dense) -> tuple[np.ndarray, np.ndarray]:
+    return layer.kernel.numpy(), layer.bias.numpy()
