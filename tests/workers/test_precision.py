@@ -16,10 +16,11 @@ CATCH = "--env catch --torso linear --num-levels 0 --num-envs 8 --num-steps 16 -
 MINI = "--dataset cifar10 --model cookbook --batch-size 16 --max-steps 2"
 
 
-def cpuinfo(folder, *features, name="flags"):
+def cpuinfo(folder, *features, name="flags", maker="GenuineIntel"):
     """A system whose two cores have these features."""
     (folder / "proc").mkdir()
-    core = f"processor\t: 0\nmodel name\t: with amx_bf16 in its name\n{name}\t\t: fpu {' '.join(features)}\n"
+    core = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: with amx_bf16 in its name\n"
+    core += f"{name}\t\t: fpu {' '.join(features)}\n"
     (folder / "proc" / "cpuinfo").write_text(f"{core}bugs\t\t: none\n\n{core}\n")
     return folder
 
@@ -37,6 +38,11 @@ def test_on_a_cpu_auto_is_bfloat16_where_it_has_amx_for_it(tmp_path, features, e
     assert resolve_precision("auto", cpuinfo(tmp_path, *features)) == expected
     for fixed in ("float32", "bfloat16"):
         assert resolve_precision(fixed, tmp_path) == fixed
+
+
+@pytest.mark.parametrize(("feature", "expected"), [("avx512_bf16", "bfloat16"), ("avx512f", "float32")])
+def test_on_amds_avx512_bf16_is_enough(tmp_path, feature, expected):
+    assert resolve_precision("auto", cpuinfo(tmp_path, "avx2", feature, maker="AuthenticAMD")) == expected
 
 
 def test_a_system_that_does_not_tell_its_features_has_none(tmp_path):

@@ -36,8 +36,8 @@ class Hardware:
     replicas: int = 0
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where it is the faster, which is on GPUs from compute
-    capability 8.0 on and CPUs with AMX; and where a run goes on, what it began with."""
+    """Of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute capability
+    8.0 on, CPUs with AMX, AMD's with AVX512-BF16), and where a run goes on, what it began with."""
     micro_batch: int = 0
     """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
     smaller parts take less memory. 0: chosen for speed."""

@@ -38,12 +38,22 @@ def cpu_features(system: Path = Path("/")) -> frozenset[str]:
 
     `system` is where /proc is.
     """
+    return frozenset(_cpuinfo("flags", system).split())
+
+
+def cpu_maker(system: Path = Path("/")) -> str:
+    """Who made the CPU, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" where Linux does not tell."""
+    return _cpuinfo("vendor_id", system)
+
+
+def _cpuinfo(name: str, system: Path) -> str:
+    """What /proc/cpuinfo says of the first core under that name, or nothing."""
     try:
         lines = (system / "proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
-        return frozenset()
-    flags = (words for name, _, words in (line.partition(":") for line in lines) if name.strip() == "flags")
-    return frozenset(next(flags, "").split())  # of the first core
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 
 
 def _groups(controller: str, system: Path) -> Iterator[tuple[Path, int]]:

@@ -20,9 +20,6 @@ from tfrl.workers.tf_config import TFConfig
 # Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
 # many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
-# The CPU feature that makes bfloat16 the faster precision. avx512_bf16 alone makes it slower on Xeons, and
-# without either it is emulated, ten times slower (docs/results.md).
-_BFLOAT16_FEATURE = "amx_bf16"
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
 # What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
 _LOST_PEER = (
@@ -310,7 +307,11 @@ def resolve_precision(name: str, system: Path = Path("/"), *, small: bool = Fals
     if gpus:
         capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))
         return "bfloat16" if capability >= (8, 0) else "float32"
-    return "bfloat16" if _BFLOAT16_FEATURE in machine.cpu_features(system) else "float32"
+    features = machine.cpu_features(system)
+    # AVX512-BF16 alone is faster on AMD's CPUs, slower on Intel's; with neither, bfloat16 is emulated, ten
+    # times slower (docs/results.md).
+    of_amd = "avx512_bf16" in features and machine.cpu_maker(system) == "AuthenticAMD"
+    return "bfloat16" if of_amd or "amx_bf16" in features else "float32"
 
 
 def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
