@@ -18,23 +18,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import unread_pipe
+from scripted import Acting, still
 
 from tfrl import suite
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import level_spec, play
+from tfrl.evaluation.episodes import Episodes, play
+from tfrl.evaluation.levels import evaluation_results, level_spec
+from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results
 from tfrl.run.metrics import MetricsWriter
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
-from tfrl.training import on_policy, periodic, summary
+from tfrl.training import periodic, summary
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+
+
+def train(config):
+    """Trains as the command does, in this process; the exit code."""
+    from tfrl.agents.ppo import PPOAgent
+    from tfrl.training import on_policy, trainer
+
+    return trainer.train(config, None, lambda c, session: on_policy.OnPolicyLearner(c, session, PPOAgent))
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +55,8 @@ def logdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)
     watched = dataclasses.replace(config, run_name="watched", eval_every=2, record_every=2)
-    assert on_policy.train(dataclasses.replace(config, run_name="plain"), None) == 0
-    assert on_policy.train(watched, None) == 0
+    assert train(dataclasses.replace(config, run_name="plain")) == 0
+    assert train(watched) == 0
     return folder
 
 
@@ -82,12 +93,10 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     """In exploration both evaluations play the same single level, and 0 is all levels."""
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
-    def sample(observations, uniforms):
-        return (uniforms * 15).astype(np.int32)
-
-    found = periodic.Periodic(config, learner(config).session).evaluate(sample, 0)
+    player = UniformPolicy(registry.specs("coinrun")[1])
+    found = periodic.Periodic(config, learner(config).session).evaluate(player, 0)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
-    gap = results.evaluation(found, config.eval_episodes)["generalization_gap"]
+    gap = evaluation_results(config, found)["generalization_gap"]
     assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)
     if math.isfinite(gap):
         assert gap == found["eval_train/normalized_return"] - found["eval_test/normalized_return"]
@@ -97,15 +106,15 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
     """All balls of the one training level fall in one column, which this policy always catches."""
     config = small(num_levels=1, start_level=7, eval_episodes=32)
     spec = level_spec(config, "train", 1)
-    column = registry.make(spec).observe()[1][0, 0, :, 0].argmax()
+    column = registry.make(spec).observe().observation[0, 0, :, 0].argmax()
 
     def towards(observations, uniforms):
         paddle = observations[:, -1, :, 0].argmax(axis=1)
         return (np.sign(column - paddle) + 1).astype(np.int32)
 
-    found = periodic.Periodic(config, learner(config).session).evaluate(towards, 0)
+    found = periodic.Periodic(config, learner(config).session).evaluate(Acting(towards), 0)
     assert found["eval_train/return"] == 1.0
-    unseen = play(towards, level_spec(config, "test", 32), range(32), episodes_each=1)
+    unseen = play(Acting(towards), level_spec(config, "test", 32), range(32), episodes_each=1)
     assert found["eval_test/return"] == unseen.returns.mean() < 0
     assert found["eval/generalization_gap"] == 1.0 - found["eval_test/return"]
 
@@ -120,7 +129,7 @@ def test_an_evaluation_keeps_few_frames(small, learner):
 
     tracemalloc.start()
     try:
-        evaluation._mean_return(still, "train", 0, shown=True)
+        evaluation._play(Acting(still), "train", 0, shown=True)
         assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
         tracemalloc.stop()
@@ -134,7 +143,7 @@ def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learne
     noise = np.random.default_rng(0).integers(0, 256, (8, 64, 64, 3), np.uint8)
     evaluation = periodic.Periodic(config, session)
     monkeypatch.setattr(periodic, "play", lambda *_, on_frame, **__: (on_frame(noise[0]), played)[1])
-    played = types.SimpleNamespace(returns=np.zeros((1, 1)))
+    played = Episodes(*np.zeros((3, 1, 1)))
     shown, real = [], session.writer.video
 
     def show(tag, _, at):
@@ -156,7 +165,7 @@ def test_without_a_budget_there_are_no_videos_in_tensorboard(small, learner):
     config = small(eval_episodes=2, event_megabytes=0)
     session = learner(config).session
     session.writer.video = None
-    periodic.Periodic(config, session).evaluate(None, config.total_steps)
+    periodic.Periodic(config, session).evaluate(Acting(still), config.total_steps)
 
 
 @needs_browser
@@ -260,7 +269,9 @@ def trainer(tmp_path, monkeypatch):
         script = tmp_path / "trainer.py"
         ends = {int(seed[1:]): code for seed, code in ends.items()}
         here = Path(__file__).parent
-        script.write_text(TRAINER.format(paths=[str(here), str(here.parent)], together=together, ends=ends))
+        script.write_text(
+            TRAINER.format(paths=[str(here.parent), str(here.parent.parent)], together=together, ends=ends)
+        )
         monkeypatch.setattr(suite, "_TRAINER", (str(script),))
         return ["--envs", "maze", "--total-steps", "40000", "--logdir", str(tmp_path)]
 
@@ -360,21 +371,22 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(periodic.Periodic, "evaluate", stop)
-        assert on_policy.train(config, None) == 0
+        assert train(config) == 0
     config = dataclasses.replace(config, eval_every=0)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "obey", lambda session: session.step < 3 or stop())
-        assert on_policy.train(config, None) == 0
+        assert train(config) == 0
     before = runs.load(config.run_dir).progress
     assert before["env_steps"].tolist() == [128, 256, 384]
-    assert on_policy.train(dataclasses.replace(config, total_steps=384), None) == 0
+    assert train(dataclasses.replace(config, total_steps=384)) == 0
     after = runs.load(config.run_dir).progress
     np.testing.assert_array_equal(after["train/policy_loss"], before["train/policy_loss"])
 
 
 def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
     runtime = strategy.make(small(), None)
-    shown = [summary.rows(small(), runtime, 1, None, logged).get("lost") for logged in (0, 384)]
+    agent = types.SimpleNamespace(summary={}, num_parameters=1)
+    shown = [summary.rows(small(), runtime, agent, None, logged).get("lost") for logged in (0, 384)]
     assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
 
 

@@ -1,0 +1,300 @@
+"""Videos, windows and data sets of Gymnasium's envs: continuous actions, any frames, episodes cut off."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from scripted import Acting
+
+from tfrl import collect, record
+from tfrl.cli.errors import UserError
+from tfrl.config.task import Task
+from tfrl.envs import registry
+from tfrl.envs.apart import Apart
+from tfrl.envs.gymnasium import GymnasiumVec
+from tfrl.envs.spec import Box, Discrete, EnvSpec
+from tfrl.envs.vec_env import Step
+from tfrl.evaluation.episodes import play
+from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.uniform import UniformPolicy
+from tfrl.reporting import video
+from tfrl.run.rng import Use
+
+_CHOSEN = np.array([255, 190, 60])  # the colour of what was done
+
+
+class Frames(list):
+    """Takes frames as a video does."""
+
+
+class Pictures:
+    """Envs that show frames of one size."""
+
+    def __init__(self, shape, action_spec, count=1):
+        self.frames = [np.full(shape, 200, np.uint8)] * count
+        self.action_spec = action_spec
+
+    def render(self):
+        return self.frames
+
+
+def drawn(env, actions, probabilities=None, overlay=True):
+    """The first frame of a grid, uint8 [H, W, 3]."""
+    frames = Frames()
+    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, scale=1)
+    grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
+    return frames[0]
+
+
+@pytest.mark.parametrize("shape", [(400, 600), (500, 500), (480, 480), (210, 160), (63, 33), (1, 999)])
+def test_frames_of_any_size_fill_the_tile_in_one_direction(shape):
+    frame = drawn(Pictures((*shape, 3), Discrete(2)), np.zeros(1, np.int32), overlay=False)
+    assert frame.shape == (512, 512, 3) and not frame.shape[0] % 2
+    bright = (frame > 150).all(axis=2)
+    height, width = (int(bright.any(axis=axis).sum()) for axis in (1, 0))
+    assert max(height, width) == 512
+    factor = 512 / max(shape)
+    assert (height, width) == pytest.approx([max(1, side * factor) for side in shape], abs=1)
+    rows = np.flatnonzero(bright.any(axis=1))
+    assert rows[0] == pytest.approx(511 - rows[-1], abs=1), "in the middle"
+
+
+def caption(frame):
+    return (frame[512:, 172:] == _CHOSEN).all(axis=2)
+
+
+def test_numbers_of_an_action_are_bars_from_a_line_in_the_middle():
+    spec = Box((-2.0,) * 3, (2.0,) * 3)
+    chosen = caption(drawn(Pictures((64, 64, 3), spec), np.array([[1.0, -0.5, 0.0]], np.float32)))
+    columns = np.flatnonzero(chosen.any(axis=0))
+    bars = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)
+    assert len(bars) == 3
+    heights = [np.flatnonzero(chosen[:, bar].any(axis=1)) for bar in bars]
+    assert heights[0][0] == 6 and heights[0][-1] <= 33, "1 goes to the top"
+    assert heights[1][0] >= 31 and heights[1][-1] == pytest.approx(45, abs=1), "-0.5 half-way to the bottom"
+    assert len(heights[2]) <= 2
+
+
+@pytest.mark.parametrize("size", [17, 200, 1000])
+def test_actions_of_many_numbers_have_room(size):
+    spec = Box((-1.0,) * size, (1.0,) * size)
+    assert caption(drawn(Pictures((64, 64, 3), spec), np.ones((1, size), np.float32))).any()
+
+
+def test_an_action_without_probabilities_is_marked():
+    chosen = caption(drawn(Pictures((64, 64, 3), Discrete(2)), np.ones(1, np.int32)))
+    assert np.flatnonzero(chosen.any(axis=0))[0] > 40, "the second of two"
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_random_policy_is_recorded_without_a_run(env, tmp_path):
+    path = tmp_path / "video.gif"
+    assert record.main(["--random", env, "--out", str(path), "--episodes", "2", "--max-steps", "6"]) == 0
+    frames = imageio.imread(path, plugin="pillow", index=None)
+    assert frames.shape[1:] == (288, 512, 3)
+    assert 1 < len(frames) <= 6
+    with pytest.raises(UserError, match=f"{env} has no levels: leave --levels out"):
+        record.main(["--random", env, "--levels", "train"])
+
+
+def test_an_env_is_drawn_apart_as_it_is_here():
+    """Step by step, with its state; that it needs no OpenGL makes the test fast."""
+    spec = EnvSpec("Pendulum-v1", num_envs=3, seed=4, render=True)
+    here, apart = GymnasiumVec(spec, [0, 2]), Apart(GymnasiumVec, spec, [0, 2])
+    assert (apart.num_envs, apart.action_spec, apart.exact_state) == (2, here.action_spec, here.exact_state)
+    for action in np.linspace(-1, 1, 5):
+        for env in (here, apart):
+            env.act(np.full((2, 1), action, np.float32))
+        for ours, theirs in zip(here.observe()[:4], apart.observe()[:4], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(here.render()[1], apart.render()[1])
+    assert apart.get_state() == here.get_state()
+    here.close()
+    apart.close()
+    assert apart._process.exitcode == 0
+
+
+def test_a_process_that_draws_and_dies_is_one_sentence():
+    apart = Apart(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
+    os.kill(apart._process.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
+            apart.render()
+    with pytest.raises(ValueError, match="there is no env"):
+        Apart(GymnasiumVec, EnvSpec("Pendulumm-v1", num_envs=1, seed=4, render=True), [0])
+
+
+def test_mujoco_is_drawn_beside_tensorflow(tmp_path):
+    """In one process, Mesa's OpenGL would crash after TensorFlow's import."""
+    script = (
+        "import tensorflow, sys; from tfrl import record\n"
+        "sys.exit(record.main(['--random', 'InvertedDoublePendulum-v5', '--episodes', '1', "
+        "'--max-steps', '3', '--out', sys.argv[1]]))"
+    )
+    plain = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+    path = tmp_path / "video.gif"
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=120)
+    if done.returncode == 1 and "libegl1" in done.stderr:
+        pytest.skip("no EGL: apt-get install libegl1 libgl1-mesa-dri")
+    assert done.returncode == 0, done.stderr[-2000:]
+    frames = imageio.imread(path, plugin="pillow", index=None)
+    assert frames[0].std() > 5
+
+
+# Windows
+
+
+def test_a_window_without_a_display_is_one_sentence_before_tensorflow(tmp_path):
+    plain = {name: value for name, value in os.environ.items() if "DISPLAY" not in name}
+    command = [sys.executable, "-m", "tfrl.record", "--random", "CartPole-v1", "--window"]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: --window needs a display, and there is none here; without it, a video is written.\n"
+    )
+    with pytest.raises(UserError, match="--window writes no file"):
+        record.main(["--random", "CartPole-v1", "--window", "--out", str(tmp_path / "v.mp4")])
+
+
+@pytest.mark.skipif(
+    not (shutil.which("Xvfb") and shutil.which("import")), reason="apt-get install xvfb imagemagick"
+)
+def test_a_window_shows_the_frames(tmp_path):
+    read, write = os.pipe()
+    with subprocess.Popen(
+        ["Xvfb", "-displayfd", str(write)], pass_fds=[write], stderr=subprocess.DEVNULL
+    ) as x:
+        os.close(write)
+        with os.fdopen(read) as numbers:
+            display = os.environ | {"DISPLAY": f":{numbers.readline().strip()}"}
+        command = [
+            sys.executable,
+            "-m",
+            "tfrl.record",
+            "--random",
+            "Pendulum-v1",
+            "--window",
+            "--episodes",
+            "1",
+        ]
+        with subprocess.Popen(command, env=display) as window:
+            try:
+                for _ in range(60):
+                    time.sleep(0.5)
+                    shot = tmp_path / "shot.png"
+                    subprocess.run(["import", "-window", "root", str(shot)], env=display, check=True, timeout=20)
+                    if (imageio.imread(shot)[..., :3] > 240).all(axis=2).sum() > 100_000:  # Pendulum's white
+                        break
+                else:
+                    pytest.fail("nothing was shown in 30 s")
+            finally:
+                window.kill()
+        x.terminate()
+
+
+# Data sets
+
+
+class Examples:
+    def __init__(self):
+        self.found = []
+
+    def add_examples(self, examples):
+        self.found += examples["train"]
+
+
+def test_an_episode_that_was_cut_off_ends_with_its_final_observation():
+    """Two of three are cut off at once, at their 2nd step; the middle one terminates."""
+    examples = Examples()
+    buffer = collect.EpisodeBuffer(3, 1, examples)
+    observations = np.arange(6, dtype=np.float32).reshape(3, 2)
+    actions = np.full((3, 1), 0.5, np.float32)
+    none, ends = np.zeros(3, bool), np.ones(3, bool)
+    finals = np.array([[10.0, 11.0], [30.0, 31.0]], np.float32)
+    for first, truncated, final in ((none, none, None), (ends, np.array([True, False, True]), finals)):
+        buffer.before(None, observations, actions)
+        buffer.after(Step(np.ones(3, np.float32), observations + 100, first, truncated, final))
+    steps = {example["env_index"]: example["steps"] for example in examples.found}
+    assert [len(steps[i]) for i in range(3)] == [3, 3, 3]
+    for i, final in ((0, finals[0]), (2, finals[1])):
+        *_, before, last = steps[i]
+        assert (before["discount"], last["discount"]) == (1, 1)
+        assert last["is_last"] and not last["is_terminal"] and last["reward"] == 0
+        np.testing.assert_array_equal(last["observation"], final)
+        np.testing.assert_array_equal(last["action"], [0.0])
+    *_, before, last = steps[1]
+    assert (before["discount"], last["discount"]) == (0, 0)
+    assert last["is_last"] and last["is_terminal"] and not last["observation"].any()
+
+
+def test_plain_tfds_loads_continuous_episodes(tmp_path, monkeypatch, capsys):
+    """Of a random policy, without a run; every step is what the env did, and its last what it showed last."""
+    import tensorflow_datasets as tfds
+
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--random", "Pendulum-v1", "--episodes", "3", "--seed", "7"]
+    assert collect.main(arguments) == 0
+    assert capsys.readouterr().out.strip() == "Pendulum-v1-episodes"
+    builder = tfds.builder_from_directory(tmp_path / "Pendulum-v1-episodes")
+    examples = list(builder.as_dataset(split="train"))
+    env = registry.make(level_spec(Task(env="Pendulum-v1", seed=7), "test", 3, Use.COLLECTION))
+    episodes = {int(e["env_index"]): list(e["steps"].as_numpy_iterator()) for e in examples}
+    assert sorted(map(len, episodes.values())) == [201] * 3
+    for t in range(200):
+        at = [episodes[i][t] for i in range(3)]
+        np.testing.assert_array_equal([s["observation"] for s in at], env.observe().observation)
+        env.act(np.stack([s["action"] for s in at]))
+        np.testing.assert_array_equal([s["reward"] for s in at], env.observe().reward)
+    last = [episodes[i][200] for i in range(3)]
+    np.testing.assert_array_equal([s["observation"] for s in last], env.observe().final_observation)
+    assert not any(s["is_terminal"] for s in last) and all(s["discount"] == 1 for s in last)
+    assert last[0]["action"].dtype == np.float32 and last[0]["action"].shape == (1,)
+    assert "from [-2.0] to [2.0]" in builder.info.description
+    with pytest.raises(UserError, match="exists already"):
+        collect.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--random", "CartPole-v1", "--levels", "train"], "CartPole-v1 has no levels: leave --levels out"),
+        (["--random", "CartPole-v1", "--greedy"], "--greedy would do nothing to a random policy"),
+        (["--random", "CartPole-v1", "run"], "--random takes no run"),
+        (["--random", "CartPol-v1"], "did you mean CartPole-v1"),
+        ([], "give one run"),
+    ],
+)
+def test_bad_arguments_of_a_collection(arguments, message):
+    with pytest.raises(UserError, match=message):
+        collect.main(arguments)
+
+
+@pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])
+def test_random_actions_are_uniform(spec):
+    player = UniformPolicy(spec)
+    noise = player.draw_noise(np.random.default_rng(0), 20_000)
+    actions = player.act(np.zeros((20_000, 1)), noise)
+    assert actions.shape == (20_000, *spec.shape) and actions.dtype == spec.dtype
+    if isinstance(spec, Discrete):
+        np.testing.assert_allclose(np.bincount(actions) / 20_000, 0.2, atol=0.01)
+        np.testing.assert_allclose(player.probabilities(noise), 0.2)
+    else:
+        assert player.probabilities is None
+        np.testing.assert_allclose(actions.mean(axis=0), 0, atol=0.02)
+        np.testing.assert_allclose((actions**2).mean(axis=0), 1 / 3, atol=0.02)
+        assert actions.min() >= -1 and actions.max() <= 1
+
+
+def test_players_see_vectors_as_they_are():
+    spec = EnvSpec("CartPole-v1", num_envs=2, seed=1)
+    seen = []
+    player = Acting(lambda o, u: seen.append(o.dtype) or np.zeros(len(o), np.int32))
+    played = play(player, spec, range(2), episodes_each=1)
+    assert {*seen} == {np.dtype(np.float32)} and 5 < played.lengths.mean() < 15

@@ -1,0 +1,150 @@
+"""Reports of envs without levels, of several algorithms, and of what others published."""
+
+import dataclasses
+import re
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from made_runs import make_run
+
+from tfrl import report
+from tfrl.config.ppo import PRESETS, Config
+from tfrl.envs.published import returns_elsewhere
+from tfrl.envs.registry import level_set_title
+from tfrl.reporting import comparison, plots, runs
+from tfrl.reporting.page import render
+from tfrl.run import results
+
+_GYMNASIUM = {**PRESETS["gymnasium"], "preset": "gymnasium"}
+_GYMNASIUM.pop("total_steps")
+
+
+def made(folder, env, seed=1, **settings):
+    settings = {**_GYMNASIUM, "run_name": f"{env}-seed{seed}", **settings}
+    return make_run(folder, env, seed, total_steps=40_000, **settings)
+
+
+def shown(page):
+    """A page without pictures, style and settings."""
+    return re.sub(r"data:[^'\"]*|<details>.*?</details>|<style>.*?</style>", "", page, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def gymnasium_page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs")
+    for seed in (1, 2):
+        made(folder, "CartPole-v1", seed)
+    made(folder, "InvertedDoublePendulum-v5", lr=1e-3)
+    assert report.main([str(folder)]) == 0
+    return folder, (folder / "report.html").read_text()
+
+
+def test_an_env_without_levels_is_not_said_to_have_any(gymnasium_page):
+    folder, page = gymnasium_page
+    for word in ("training levels", "unseen levels against", "generalization", "ormalised", "gap"):
+        assert word not in shown(page), word
+    assert "<th>return, evaluation</th>" in page and "2 envs" in page
+    assert re.findall(r"<img id=(\w+)", page) == ["learning_curves", "training"]
+    assert not (folder / "plots" / "generalization_gap.png").exists()
+
+
+def test_settings_of_one_env_do_not_name_another(gymnasium_page):
+    folder, _ = gymnasium_page
+    groups = comparison.group([runs.load(path) for path in runs.find([folder])])
+    assert [(g.env, g.label, len(g.runs)) for g in groups] == [
+        ("CartPole-v1", "tfrl", 2),
+        ("InvertedDoublePendulum-v5", "tfrl", 1),
+    ]
+
+
+def test_published_returns_stand_beside_the_runs(gymnasium_page):
+    page = shown(gymnasium_page[1])
+    row = "<td>CartPole-v1: published, ppo (CleanRL docs)</td><td>3</td><td>500,000</td><td>-</td>"
+    assert f"{row}<td>490 \u00b1 6.1</td>" in page
+    assert "InvertedDoublePendulum-v5: published of InvertedDoublePendulum-v4, ppo (TorchRL" in page
+    assert "dqn" not in page
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "settings", "means"),
+    [
+        ("CartPole-v1", "dqn", {}, {488.7, 500.0}),
+        ("CartPole-v0", "ppo", {}, {490.0, 500.0}),
+        ("Pendulum-v1", "reinforce", {}, set()),
+        ("bigfish", "ppo", {}, {16.46}),
+        ("bigfish", "ppo", {"distribution_mode": "hard", "num_levels": 500}, {5.7}),
+        ("bigfish", "ppo", {"num_levels": 0}, set()),
+        ("bigfish", "drac", {}, {9.7}),
+        ("catch", "ppo", {}, set()),
+    ],
+)
+def test_published_returns_are_of_the_same_env_and_algorithm(env, algorithm, settings, means):
+    assert {found.mean for found in returns_elsewhere(env, algorithm, **settings)} == means
+
+
+@dataclasses.dataclass(frozen=True)
+class Other(Config):
+    """Another algorithm with a setting of its own."""
+
+    algorithm: ClassVar[str] = "other"
+    tau: float = 0.1
+
+    @property
+    def metric_titles(self):
+        return {}
+
+
+def test_algorithms_are_told_apart(tmp_path):
+    ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]
+    settings = {f.name: getattr(ours[0].config, f.name) for f in dataclasses.fields(Config)}
+    theirs = dataclasses.replace(ours[0], config=Other(**settings))
+    groups = comparison.group([*ours, theirs])
+    assert [(g.algorithm, g.label, len(g.runs)) for g in groups] == [("ppo", "ppo", 2), ("other", "other", 1)]
+    differing = comparison.differences([ours[0], theirs])
+    assert differing["algorithm"] == ["ppo", "other"] and differing["tau"] == ["-", "0.1"]
+    assert "<td>other</td>" in render([*ours, theirs], groups, {})
+    titles = [ax.get_title() for ax in plots.training(comparison.group([theirs])).axes]
+    assert "policy loss" in titles and "first ratio error" in titles, "all of its metrics, by their names"
+
+
+def test_level_sets_are_named_by_the_env():
+    assert [level_set_title("coinrun", s) for s in ("train", "test")] == ["training levels", "unseen levels"]
+    assert level_set_title("CartPole-v1", "test") == "evaluation"
+
+
+def test_the_table_at_the_end_has_no_empty_columns():
+    score = {"return": 12.5, "normalized_return": float("nan"), "episodes": 8}
+    content = {"algorithm": "ppo", "env": "CartPole-v1", "env_steps": 1024, "episode_return": float("nan")}
+    header, rows = results.table(content | {"normalized_return": None, "eval": {"test": score}})
+    assert header == ["ppo on CartPole-v1, 1,024 env steps", "return", "episodes"]
+    assert rows == [["while training", "-", "last 100"], ["evaluation", "12.50", "8"]]
+    scored = score | {"normalized_return": 0.5}
+    content |= {"env": "coinrun", "normalized_return": 0.25, "eval": {"train": scored, "test": scored}}
+    header, rows = results.table(content)
+    assert header[1:] == ["return", "normalised", "episodes"]
+    assert rows[1] == ["evaluation, training levels", "12.50", "0.50", "8"]
+
+
+def test_a_run_that_was_solved_early_is_done(tmp_path):
+    run = runs.load(made(tmp_path, "CartPole-v1", solved_at=90.0))
+    rows = {name: values[:10] for name, values in run.progress.items()}
+    early = {"env_steps": int(rows["env_steps"][-1]), "episode_return": 95.0}
+    assert dataclasses.replace(run, progress=rows, results=early).is_done
+    assert not dataclasses.replace(run, progress=rows, results=early | {"episode_return": 80.0}).is_done
+    assert not dataclasses.replace(run, progress=rows, results=None).is_done
+
+
+@pytest.mark.parametrize(("env", "lines"), [("CartPole-v1", 2), ("fruitbot", 3)])
+def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
+    settings = {} if env == "fruitbot" else _GYMNASIUM | {"run_name": "run"}
+    run = runs.load(make_run(tmp_path, env, total_steps=40_000, **settings))
+    returns = plots.learning_curve(run).axes[0]
+    assert len(returns.lines) == lines
+    np.testing.assert_array_equal(
+        returns.lines[-1].get_ydata()[-1], run.final_return("test" if lines == 2 else "train")
+    )
+    path = plots.save_learning_curve(run)
+    before = path.stat().st_mtime_ns
+    plots.save_learning_curve(run)
+    assert path.stat().st_mtime_ns == before, "nothing new"
