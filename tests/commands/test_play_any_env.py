@@ -1,5 +1,6 @@
 """Videos, windows and data sets of Gymnasium's envs: continuous actions, any frames, episodes cut off."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -74,11 +75,10 @@ def test_numbers_of_an_action_are_bars_from_a_line_in_the_middle():
     chosen = caption(drawn(Pictures((64, 64, 3), spec), np.array([[1.0, -0.5, 0.0]], np.float32)))
     columns = np.flatnonzero(chosen.any(axis=0))
     bars = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)
-    assert len(bars) == 3
+    assert len(bars) == 2, "and nothing for 0"
     heights = [np.flatnonzero(chosen[:, bar].any(axis=1)) for bar in bars]
     assert heights[0][0] == 6 and heights[0][-1] <= 33, "1 goes to the top"
     assert heights[1][0] >= 31 and heights[1][-1] == pytest.approx(45, abs=1), "-0.5 half-way to the bottom"
-    assert len(heights[2]) <= 2
 
 
 @pytest.mark.parametrize("size", [17, 200, 1000])
@@ -167,10 +167,13 @@ def test_a_window_without_a_display_is_one_sentence_before_tensorflow(tmp_path):
     not (shutil.which("Xvfb") and shutil.which("import")), reason="apt-get install xvfb imagemagick"
 )
 def test_a_window_shows_the_frames(tmp_path):
-    read, write = os.pipe()
-    with subprocess.Popen(
-        ["Xvfb", "-displayfd", str(write)], pass_fds=[write], stderr=subprocess.DEVNULL
-    ) as x:
+    with contextlib.ExitStack() as ending:
+        read, write = os.pipe()
+        screen = subprocess.Popen(
+            ["Xvfb", "-displayfd", str(write)], pass_fds=[write], stderr=subprocess.DEVNULL
+        )
+        ending.callback(screen.wait)
+        ending.callback(screen.kill)
         os.close(write)
         with os.fdopen(read) as numbers:
             display = os.environ | {"DISPLAY": f":{numbers.readline().strip()}"}
@@ -184,19 +187,15 @@ def test_a_window_shows_the_frames(tmp_path):
             "--episodes",
             "1",
         ]
-        with subprocess.Popen(command, env=display) as window:
-            try:
-                for _ in range(60):
-                    time.sleep(0.5)
-                    shot = tmp_path / "shot.png"
-                    subprocess.run(["import", "-window", "root", str(shot)], env=display, check=True, timeout=20)
-                    if (imageio.imread(shot)[..., :3] > 240).all(axis=2).sum() > 100_000:  # Pendulum's white
-                        break
-                else:
-                    pytest.fail("nothing was shown in 30 s")
-            finally:
-                window.kill()
-        x.terminate()
+        window = subprocess.Popen(command, env=display)
+        ending.callback(window.wait)
+        ending.callback(window.kill)
+        shot, shown, end = tmp_path / "shot.png", 0, time.monotonic() + 40
+        while shown < 100_000 and time.monotonic() < end:  # Pendulum's white
+            time.sleep(0.3)
+            subprocess.run(["import", "-window", "root", shot], env=display, check=True, timeout=20)
+            shown = (imageio.imread(shot, mode="RGB") > 240).all(axis=2).sum()
+        assert shown > 100_000
 
 
 # Data sets

@@ -135,6 +135,55 @@ def test_an_evaluation_keeps_few_frames(small, learner):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capsys):
+    """A row of a table each, a picture of the first episode for as long as drawing may take, a curve."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from tfrl.config import ppo
+
+    flags = f"--env {env} --total-steps 512 --num-steps 32 --num-minibatches 4 --epochs 1 --eval-every 1"
+    flags += f" --eval-episodes 2 --precision float32 --logdir {tmp_path}"
+    assert train(ppo.READER.parse(flags.split())) == 0
+    run = runs.load(tmp_path / f"{env}-seed1")
+    said = capsys.readouterr().out
+    table = re.findall(r"^ +([\d,]+) +\d+ +(-?[\d.]+) \u00b1 [\d.]+ +([\d.]+) +(\S+) +(\S+)$", said, re.M)
+    assert said.count("critic loss") == 1 and "levels" not in said
+    assert [row[0] for row in table] == ["256", "512"]
+    for column, at in (("eval_test/return", 1), ("eval_test/episode_length", 2), ("train/value_loss", 3)):
+        np.testing.assert_allclose([float(row[at]) for row in table], run.points(column)[1], rtol=1e-2)
+    assert (run.path / "plots" / "learning_curve.png").is_file()
+    assert "eval_test/episode" in EventAccumulator(str(run.path)).Reload().Tags()["tensors"]
+
+
+def test_drawing_vector_envs_costs_a_run_no_more_than_it_may(small, learner, monkeypatch):
+    """However slow it is, and not once more where it cannot be done; envs that OpenGL draws are never."""
+    config = small(env="CartPole-v1", torso="mlp", eval_episodes=2)
+    session = learner(small()).session
+    evaluation = periodic.Periodic(config, session)
+    played = []
+
+    def play_slowly(*_, broken_off, **__):
+        played.append(1)
+        while not broken_off():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(periodic, "play", play_slowly)
+    began = time.monotonic()
+    for _ in range(5):
+        evaluation._draw_episode(None, 0)
+    assert len(played) == 1 and 0.9 < time.monotonic() - began < 2
+
+    def refuse(*_, **__):
+        raise UserError("no pygame")
+
+    monkeypatch.setattr(periodic, "play", refuse)
+    evaluation = periodic.Periodic(config, session)
+    evaluation._draw_episode(None, 0)
+    assert not evaluation._draws
+    assert not periodic.Periodic(small(env="InvertedDoublePendulum-v5"), session)._draws
+
+
 def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learner, tmp_path, monkeypatch):
     """Each evaluation's two take 0.1 MB here; they are spread, and the curves go on without them."""
     config = small(logdir=str(tmp_path), env="starpilot", eval_episodes=1, event_megabytes=1)
