@@ -56,6 +56,19 @@ def seeds(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def answer(code: str) -> str:
+    """The last word that a program of Python prints; it runs in a process of its own.
+
+    Raises:
+      TrainingError: it failed.
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise TrainingError(f"a measuring process ended with code {done.returncode}: {last}")
+    return done.stdout.split()[-1]
+
+
 def check_plot(plot: str | None) -> None:
     """Raises UserError where a flag --plot names no PNG file that can be written; None: there is none."""
     if plot is None:

@@ -14,7 +14,8 @@ TorchRL's script must also print `final_return=X` at its end, the mean return of
 of the most likely actions; it and ours are then trained to 50,000 env steps, and their returns compared.
 
 Env steps a second count from the end of the first update, which compiles. Where the machine is not quiet, the
-column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core.
+column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core. The
+floor is the update alone, compiled (`benchmarks/update_floor.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import dataclasses
 import json
 import os
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, learning_gymnasium, speed
+from benchmarks import command, learning_gymnasium, speed, update_floor
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
@@ -38,6 +41,7 @@ _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
 """Env steps of an update and the peers, by our preset."""
 _OURS = "tfrl"
+_RATES = ("median", "whole", "per_cpu_second")  # of a Speed
 _LEARN_STEPS = 50_000
 _RETURN = "final_return="
 
@@ -58,6 +62,8 @@ class Options:
     """Updates that count; one more comes first."""
     runs: int = 3
     """Rounds, of which the median counts."""
+    floor_seconds: float = 10.0
+    """How long each measurement of a floor takes."""
     precision: str = "auto"
     """Our --precision."""
     learn: bool = False
@@ -82,6 +88,7 @@ def main(options: Options) -> None:
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
     check_ranges(options, {"updates": Range(2, 10_000), "runs": COUNT, "episodes": COUNT})
+    check_ranges(options, {"floor_seconds": Range(0, 3600, above=True)})
     for name in ("torchrl", "cleanrl", "sb3"):
         script = getattr(options, name)
         if script and not Path(script).is_file():
@@ -106,16 +113,40 @@ def _compare_speeds(options: Options) -> None:
                 script = _script(options, peer, seed=1, steps=steps * (options.updates + 1))
                 measured = speed.of_script(script, steps, options.updates + 1)
                 found.setdefault((preset, peer), []).append(measured)
-    figures = {" ".join(key): [dataclasses.asdict(run) for run in of_key] for key, of_key in found.items()}
-    print(json.dumps({"options": dataclasses.asdict(options), "cores": os.cpu_count(), "runs": figures}))
-    headings = ("preset", "", "env steps/s", "whole run", "a CPU second", "wall s", "CPU s", "MB")
-    title = f"{_ENV}, medians of {options.runs} runs; x: ours in multiples of theirs"
-    table = Table(*headings, title=title)
-    medians = {key: _median(of_key) for key, of_key in found.items()}
-    for (preset, name), row in medians.items():
-        ours = None if name == _OURS else medians[preset, _OURS]
-        table.add_row(preset, name, *_cells(row, ours), end_section=name == _CONTESTS[preset][1][-1])
-    Console().print(table)
+    floors = {preset: update_floor.floor(preset, options.floor_seconds) for preset in _CONTESTS}
+    runs = {" ".join(key): [dataclasses.asdict(run) for run in of_key] for key, of_key in found.items()}
+    figures = {"options": dataclasses.asdict(options), "cores": os.cpu_count(), "floors": floors}
+    print(json.dumps({**figures, "runs": runs}))
+    Console().print(_table(options, {key: _median(of_key) for key, of_key in found.items()}, floors))
+
+
+def _table(
+    options: Options,
+    medians: Mapping[tuple[str, str], speed.Speed],
+    floors: Mapping[str, Mapping[str, float]],
+) -> Table:
+    """Rows of each contest: ours, the others with ours in multiples of theirs, and the floors."""
+    title = f"{_ENV}, env steps a second, medians of {options.runs} runs; in brackets ours in multiples of it"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in ("preset", ""):
+        table.add_column(name, no_wrap=True)
+    for name in ("median", "whole run", "a CPU second", "wall s", "CPU s", "MB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for preset in _CONTESTS:
+        ours = medians[preset, _OURS]
+        for name, row in ((name, row) for (of, name), row in medians.items() if of == preset):
+            of_ours = None if name == _OURS else ours
+            cells = [_cell(getattr(row, rate), getattr(of_ours, rate, None)) for rate in _RATES]
+            used = (f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}", f"{row.peak_memory_mb:.0f}")
+            table.add_row(preset, name, *cells, *used)
+        for way, rate in floors[preset].items():
+            table.add_row(preset, f"floor, {way}", "", "", _cell(rate, ours.per_cpu_second))
+        table.add_section()
+    return table
+
+
+def _cell(rate: float, ours: float | None) -> str:
+    return f" {rate:,.0f}" + ("" if ours is None else f" ({ours / rate:.2f}x)")
 
 
 def _our_run(options: Options, preset: str, steps: int) -> speed.Speed:
@@ -134,16 +165,6 @@ def _script(options: Options, peer: str, seed: int, steps: int) -> list[str]:
 def _median(of_runs: list[speed.Speed]) -> speed.Speed:
     names = [field.name for field in dataclasses.fields(speed.Speed)]
     return speed.Speed(**{n: statistics.median(getattr(run, n) for run in of_runs) for n in names})
-
-
-def _cells(row: speed.Speed, ours: speed.Speed | None) -> list[str]:
-    """Figures as text, with ours relative to each speed; None: the row is ours."""
-    rates = ("median", "whole", "per_cpu_second")
-    cells = [f"{getattr(row, rate):,.0f}" for rate in rates]
-    if ours is not None:
-        ratios = [getattr(ours, rate) / getattr(row, rate) for rate in rates]
-        cells = [f"{cell} (x {ratio:.2f})" for cell, ratio in zip(cells, ratios, strict=True)]
-    return [*cells, f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}", f"{row.peak_memory_mb:.0f}"]
 
 
 # Returns

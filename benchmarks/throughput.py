@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, speed
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
 from tfrl.envs.registry import games
@@ -116,7 +116,7 @@ def precisions(wanted: str) -> list[str]:
             )
         return found
     code = "from tfrl.workers.strategy import resolve_precision as f; print(f('auto'))"
-    if _answer(code) == "bfloat16":
+    if command.answer(code) == "bfloat16":
         return ["float32", "bfloat16"]
     told = (
         "bfloat16 is left out, which --precision auto does not take here; --precisions bfloat16 measures it."
@@ -185,17 +185,10 @@ def _floor_of_tensorflow(precision: str, seconds: float) -> float:
 def _in_process(measure: str, precision: str, seconds: float) -> float:
     """What a function below measures in a fresh process, as threads must not disturb the next measurement."""
     return float(
-        _answer(f"from benchmarks.throughput import {measure} as f; print(f({precision!r}, {seconds}))")
+        command.answer(
+            f"from benchmarks.throughput import {measure} as f; print(f({precision!r}, {seconds}))"
+        )
     )
-
-
-def _answer(code: str) -> str:
-    """The last word that a program of Python prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise TrainingError(f"a measuring process ended with code {done.returncode}: {last}")
-    return done.stdout.split()[-1]
 
 
 def _best(

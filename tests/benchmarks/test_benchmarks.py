@@ -163,6 +163,31 @@ def test_our_speed_is_of_the_rows_of_progress(tmp_path, monkeypatch):
     assert 0.1 < found.whole / (300 / 0.8) < 1.1
 
 
+def test_the_floor_of_small_networks_is_measured():
+    """The lesser preset's, as a graph; 320 minibatches an update take some milliseconds each at the most."""
+    code = "from benchmarks.update_floor import measure as f; print(f('cleanrl', 0.1, compiled=False))"
+    assert 2048 / (320 * 0.02) < float(command.answer(code)) < 2048 / (320 * 1e-5)
+
+
+def test_a_program_that_measures_nothing_is_told_by_its_last_line():
+    with pytest.raises(TrainingError, match="ended with code 1: ZeroDivisionError: division by zero$"):
+        command.answer("1 / 0")
+    assert command.answer("print('warning'); print(1.5)") == "1.5"
+
+
+def test_ours_stands_first_and_in_multiples_of_the_others():
+    slow, fast = (speed.Speed(rate, rate, 2 * rate, 10, 5, 100) for rate in (100.0, 250.0))
+    rows = {("torchrl", "tfrl"): fast, ("torchrl", "torchrl"): slow}
+    rows |= {("cleanrl", "tfrl"): slow, ("cleanrl", "sb3"): fast}
+    floors = {preset: {"XLA": 400.0} for preset in ("torchrl", "cleanrl")}
+    table = continuous_control._table(continuous_control.Options(), rows, floors)
+    cells = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [row[1] for row in cells] == ["tfrl", "torchrl", "floor, XLA", "tfrl", "sb3", "floor, XLA"]
+    assert cells[0][2:5] == (" 250", " 250", " 500")
+    assert cells[1][2:] == (" 100 (2.50x)", " 100 (2.50x)", " 200 (2.50x)", "10.0", "5.0", "100")
+    assert cells[2][4] == " 400 (1.25x)" and cells[4][2] == " 250 (0.40x)" and cells[5][4] == " 400 (0.50x)"
+
+
 def test_seeds_are_numbers_and_ranges():
     assert command.seeds("1..3, 7,2") == [1, 2, 3, 7]
     assert command.seeds("0") == [0]
