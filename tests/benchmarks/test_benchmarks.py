@@ -12,7 +12,7 @@ import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
-from benchmarks import command, continuous_control, learning, recovery, speed, throughput
+from benchmarks import command, continuous_control, learning, learning_gymnasium, recovery, speed, throughput
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
 
@@ -186,6 +186,20 @@ def test_ours_stands_first_and_in_multiples_of_the_others():
     assert cells[0][2:5] == (" 250", " 250", " 500")
     assert cells[1][2:] == (" 100 (2.50x)", " 100 (2.50x)", " 200 (2.50x)", "10.0", "5.0", "100")
     assert cells[2][4] == " 400 (1.25x)" and cells[4][2] == " 250 (0.40x)" and cells[5][4] == " 400 (0.50x)"
+
+
+def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
+    flags = ["--env", "CartPole-v1", "--total-steps", "64", "--num-envs", "2", "--num-steps", "32"]
+    flags += ["--num-minibatches", "2", "--epochs", "1", "--eval-episodes", "2"]
+    (run,) = learning_gymnasium.train(flags, [3], str(tmp_path))
+    assert run.config.seed == 3 and run.is_done and 8 <= run.final_return("test") <= 500
+    monkeypatch.setattr(command, "finish", None)  # nothing is started
+    (again,) = learning_gymnasium.train(flags, [3], str(tmp_path))
+    assert again.results == run.results
+    table = learning_gymnasium._table([(learning_gymnasium.TASKS["CartPole-v1"], [run, again])])
+    assert list(table.columns[1].cells) == ["3", "3", "median"]
+    assert list(table.columns[6].cells) == ["475", "475", "0 of 2"]
+    assert list(table.columns[4].cells) == [f"{run.final_return('test'):.1f}"] * 3
 
 
 def test_seeds_are_numbers_and_ranges():
