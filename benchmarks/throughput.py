@@ -43,7 +43,7 @@ from benchmarks import command, speed
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
-from tfrl.envs.registry import games
+from tfrl.envs.registry import games, specs
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -264,10 +264,12 @@ def _network(precision: str) -> tuple[Any, ActorCritic]:
     from tfrl.workers import strategy
 
     strategy.set_up_tensorflow()
+    observation_spec, action_spec = specs("coinrun")
     network = actor_critic.build(
         torso="impala",
-        observation_shape=(64, 64, 3),
-        num_actions=15,
+        torso_options={},
+        observation_spec=observation_spec,
+        action_spec=action_spec,
         share_torso=True,
         precision=precision,
         seed=1,

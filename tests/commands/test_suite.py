@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE, ROOT
 
-from tfrl import agenda
+from tfrl.run import agenda
 from tfrl.run.lock import LOCK_FILE, locked
 
 # A suite that looks at once again, with a stand-in for the trainer.
 SUITE = """
 import sys
-from tfrl import agenda, suite
+from tfrl import suite
+from tfrl.run import agenda
 from tfrl.cli import endings
 agenda.LOOK_EVERY = 0.1
 suite._TRAINER = (sys.argv.pop(1),)

@@ -145,24 +145,24 @@ def test_tensorboards_reader_finds_what_progress_csv_holds(run):
 def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run):
     import tensorflow as tf
 
-    from tfrl import envs
     from tfrl.networks import actor_critic
 
     with np.load(run / "export" / "weights.npz", allow_pickle=False) as file:
         weights = dict(file)
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
     assert weights_sha256(weights) == results(run)["weights_sha256"]
+    env = make(EnvSpec("catch", num_envs=20, seed=1234, num_levels=0))
     network = actor_critic.build(
         torso="cookbook",
-        observation_shape=(10, 5, 1),
-        num_actions=3,
+        torso_options={},
+        observation_spec=env.observation_spec,
+        action_spec=env.action_spec,
         share_torso=True,
         precision="float32",
         seed=99,
     )
     network.set_weights(weights)
     policy = tf.saved_model.load(str(run / "export" / "policy")).signatures["serving_default"]
-    env = envs.make(envs.EnvSpec("catch", num_envs=20, seed=1234, num_levels=0))
     earned = 0.0
     for _ in range(9):
         observations = tf.constant(env.observe()[1])

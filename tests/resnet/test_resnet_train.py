@@ -19,6 +19,7 @@ from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.supervised.learner import Learner, get_weights
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import torso_weights
 from tfrl.networks.actor_critic import build
 from tfrl.run.console import Console
@@ -299,8 +300,8 @@ def agent(torso="cookbook", share=True, torso_options=None):
     return build(
         torso=torso,
         torso_options=torso_options or {},
-        observation_shape=(SIZE, SIZE, 3),
-        num_actions=4,
+        observation_spec=ArraySpec((SIZE, SIZE, 3), "uint8"),
+        action_spec=Discrete(4),
         share_torso=share,
         precision="float32",
         seed=1,

@@ -14,6 +14,7 @@ import pytest
 
 import resnet
 from resnet.counts import mflop, parameters
+from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
 
 ROOT = Path(resnet.__file__).parents[1]
@@ -274,10 +275,11 @@ def test_batch_normalization_and_dropout_are_refused_for_ppo():
     ],
 )
 def test_no_agent_is_built_with_what_ppo_refuses(torso, options, message):
-    shape = {"observation_shape": (8, 8, 3), "num_actions": 2, "share_torso": True, "precision": "float32"}
+    specs = {"observation_spec": ArraySpec((8, 8, 3), "uint8"), "action_spec": Discrete(2)}
+    shape = {**specs, "share_torso": True, "precision": "float32"}
     with pytest.raises(ValueError, match=message):
         actor_critic.build(torso=torso, torso_options=options, seed=1, **shape)
-    actor_critic.build(torso=torso, seed=1, **shape)
+    actor_critic.build(torso=torso, torso_options={}, seed=1, **shape)
 
 
 @pytest.mark.parametrize("normalization", ["group", "none"])

@@ -167,7 +167,7 @@ def test_a_flood_of_connections_keeps_nobody_out():
     """More of them than the process may have files, and all silent; nor does it wait in a busy loop."""
     cluster = configs(2)
     program = (
-        "import resource, sys\nfrom tfrl import rendezvous, tf_config\n"
+        "import resource, sys\nfrom tfrl.workers import rendezvous, tf_config\n"
         "rendezvous.rendezvous(tf_config.read(), {'lr': '0.0005', 'code': 'abc'}, 60, print)\n"
         "print('met', resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
     )
