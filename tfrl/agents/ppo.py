@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfrl import networks
 from tfrl.agents import estimates
 from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import actor_critic, array_policy, torso_weights
+from tfrl.networks import array_policy, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops import losses, returns
 from tfrl.ops.schedules import learning_rate
@@ -74,7 +75,7 @@ class PPOAgent:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():
-            self.network = actor_critic.of_settings(config, runtime.precision)
+            self.network = networks.of_settings(config, runtime.precision)
             if config.freeze_torso:
                 torso_weights.freeze(self.network)
             self._variables = self.network.trained_variables

@@ -32,8 +32,7 @@ class DrAC:
     augment_coef: float = 0.1
     """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
     augment_use: Literal["drac", "rad"] = "drac"
-    """drac: those losses; rad: without them, PPO's own losses are of changed observations (Laskin et al. 2020),
-    there to compare with."""
+    """drac: those losses; rad: PPO's own losses, of changed observations (Laskin et al. 2020), to compare."""
 
 
 # A dataclass collects its fields from the last base to the first.

@@ -32,7 +32,8 @@ class Run(settings.Run):
     """The run's folder."""
 
     run_name: str | None = None
-    """None: ENV-seedSEED, coinrun-seed1 say, so that the same command goes on with the same run."""
+    """None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the same command goes on with
+    the same run."""
     eval_every: int = 0
     """Updates between evaluations; 0: at the end only."""
     record_every: int = 0
@@ -83,7 +84,8 @@ class RLSettings:
     @property
     def default_run_name(self) -> str:
         """The name of a run that was given none: the same for the same command, so that it resumes."""
-        return f"{self.env.replace('/', '-')}-seed{self.seed}"
+        name = f"{self.env.replace('/', '-')}-seed{self.seed}"
+        return name if self.algorithm == "ppo" else f"{self.algorithm}-{name}"
 
     @property
     def level_sets(self) -> tuple[str, ...]:
@@ -124,6 +126,9 @@ class RLSettings:
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)
+
+    def check_resources(self) -> None:
+        """Raise UserError if this machine lacks what a run keeps beside its rollouts in memory."""
 
     @property
     def may_change(self) -> frozenset[str]:

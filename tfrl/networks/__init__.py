@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfrl.networks.policy_network import PolicyNetwork
 
-_MODULES = {"ppo": "actor_critic", "drac": "actor_critic", "impala": "actor_critic"}
+_MODULES = {"ppo": "actor_critic", "drac": "actor_critic", "impala": "actor_critic", "ppg": "phasic"}
 
 
 def of_settings(config: Any, precision: str) -> PolicyNetwork:

@@ -23,6 +23,7 @@ class Use(IntEnum):
     COLLECTION = 6
     RECORDING = 7
     WARM_UP = 8
+    AUXILIARY = 9
 
 
 def generator(seed: int, use: Use, *key: int) -> np.random.Generator:
@@ -85,3 +86,8 @@ def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: i
     return np.stack([np.frombuffer(row, "<i4").reshape(num_steps, 2) for row in rows], axis=1).astype(
         np.int32
     )
+
+
+def auxiliary_orders(seed: int, phase: int, epoch: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
+    """The order in which a pass of an auxiliary phase takes each env's steps, int64 [B, T]."""
+    return np.stack([generator(seed, Use.AUXILIARY, phase, epoch, i).permutation(num_steps) for i in envs])

@@ -167,6 +167,14 @@ class Session:
         """Whether the present step has its checkpoint."""
         return self._saved_at == self.step
 
+    def changed(self) -> None:
+        """Notes that the present step has gone on since its checkpoint, if it has one."""
+        self._saved_at = -1
+
+    def saved_steps(self) -> list[int]:
+        """The steps that have a checkpoint, oldest first."""
+        return self._store.updates()
+
     def save(
         self,
         x: int,

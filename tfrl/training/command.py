@@ -40,6 +40,7 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     held = config.num_steps * config.rollouts_held
     check_memory(registry.specs(config.env)[0], config.num_envs, held, workers)
+    config.check_resources()
     if config.torso_weights is not None and not has_checkpoint(config.run_dir):
         torso_weights.check(config)
     with take_run(config, cluster, reader.from_yaml) as config:

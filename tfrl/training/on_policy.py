@@ -63,17 +63,23 @@ class OnPolicyLearner:
         """Gives a new run the weights that it starts from; one that goes on has its own."""
         self.agent.begin()
 
-    def update(self) -> Update:
+    def update(self) -> Update | None:
         """Collects a rollout and learns from it. A collective."""
+        update = self.take()
+        self._session.step += 1
+        return update
+
+    def take(self) -> Update:
+        """The same without counting it."""
         config, session, began = self._config, self._session, time.perf_counter()
         rollout = self.collect()
         metrics = self.learn(rollout) | self.episode_metrics()
         self._take_in_observations(rollout)
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
-        session.step, session.seconds = session.step + 1, session.seconds + seconds
+        session.seconds += seconds
         sums = self.agent.floats_per_sum, self.agent.steps_per_update
-        metrics |= session.runtime.communication(session.step, *sums)
+        metrics |= session.runtime.communication(session.step + 1, *sums)
         metrics |= {
             "time/env_steps_per_second": config.steps_per_update / seconds,
             "time/rollout_seconds": rollout.seconds,

@@ -48,8 +48,12 @@ class Learner(Protocol):
     def begin(self) -> None:
         """Gives a new run the weights that it starts from; one that goes on has its own."""
 
-    def update(self) -> Update:
-        """Takes `steps_per_update` env steps and learns; counts `session.step` and seconds. A collective."""
+    def update(self) -> Update | None:
+        """Takes `steps_per_update` env steps and learns; counts `session.step` and seconds. A collective.
+
+        None where there is more to learn before the step counts, and the run may be saved or stopped first:
+        the next call goes on.
+        """
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
@@ -121,6 +125,7 @@ class Trainer:
         self._session = session
         self._learner = learner
         self._periodic = Periodic(config, session)
+        self._parts = 0  # of updates, in this process
         self._pending: Update | None = None  # whose evaluation is not done
         self._evaluation: dict[str, float] = {}
 
@@ -161,11 +166,22 @@ class Trainer:
             self._conclude(self._pending)
         while not self._is_last:
             session.obey()
-            self._conclude(self._learner.update())
+            update = self._learner.update()
+            if update is None:
+                self._note_part()
+            else:
+                self._conclude(update)
         if not self._evaluation:  # an earlier process was stopped where --total-steps now ends
             self._evaluation = self._evaluate()
             session.writer.scalars(self._env_steps, self._evaluation)
             self._periodic.tell(self._env_steps, self._evaluation)
+
+    def _note_part(self) -> None:
+        """Saves as often among the parts of an update as among updates: they may take as long."""
+        self._session.changed()
+        self._parts += 1
+        if self._parts % self._config.checkpoint_every == 0:
+            self._save()
 
     @property
     def _is_last(self) -> bool:

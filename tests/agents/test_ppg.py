@@ -1,0 +1,291 @@
+"""PPG: an auxiliary step against a float64 computation, phases on other topologies, resumes, learning."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from processes import PATIENCE, ROOT
+from refusals import refusal
+
+from tfrl.config import ppg
+
+SMALL = ppg.Config(
+    **ppg.PRESETS["openai-easy"],
+    env="catch",
+    run_name="small",
+    torso="cookbook",
+    precision="float32",
+    num_levels=0,
+    num_envs=8,
+    num_steps=16,
+    num_minibatches=2,
+    total_steps=1024,
+    gamma=0.99,
+    env_threads=1,
+    policy_updates=2,
+    aux_epochs=2,
+    aux_minibatches=4,
+    aux_lr=1e-3,
+    lr=1e-3,
+)
+PARTS = 2 + 2 * 2  # of an auxiliary phase
+
+
+@pytest.fixture
+def small(tmp_path):
+    return lambda **changes: dataclasses.replace(SMALL, **{"logdir": str(tmp_path / "logs"), **changes})
+
+
+@pytest.fixture(scope="module")
+def make():
+    from rollout_learners import make
+
+    from tfrl.training.phasic import PhasicLearner
+
+    return lambda config: make(config, PhasicLearner)
+
+
+def finish(learner, updates):
+    """Metrics of whole updates, without times, and the weights after them."""
+    history = []
+    while len(history) < updates:
+        update = learner.update()
+        if update is not None:
+            history.append({k: v for k, v in update.metrics.items() if not k.startswith("time/")})
+    return history, {name: weight.copy() for name, weight in learner.weights().items()}
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+def log_softmax(logits):
+    logits = tf.cast(logits, tf.float64)
+    return logits - tf.math.log(tf.reduce_sum(tf.exp(logits), axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_an_auxiliary_step_is_adams_on_the_gradient_of_the_oracle(make, small, share):
+    config = small(share_torso=share, beta_clone=2.0)
+    agent = make(config).agent
+    generator, network = np.random.default_rng(0), agent.network
+    images = generator.integers(0, 256, (32, 10, 5, 1)).astype(np.uint8)
+    targets = generator.normal(size=32).astype(np.float32)
+    old = generator.normal(size=(32, 3)).astype(np.float32)
+    before = {k: v.copy() for k, v in agent.get_weights().items()}
+    with tf.GradientTape() as tape:
+        features = network.actor.torso(images)
+        others = tf.stop_gradient(features) if share else network.critic.torso(images)
+        value, auxiliary = (
+            tf.cast(x @ tf.convert_to_tensor(head.kernel) + head.bias, tf.float64)[:, 0]
+            for x, head in ((others, network.critic.head), (features, network.auxiliary))
+        )
+        now = log_softmax(
+            features @ tf.convert_to_tensor(network.actor.head.kernel) + network.actor.head.bias
+        )
+        then = log_softmax(old)
+        kl = tf.reduce_mean(tf.reduce_sum(tf.exp(then) * (then - now), axis=1))
+        of_auxiliary, of_critic = (tf.reduce_mean(0.5 * (v - targets) ** 2) for v in (auxiliary, value))
+        loss = of_auxiliary + 2.0 * kl + of_critic
+    grads = tape.gradient(loss, [v.value for v in network.named_variables.values()])
+    norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in grads))
+    metrics = agent.auxiliary_step(images[None], targets[None], old[None])
+    np.testing.assert_allclose(metrics, [of_auxiliary, kl, of_critic, norm], rtol=1e-4)
+    for (key, weight), grad in zip(before.items(), map(np.float64, grads), strict=True):
+        step = config.aux_lr * grad / (np.abs(grad) + config.adam_epsilon / np.sqrt(0.001))
+        tolerance = config.aux_lr * 5e-3
+        np.testing.assert_allclose(
+            agent.get_weights()[key], weight - step, rtol=0, atol=tolerance, err_msg=key
+        )
+
+
+def test_a_shared_torso_learns_from_the_value_in_the_auxiliary_phase_alone(make, small):
+    weights = []
+    for coefficient in (0.0, 1.0):
+        learner = make(
+            small(share_torso=True, value_coef=coefficient, logdir=small().logdir + str(coefficient))
+        )
+        finish(learner, 1)
+        weights.append(learner.weights())
+    assert (weights[0]["critic/head/kernel"] != weights[1]["critic/head/kernel"]).any()
+    for name in weights[0]:
+        if not name.startswith("critic"):
+            np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
+
+
+def test_a_pass_takes_every_sample_of_the_phase_once_and_the_policy_is_the_old_one(make, small):
+    learner = make(small())
+    agent, taken, rollouts, wanted = learner.agent, [], [], []
+    collect, step = learner.collect, agent.auxiliary_step
+
+    def collected():
+        rollouts.append(collect())
+        return rollouts[-1]
+
+    def stepped(observations, targets, logits):
+        taken.append((observations[0].copy(), targets[0].copy(), logits[0].copy()))
+        return step(observations, targets, logits)
+
+    learner.collect, agent.auxiliary_step = collected, stepped
+    for _ in range(2):
+        learner.update()
+        wanted.append((rollouts[-1].observations[0, :-1].copy(), agent.targets[0].copy()))
+    old = [agent.network(tf.constant(o.reshape(-1, 10, 5, 1)))[0].numpy() for o, _ in wanted]
+    before = learner.weights()["actor/head/kernel"].copy()
+    while learner.update() is None:
+        pass
+    assert (learner.weights()["actor/head/kernel"] != before).any()
+    assert len(taken) == 2 * 2 * 4  # passes, updates, minibatches
+    expected = sorted(
+        (target, *image.reshape(-1), *np.round(logits, 4))
+        for (images, targets), of_policy in zip(wanted, old, strict=True)
+        for target, image, logits in zip(
+            targets.reshape(-1), images.reshape(-1, 10, 5, 1), of_policy, strict=True
+        )
+    )
+    for epoch in (taken[:8], taken[8:]):
+        found = sorted(
+            (target, *image.reshape(-1), *np.round(logits, 4))
+            for images, targets, of_policy in epoch
+            for target, image, logits in zip(targets, images, of_policy, strict=True)
+        )
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert any((a[1] != b[1]).any() for a, b in zip(taken[:8], taken[8:], strict=True))
+
+
+def test_two_replicas_are_the_same_run_to_the_bit(make, small, tmp_path):
+    runs = [finish(make(small(replicas=r, logdir=str(tmp_path / str(r)))), 3) for r in (1, 2)]
+    (history, weights), (others, found) = runs
+    assert [("train/aux_policy_kl" in m) for m in history] == [False, True, False]
+    assert history[1]["train/aux_policy_kl"] > 0
+    for metrics, other in zip(history, others, strict=True):
+        assert other == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+    assert_same(found, weights)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(make, small, tmp_path, replicas):
+    whole = make(small())
+    states = []  # before each call of `update`
+    for at in range(2 + PARTS):
+        if at:
+            shutil.copytree(tmp_path / "logs/small/phase", tmp_path / f"{at}/small/phase")
+        state, part = whole.get_state()
+        states.append(({k: np.copy(v) for k, v in state.items()}, part, whole.session.step))
+        whole.update()
+    assert whole.session.step == 2
+    history, weights = finish(whole, 1)
+    for at in (1, 2, 3, 5, 1 + PARTS) if replicas == 1 else (6,):
+        state, part, step = states[at]
+        assert step == 1
+        other = make(small(replicas=replicas, logdir=str(tmp_path / str(at))))
+        other.session.step = step
+        other.set_state(state, [part])
+        found_history, found = finish(other, 2)
+        assert found_history[-1] == pytest.approx(history[-1], rel=1e-6, nan_ok=True)
+        assert_same(found, weights)
+
+
+def test_rollouts_that_are_gone_are_missed_before_anything_is_trained(make, small):
+    learner = make(small(policy_updates=4))
+    finish(learner, 2)
+    state, part = learner.get_state()
+    for path in (learner._config.run_dir / "phase").glob("observations-00000001-*"):
+        path.unlink()
+    other = make(small(policy_updates=4))
+    other.session.step = 2
+    assert "lacks rollouts of update 2" in refusal(other.set_state, state, [part])
+
+
+def test_files_of_two_workers_are_read_by_one_and_those_of_old_phases_go(tmp_path):
+    from tfrl.experience.phase import PhaseFiles
+
+    array = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 2)).astype(np.uint8)  # [updates, B, T, ...]
+    for envs in (range(0, 4), range(4, 6)):
+        part = PhaseFiles(tmp_path / "phase", envs)
+        for update in range(3):
+            part.add("observations", 7 + update, array[update, envs.start : envs.stop])
+    one = PhaseFiles(tmp_path / "phase", range(6))
+    steps = np.random.default_rng(1).integers(0, 15, (6, 9))
+    expected = np.stack([array[:, i].reshape(15, 2)[steps[i]] for i in range(6)])
+    np.testing.assert_array_equal(one.take("observations", range(7, 10), steps), expected)
+    middle = PhaseFiles(tmp_path / "phase", range(3, 5))
+    np.testing.assert_array_equal(middle.get("observations", 8), array[1, 3:5])
+    (tmp_path / "phase" / "notes-of-mine.npy").touch()
+    one.keep({8})
+    names = {path.name.split("-envs")[0] for path in (tmp_path / "phase").iterdir()}
+    assert names == {"observations-00000008", "notes-of-mine.npy"}
+
+
+def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):
+    """Real processes: one to the end; one killed among the parts, with checkpoints before and after."""
+    flags = "--env catch --torso cookbook --num-envs 8 --num-steps 16 --num-minibatches 2 --policy-updates 2"
+    flags += " --aux-minibatches 4 --total-steps 512 --checkpoint-every 1 --eval-episodes 4 --aux-epochs 15"
+    command = [sys.executable, "-m", "tfrl.ppg", *flags.split(), "--logdir", str(tmp_path), "--run-name"]
+
+    def start(name):
+        return subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def hash_of(name):
+        process = start(name)
+        _, error = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, error
+        return json.loads((tmp_path / name / "results.json").read_text())["weights_sha256"]
+
+    killed = start("killed")
+    deadline = time.monotonic() + PATIENCE
+    while not list((tmp_path / "killed").glob("phase/logits-00000001-*")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "results.json").exists()
+    assert hash_of("killed") == hash_of("whole")
+    rows = (tmp_path / "whole" / "progress.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4
+    place = rows[0].split(",").index("train/aux_policy_kl")
+    assert [bool(row.split(",")[place]) for row in rows[1:]] == [False, True, False, True]
+
+
+def test_a_learner_learns_catch(make, small):
+    config = small(num_envs=32, num_steps=32, num_minibatches=8, policy_updates=8, aux_epochs=3, lr=3e-3)
+    learner = make(dataclasses.replace(config, total_steps=10**6))
+    for _ in range(12):
+        history, _ = finish(learner, 8)
+        if history[-1]["rollout/episode_return"] > 0.8:
+            return
+    pytest.fail(f"a mean return of {history[-1]['rollout/episode_return']}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--env", "Pendulum-v1"], "Pendulum-v1 are continuous; ppo trains it"),
+        (
+            ["--aux-minibatches", "15"],
+            "--num-steps must be divisible by --aux-minibatches 15; got 256; 255 or 270",
+        ),
+        (["--policy-updates", "0"], "--policy-updates must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(flags, words):
+    assert words in refusal(ppg.READER.parse, flags)
+
+
+def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
+    place = small_disk("2m")
+    config = ppg.READER.parse(["--logdir", str(place), "--run-name", "a"])
+    assert config.phase_bytes == 32 * 64 * 256 * 64 * 64 * 3
+    words = refusal(config.check_resources)
+    assert "up to 64 rollouts of --policy-updates 32 take 12.9 GB of disk" in words and "has 2.1 MB" in words
+    dataclasses.replace(config, env="catch", num_envs=2, num_steps=32).check_resources()

@@ -1,0 +1,152 @@
+"""The settings of phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
+from tfrl.config import ppo
+from tfrl.config.ppo import PPO, multiples_near
+from tfrl.config.run import Hardware, Network, Run, Task
+from tfrl.envs import registry
+from tfrl.envs.spec import Discrete
+from tfrl.workers import machine
+
+
+@dataclass(frozen=True)
+class PPG:
+    """Its auxiliary phase."""
+
+    policy_updates: int = 32
+    """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts."""
+    aux_epochs: int = 6
+    """Passes of the auxiliary phase over these rollouts."""
+    aux_minibatches: int = 16
+    """Its gradient steps for each rollout in a pass; --num-steps must be divisible by it."""
+    aux_lr: float = 5e-4
+    """Its learning rate; it has an Adam of its own."""
+    beta_clone: float = 1.0
+    """Weight of the loss that keeps the policy as it was when the phase began."""
+
+
+@dataclass(frozen=True)
+class AuxiliaryStep:
+    """The size of a gradient step of the auxiliary phase, as `Runtime.micro_batch` asks for it."""
+
+    rows_per_step: int
+    micro_batch: int
+    in_parts: bool = True
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(PPG, ppo.Config):
+    """All settings of a run of phasic policy gradient. One field a flag.
+
+    With --share-torso it is the paper's variant of a single network: the value's gradient does not reach the
+    torso, which only the auxiliary phase teaches to tell values.
+    """
+
+    algorithm: ClassVar[str] = "ppg"
+    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
+
+    @property
+    def auxiliary_step(self) -> AuxiliaryStep:
+        """Of all workers together; parts of --micro-batch rows, or of a divisor where the steps need one."""
+        rows = self.steps_per_update // self.aux_minibatches
+        micro_batch = math.gcd(self.micro_batch, rows // max(1, self.replicas)) if self.micro_batch else 0
+        return AuxiliaryStep(rows, micro_batch)
+
+    @property
+    def phase_bytes(self) -> int:
+        """The observations of a phase, all workers together."""
+        spec = registry.specs(self.env)[0]
+        each = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        return self.policy_updates * self.steps_per_update * each
+
+    @property
+    def phases_kept(self) -> int:
+        """Phases that may be on the disk at a time: the present one, and what kept checkpoints go on with."""
+        older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
+        return 1 + min(self.keep_checkpoints, older)
+
+    def check_resources(self) -> None:
+        """Raise UserError if the disk has no room for the rollouts of its phases."""
+        place = self.run_dir / "phase"
+        held = sum(file.stat().st_size for file in place.glob("*.npy"))
+        there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+        rollouts = min(self.phases_kept * self.policy_updates, self.num_updates)
+        needed = rollouts * self.phase_bytes // self.policy_updates
+        free = shutil.disk_usage(there).free + held
+        if needed > free:
+            raise UserError(
+                f"up to {rollouts} rollouts of --policy-updates {self.policy_updates} take "
+                f"{machine.in_words(needed)} of disk, and {there} has {machine.in_words(free)}; lower "
+                "--policy-updates or --checkpoint-every, or choose another --logdir."
+            )
+
+
+# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients.
+_AUTHORS = {
+    "epochs": 1,
+    "clip_value": False,
+    "value_coef": 1.0,
+    "normalize_advantages": "batch",
+    "max_grad_norm": 1e9,
+    "adam_epsilon": 1e-8,
+    "share_torso": False,
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "openai-easy": _AUTHORS,
+    "openai-hard": {**ppo.PRESETS["openai-hard"], "total_steps": 100_000_000, **_AUTHORS},
+    "gymnasium": {**ppo.PRESETS["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
+}
+"""What each preset changes in Config's defaults."""
+_SUMMARIES = {
+    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy",
+    "openai-hard": "the authors' settings for hard levels, of their four workers together",
+    "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
+}
+RANGES: dict[str, Range] = {
+    **ppo.RANGES,
+    "policy_updates": Range(1, 10_000),
+    "aux_epochs": Range(1, 1000),
+    "aux_minibatches": COUNT,
+    "aux_lr": POSITIVE,
+    "beta_clone": NOT_NEGATIVE,
+}
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    ppo.validate(config, RANGES)
+    if not isinstance(registry.specs(config.env)[1], Discrete):
+        raise UserError(
+            f"ppg is for discrete actions, and those of {config.env} are continuous; ppo trains it."
+        )
+    if config.num_steps % config.aux_minibatches:
+        raise UserError(
+            f"--num-steps must be divisible by --aux-minibatches {config.aux_minibatches}; got "
+            f"{config.num_steps}; {multiples_near(config.num_steps, config.aux_minibatches)} would do."
+        )
+
+
+READER = dataclasses.replace(
+    ppo.READER,
+    kind=Config,
+    sections=(Task, PPO, PPG, Network, Hardware, Run),
+    presets=PRESETS,
+    preset_summaries=_SUMMARIES,
+    defaults={"env": "coinrun"},
+    check=validate,
+    prog="python -m tfrl.ppg",
+    summary="Train phasic policy gradient (PPG). " + registry.in_words(),
+)

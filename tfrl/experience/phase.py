@@ -1,0 +1,96 @@
+"""Arrays of many updates in files of the run's folder, mapped into memory: what PPG's auxiliary phase reads.
+
+The operating system keeps in memory what fits there. A file is one update's and one worker's, written once
+and whole; a run that resumes finds it, on any number of workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.run import files
+
+_FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
+
+
+class PhaseFiles:
+    """This worker's part of what a phase keeps.
+
+    Args:
+      folder: where the files of all workers are; made when the first one is written.
+      envs: the global indices of this worker's envs.
+    """
+
+    def __init__(self, folder: Path, envs: range) -> None:
+        self._folder = folder
+        self._envs = envs
+        self._open: dict[tuple[str, int], np.ndarray] = {}
+
+    def add(self, kind: str, update: int, array: np.ndarray) -> None:
+        """Writes [B, T, ...], a row for each of this worker's envs. Raises TrainingError if it cannot."""
+        name = f"{kind}-{update:08d}-envs-{self._envs.start:07d}-{self._envs.stop:07d}.npy"
+        self._open.pop((kind, update), None)
+        try:
+            files.make_folder(self._folder)
+            with files.replacing(self._folder / name) as staged:
+                np.save(staged, array, allow_pickle=False)
+        except OSError as error:
+            reason = files.reason(error)
+            raise TrainingError(f"{self._folder} cannot hold the rollouts of a phase: {reason}") from error
+
+    def get(self, kind: str, update: int) -> np.ndarray:
+        """The rows of this worker's envs, [B, T, ...], read as they are used where one file has them all.
+
+        Raises UserError if there is no such file.
+        """
+        key = kind, update
+        if key not in self._open:
+            self._open[key] = self._load(kind, update)
+        return self._open[key]
+
+    def take(self, kind: str, updates: range, steps: np.ndarray) -> np.ndarray:
+        """Rows [B, b, ...] at `steps` int [B, b], of the time steps of all `updates` in a row."""
+        arrays = [self.get(kind, update) for update in updates]
+        length, of_env = arrays[0].shape[1], np.arange(len(self._envs))[:, None]
+        taken = np.empty((*steps.shape, *arrays[0].shape[2:]), arrays[0].dtype)
+        which, t = np.divmod(steps, length)
+        for k, array in enumerate(arrays):
+            here = which == k
+            taken[here] = array[np.broadcast_to(of_env, steps.shape)[here], t[here]]
+        return taken
+
+    def keep(self, updates: Collection[int]) -> None:
+        """Removes the files of all other updates. The chief calls it."""
+        for path in list(self._folder.glob("*.npy")):
+            found = _FILE.fullmatch(path.name)
+            if found and int(found["update"]) not in updates:
+                path.unlink(missing_ok=True)
+
+    def forget(self, updates: Collection[int]) -> None:
+        """Closes the files of these updates."""
+        self._open = {key: array for key, array in self._open.items() if key[1] not in updates}
+
+    def _load(self, kind: str, update: int) -> np.ndarray:
+        wanted, parts = self._envs.start, []
+        while wanted < self._envs.stop:
+            path, first, end = self._holding(kind, update, wanted)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            parts.append(array[wanted - first : self._envs.stop - first])
+            wanted = end
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _holding(self, kind: str, update: int, env: int) -> tuple[Path, int, int]:
+        """The file that has `env`, and the range of its envs."""
+        for path in self._folder.glob(f"{kind}-{update:08d}-envs-*.npy"):
+            found = _FILE.fullmatch(path.name)
+            if found and int(found["first"]) <= env < int(found["end"]):
+                return path, int(found["first"]), int(found["end"])
+        raise UserError(
+            f"{self._folder} lacks rollouts of update {update + 1}, which the checkpoint needs to go on with "
+            "its phase; choose another --run-name."
+        )

@@ -1,0 +1,165 @@
+"""Phasic policy gradient's learner: updates of PPO, and an auxiliary phase in parts after every N of them.
+
+A part takes no longer than an update: the old policy of one rollout, or a rollout's share of gradient steps.
+After each one the trainer may save or stop, so that a kill costs no more than among the updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfrl.agents.ppg import AUXILIARY
+from tfrl.cli.errors import TrainingError
+from tfrl.experience.phase import PhaseFiles
+from tfrl.experience.rollout import Rollout
+from tfrl.run import rng
+from tfrl.run.arrays import pack_json, unpack_json
+from tfrl.run.session import Session
+from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
+from tfrl.training.trainer import Update
+
+_STATE = "phase"
+_NO_SUMS = [0.0] * len(AUXILIARY)
+
+
+class PhasicLearner(OnPolicyLearner):
+    """Follows `tfrl.training.trainer.Learner`; arguments are those of `OnPolicyLearner`."""
+
+    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+        super().__init__(config, session, make_agent)
+        self._files = PhaseFiles(config.run_dir / "phase", session.runtime.local_envs(config.num_envs))
+        self._held: Update | None = None  # of the last update of a phase, until its auxiliary phase is done
+        self._parts_done = 0
+        self._sums = _NO_SUMS  # of the auxiliary steps' metrics
+
+    @property
+    def _updates(self) -> range:
+        """The updates of the present phase, by their numbers."""
+        length = self._config.policy_updates
+        first = self._session.step // length * length
+        return range(first, first + length)
+
+    @property
+    def _parts(self) -> int:
+        """The parts of an auxiliary phase."""
+        return self._config.policy_updates * (1 + self._config.aux_epochs)
+
+    def update(self) -> Update | None:
+        """An update, or a part of the auxiliary phase that belongs to it: then None, until it is done."""
+        if self._held is None:
+            update = self.take()
+            if self._session.step < self._updates[-1]:
+                self._session.step += 1
+                return update
+            self._held, self._parts_done, self._sums = update, 0, _NO_SUMS
+            return None
+        self._auxiliary_part()
+        if self._parts_done < self._parts:
+            return None
+        update, self._held = self._held, None
+        self._files.forget(self._updates)
+        self._session.step += 1
+        steps = self._parts // (1 + self._config.aux_epochs) * self._config.aux_epochs
+        means = np.array(self._sums) / (steps * self._config.aux_minibatches)
+        metrics = update.metrics | dict(zip(AUXILIARY, means.tolist(), strict=True))
+        return dataclasses.replace(update, metrics=metrics)
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """As PPO; keeps what the auxiliary phase will learn from."""
+        metrics = super().learn(rollout)
+        self._tidy()
+        observations = rollout.by_env(rollout.observations[:, :-1])  # [T, B, ...]
+        for kind, array in (("observations", observations), ("targets", rollout.by_env(self.agent.targets))):
+            self._files.add(kind, self._session.step, array.swapaxes(0, 1))
+        return metrics
+
+    def _tidy(self) -> None:
+        """Removes the rollouts that neither this phase nor a checkpoint needs."""
+        if not self._session.runtime.is_chief:
+            return
+        length = self._config.policy_updates
+        steps = {self._session.step, *self._session.saved_steps()}
+        self._files.keep({u for step in steps for u in range(step // length * length, step + 1)})
+
+    # The auxiliary phase
+
+    def _auxiliary_part(self) -> None:
+        """The next part. A collective."""
+        session, length, began = self._session, self._config.policy_updates, time.perf_counter()
+        session.phase("distilling")
+        if self._parts_done < length:
+            self._keep_policy(self._updates[self._parts_done])
+        else:
+            epoch, share = divmod(self._parts_done - length, length)
+            self._learn_share(epoch, share)
+        self._parts_done += 1
+        seconds = time.perf_counter() - began
+        session.watchdog.measured(seconds)
+        session.seconds += seconds
+        metrics = self._held.metrics
+        metrics["time/update_seconds"] += seconds
+        whole = metrics["time/rollout_seconds"] + metrics["time/update_seconds"]
+        metrics["time/env_steps_per_second"] = self._config.steps_per_update / whole
+
+    def _keep_policy(self, update: int) -> None:
+        """Keeps the logits of the policy, as the phase finds it, for one rollout."""
+        observations = self._files.get("observations", update)  # [B, T, ...]
+        at_once = self._config.num_steps // self._config.aux_minibatches
+        parts = []
+        for t in range(0, self._config.num_steps, at_once):
+            self._session.watchdog.beat()
+            part = self._by_replica(np.ascontiguousarray(observations[:, t : t + at_once]))
+            parts.append(self.agent.logits(part).reshape(len(observations), at_once, -1))
+        self._files.add("logits", update, np.concatenate(parts, axis=1))
+
+    def _learn_share(self, epoch: int, share: int) -> None:
+        """A rollout's share of the gradient steps of a pass."""
+        config, session, updates = self._config, self._session, self._updates
+        each = config.num_steps // config.aux_minibatches
+        envs = session.runtime.local_envs(config.num_envs)
+        phase, total = updates.start // len(updates), len(updates) * config.num_steps
+        orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, total)  # [B, total]
+        for k in range(share * config.aux_minibatches, (share + 1) * config.aux_minibatches):
+            session.watchdog.beat()
+            steps = orders[:, k * each : (k + 1) * each]
+            kinds = ("observations", "targets", "logits")
+            batch = (self._by_replica(self._files.take(kind, updates, steps)) for kind in kinds)
+            metrics = self.agent.auxiliary_step(*batch)
+            if not np.isfinite(metrics).all():
+                raise TrainingError(
+                    f"update {session.step + 1}: {AUXILIARY[int(np.isfinite(metrics).argmin())]} is not a "
+                    f"finite number in the auxiliary phase; {session.kept()}"
+                )
+            self._sums = [total + float(x) for total, x in zip(self._sums, metrics, strict=True)]
+
+    def _by_replica(self, array: np.ndarray) -> np.ndarray:
+        """[R * B, b, ...] as [R, B * b, ...]."""
+        replicas = self._session.runtime.local_replicas
+        return array.reshape(replicas, -1, *array.shape[2:])
+
+    # State
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """PPO's, and how far the auxiliary phase is."""
+        state, part = super().get_state()
+        held = None if self._held is None else dataclasses.asdict(self._held)
+        state[_STATE] = pack_json({"held": held, "parts_done": self._parts_done, "sums": self._sums})
+        return state, part
+
+    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_state` gave, with the rollouts of the phase, which must be there.
+
+        Raises UserError as `OnPolicyLearner.set_state`, and where rollouts are missing.
+        """
+        super().set_state(state, parts)
+        phase = unpack_json(state[_STATE])
+        self._held = None if phase["held"] is None else Update(**phase["held"])
+        self._parts_done, self._sums = phase["parts_done"], phase["sums"]
+        taken = self._session.step + (self._held is not None)
+        for update in range(self._updates.start, taken):
+            self._files.get("observations", update)
