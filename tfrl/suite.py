@@ -1,4 +1,4 @@
-"""python -m tfrl.suite: games x seeds, one after another or several side by side, and a report at the end.
+"""python -m tfrl.suite: algorithms x games x seeds, one by one or side by side, and a report at the end.
 
 What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite; given
 on several machines that share LOGDIR, at any time, it has them work through one suite together.
@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from tfrl import config as settings
 from tfrl import report
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
@@ -24,7 +26,6 @@ from tfrl.cli.flags import coerce
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
 from tfrl.config import ppo
-from tfrl.config.ppo import Config
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
 from tfrl.run import lock
@@ -35,21 +36,23 @@ from tfrl.workers import machine, tf_config
 # Bad settings are bad for the next run as well, a worker that is gone is missing there, too, and who told a
 # run to stop means the suite.
 _ENDING = (UserError.exit_code, PeerError.exit_code, 130, 143)
-_TRAINER = ("-m", "tfrl.ppo_procgen")
+_TRAINER = ("-m", "tfrl.ppo_procgen")  # of PPO; the others are named like their algorithms
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
 _POLL_EVERY = 0.2  # seconds
 _REPORT_PATIENCE = 600.0  # seconds to wait for another suite that writes the same report
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
-_SUMMARY = """Trains every game with every seed, skips what is done, and writes LOGDIR/report.html. All other
-flags are those of python -m tfrl.ppo_procgen, and the same for every run. Several machines that share LOGDIR
-and get the same command divide the runs among themselves."""
+_SUMMARY = """Trains every game with every seed by every algorithm, skips what is done, and writes
+LOGDIR/report.html. All other flags are those of the algorithms' commands, and the same for every run. Several
+machines that share LOGDIR and get the same command divide the runs among themselves."""
 
 
 @dataclass(frozen=True)
 class Options:
     """What is trained."""
 
+    algorithms: str = "ppo"
+    """Algorithms with commas between: ppo,ppg,drac."""
     envs: str = "all"
     """Games with commas between, or all of procgen's 16."""
     seeds: str = "1,2,3"
@@ -60,8 +63,14 @@ class Options:
 
 @dataclass(frozen=True)
 class _Task:
-    config: Config
+    config: Any
     arguments: list[str]
+
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        """The command that trains it, for Python."""
+        algorithm = self.config.algorithm
+        return _TRAINER if algorithm == "ppo" else ("-m", f"tfrl.{algorithm}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -144,7 +153,7 @@ class _Runs:
     def _start(self, index: int) -> None:
         task, taken = self._tasks[index], self.agenda.lock(index)
         self._say(index, "starts")
-        command = [sys.executable, *_TRAINER, *task.arguments]
+        command = [sys.executable, *task.trainer, *task.arguments]
         handed, passed = ({}, []) if taken is None else lock.hand_over(taken)
         with contextlib.ExitStack() as files:
             output, environment = None, os.environ | handed
@@ -218,7 +227,7 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     while tokens:
         token = tokens.pop()
         name = token.partition("=")[0]
-        if name not in ("--envs", "--seeds", "--workers", "--help", "-h"):
+        if name not in ("--algorithms", "--envs", "--seeds", "--workers", "--help", "-h"):
             rest.append(token)
             continue
         own.append(token)
@@ -241,10 +250,12 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     names = games() if options.envs == "all" else options.envs.split(",")
     seeds = [coerce(seed.strip(), int, "--seeds") for seed in options.seeds.split(",")]
     tasks = []
-    for env in names:
-        for seed in seeds:
-            arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
-            tasks.append(_Task(ppo.parse(arguments), arguments))
+    for algorithm in map(str.strip, options.algorithms.split(",")):
+        reader = ppo.PROCGEN_READER if algorithm == "ppo" else settings.reader(algorithm)
+        for env in names:
+            for seed in seeds:
+                arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
+                tasks.append(_Task(reader.parse(arguments), arguments))
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_run_folder(task.config)
         _is_done(task.config)
@@ -252,16 +263,16 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
     if twice:
         raise UserError(
-            f"two runs of the suite would share the folder {twice}; give each game and seed once."
+            f"two runs of the suite would share the folder {twice}; give each algorithm, game and seed once."
         )
     return tasks
 
 
-def _is_done(settings: Config) -> bool:
-    if not (settings.run_dir / RESULTS_FILE).is_file():
+def _is_done(config: Any) -> bool:
+    if not (config.run_dir / RESULTS_FILE).is_file():
         return False
-    run = runs.load(settings.run_dir)
-    return run.results is not None and run.env_steps >= settings.num_updates * settings.steps_per_update
+    run = runs.load(config.run_dir)
+    return run.results is not None and run.env_steps >= config.num_updates * config.steps_per_update
 
 
 if __name__ == "__main__":
