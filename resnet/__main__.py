@@ -6,20 +6,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import resnet
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 
 _USAGE = "python -m resnet"
+_WIDTHS = (1, 2, 4)  # of Cobbe et al. 2020, arXiv:1912.01588, section 3.3
+_GAME, _ROWS = (64, 64, 3), 128  # procgen's images, and how many of them a speed is measured with
 
 
 @dataclass(frozen=True)
 class Options:
-    """It has no flags of its own."""
+    """What is measured."""
+
+    speed: bool = False
+    """Also measure, on this machine's CPU, the env steps a second of PPO that a network of games allows: one
+    pass to act and three to learn, of its passes alone, for images of 64 x 64."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Builds every network of the zoo for its paper's input and prints the table; the exit code."""
-    words, _ = command_line.parse(
+    words, options = command_line.parse(
         Options, arguments, _USAGE, "List the networks of the zoo, with what they cost."
     )
     if words:
@@ -27,33 +34,46 @@ def main(arguments: Sequence[str]) -> int:
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    _print_table()
+    _print_table(with_speed=options.speed)
     return 0
 
 
-def _print_table() -> None:
+def _print_table(*, with_speed: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
 
-    import resnet
     from resnet.counts import mflop, parameters
+    from resnet.speed import env_steps_per_second
 
     table = Table(
         title="Torsos, without a head; MFLOP of one image", box=box.SIMPLE, padding=(0, 0), expand=False
     )
-    for column in ("name", "input", "parameters", "MFLOP", "output"):
+    columns = ("name", "input", "parameters", "MFLOP", "output", *(["env steps/s"] if with_speed else []))
+    for column in columns:
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
     table.add_column("paper")
     console = Console()
-    for name in track(resnet.names(), description="Building", console=console, transient=True):
+    for name, width in track(_variants(), description="Building", console=console, transient=True):
         entry = resnet.entry(name)
-        model = resnet.build(name, entry.input_shape)
+        model = resnet.build(name, entry.input_shape, **({"width": width} if width > 1 else {}))
         shape = "x".join(map(str, entry.input_shape))
-        row = (name, shape, f"{parameters(model):,}", f"{mflop(model):,.1f}", str(model.output.shape[-1]))
+        title = f"{name}, width {width}" if width > 1 else name
+        row = [title, shape, f"{parameters(model):,}", f"{mflop(model):,.1f}", str(model.output.shape[-1])]
+        if with_speed:
+            row.append(f"{env_steps_per_second(model, _ROWS):,.0f}" if entry.input_shape == _GAME else "")
         table.add_row(*row, entry.paper)
     console.print(table)
+
+
+def _variants() -> list[tuple[str, int]]:
+    """Every network, and those that games are learned with in the widths that papers compare."""
+    return [
+        (name, width)
+        for name in resnet.names()
+        for width in (_WIDTHS if resnet.entry(name).has_width else (1,))
+    ]
 
 
 if __name__ == "__main__":

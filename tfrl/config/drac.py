@@ -44,6 +44,14 @@ class Config(DrAC, ppo.Config):
     decisive: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Network)
 
     @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        return super().metric_titles | {
+            "train/policy_regularizer": "KL of augmented observations (nats)",
+            "train/value_regularizer": "value loss of augmented observations",
+        }
+
+    @property
     def augmentations(self) -> tuple[str, ...]:
         """The names of those that are used: one, or all that suit the env's images."""
         return fitting(registry.specs(self.env)[0].shape) if self.augment == UCB else (self.augment,)

@@ -59,6 +59,14 @@ class Config(PPG, ppo.Config):
     decisive: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
 
     @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        return super().metric_titles | {
+            "train/aux_value_loss": "auxiliary value loss (half the squared error)",
+            "train/aux_policy_kl": "KL of the auxiliary phase (nats)",
+        }
+
+    @property
     def auxiliary_step(self) -> AuxiliaryStep:
         """Of all workers together; parts of --micro-batch rows, or of a divisor where the steps need one."""
         rows = self.steps_per_update // self.aux_minibatches
