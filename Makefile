@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 READY := $(VENV)/.installed
+RAY_READY := $(VENV)/.installed-ray
 LOGDIR ?= logs
 
 .PHONY: train test lint format bench tensorboard
@@ -11,7 +12,7 @@ train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
 # In the order of their names the files with the longest tests do not come last, where one core would wait.
-test: lint
+test: lint $(RAY_READY)
 	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
@@ -34,4 +35,8 @@ $(READY): requirements.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip  # 23.0 found no set for 3.10
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(RAY_READY): $(READY) requirements-ray.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt
 	@touch $@

@@ -79,11 +79,13 @@ def assert_refused(answer, *parts):
 class Training:
     """A training process of the run `folder`."""
 
+    module = "tfrl.ppo_procgen"
+
     def __init__(self, folder, *flags):
         self.folder = folder
         where = ("--logdir", folder.parent, "--run-name", folder.name)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tfrl.ppo_procgen", *map(str, (*where, *flags))],
+            [sys.executable, "-m", self.module, *map(str, (*where, *flags))],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

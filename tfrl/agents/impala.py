@@ -1,8 +1,8 @@
-"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561): an actor-critic whose actors run ahead, put right by V-trace.
+"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561): actors run ahead of the learner, V-trace puts that right.
 
 A rollout is acted by weights that are some updates older than those that learn from it. A gradient step takes
-a stretch of time of all envs: V-trace by the present weights, in the same pass as the gradient. What acts, what
-evaluates and the state are those of `PPOAgent`.
+a stretch of time of all envs: V-trace by the present weights, in the same pass as the gradient. What acts,
+what evaluates and the state are those of `PPOAgent`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ImpalaAgent(PPOAgent):
         final_values: tf.Tensor,
         start: tf.Tensor,
     ) -> tf.Tensor:
-        """Gradients of this replica's envs, one all-reduce, clipping by the global norm, the optimizer's step."""
+        """Gradients of its envs, one all-reduce, clipping by the global norm, the optimizer's step."""
         config, end = self._config, start + self._config.unroll
         fields = (actions, log_probs, rewards, first, truncated, final_values)
         data = [observations[start : end + 1], *(x[start:end] for x in fields)]

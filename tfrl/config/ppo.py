@@ -285,7 +285,7 @@ def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
 
 
 def check_normalization(config: Any) -> None:
-    """Raise UserError if the settings normalise observations that are no vectors, or have no use for steps."""
+    """Raise UserError if observations that are no vectors are to be normalised."""
     if config.normalize_random_steps and not config.normalize_observations:
         raise UserError("--normalize-random-steps needs --normalize-observations.")
     if config.normalize_observations and network.shows_images(config.env):

@@ -25,8 +25,8 @@ class Rollout:
       first: bool [R, T, B]: o_{t+1} begins a new episode.
       truncated: bool [R, T, B]: the episode that ended there was cut off, and did not terminate.
       final_observations: by (r, t, b), the last observation of each truncated episode.
-      seconds: how long collecting took; env_wait_seconds: the part of it spent waiting for envs; idle_seconds:
-        how long an actor that runs beside the learner had to wait before it could begin.
+      seconds: how long collecting took; env_wait_seconds: the part of it spent waiting for envs.
+      idle_seconds: how long an actor that runs beside the learner had to wait before it could begin.
     """
 
     observations: np.ndarray

@@ -1,9 +1,9 @@
-"""Algorithms whose envs are stepped while they learn: actors run a fixed number of updates ahead, in lockstep.
+"""Algorithms whose envs are stepped while they learn: actors run a fixed number of updates ahead.
 
-The rollout of update u is acted by the weights of update u - lag, whoever steps the envs and however fast. So a
-run is the same on any number of actors; one that dies plays its part again, and so does a run that goes on from
-a checkpoint: that has the envs as they stood before the first rollout that is not yet learned from, and the
-older weights that the next rollouts are acted by.
+The rollout of update u is acted by the weights of update u - lag, whoever steps the envs and however fast. So
+a run is the same on any number of actors; one that dies plays its part again, and so does a run that goes on
+from a checkpoint: that has the envs as they stood before the first rollout that is not yet learned from, and
+the older weights that the next rollouts are acted by.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
-from tfrl.training.on_policy import MakeAgent, OnPolicyLearner, make_collector
+from tfrl.training.on_policy import MakeAgent, OnPolicyLearner, env_spec, make_collector
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
@@ -161,16 +161,24 @@ class ActorLearner(OnPolicyLearner):
         self._waited = 0.0
 
     def _make_collector(self) -> AheadCollector:
-        return ThreadCollector(self._config, self._runtime, self._session.watchdog)
+        config, session, runtime = self._config, self._session, self._runtime
+        if not config.actors:
+            return ThreadCollector(config, runtime, session.watchdog)
+        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
+
+        sizes = {"replicas": runtime.local_replicas, "precision": runtime.precision}
+        hooks = {"obey": session.obey, "tell": session.console.warn}
+        return RayCollector(config, env_spec(config), **sizes, **hooks)
 
     def collect(self) -> Rollout:
-        """The rollout of this update, with normalised rewards; lets the actors go on by the weights of now."""
+        """The rollout of this update, with normalised rewards; the actors go on by the weights of now."""
         session = self._session
         session.phase("collecting")
         self._let_go_on(session.step)
         began = time.perf_counter()
         rollout = self.collector.take()
         self._waited = time.perf_counter() - began
+        self._forget_weights(session.step + 1)
         self._take_in_rewards(rollout)
         return rollout
 
@@ -183,8 +191,13 @@ class ActorLearner(OnPolicyLearner):
         while self._next <= min(update + lag, self._config.num_updates - 1):
             self.collector.begin(self._next, self._weights[max(0, self._next - lag)])
             self._next += 1
-        # The rollouts after this update's are begun again where the run goes on from its checkpoint.
-        oldest = max(0, update + 1 - lag)
+
+    def _forget_weights(self, update: int) -> None:
+        """Keeps the weights that the rollouts from `update` on are acted by.
+
+        Those that are begun are begun again where the run goes on from its checkpoint.
+        """
+        oldest = max(0, update - self._config.lag)
         self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
@@ -203,6 +216,8 @@ class ActorLearner(OnPolicyLearner):
         """What is the same on all workers, the older weights among it, and this worker's envs."""
         state, part = super().get_state()
         for number, weights in self._weights.items():
+            if number == self._session.step:  # the agent's own, of an update that was broken off
+                continue
             state |= {f"{_ACTED}{number}/{name}": array for name, array in weights.items()}
         return state, part
 

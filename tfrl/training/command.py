@@ -9,6 +9,7 @@ from typing import Any
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
+from tfrl.config.actors import check_installed
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 from tfrl.networks import torso_weights
@@ -36,6 +37,7 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
+    check_installed(config)
     workers = 1 if cluster is None else cluster.num_workers
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     held = config.num_steps * config.rollouts_held

@@ -1,0 +1,295 @@
+"""IMPALA's update against an independent float64 computation, and lockstep against a loop by hand."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl.agents.behavior import ActorCriticBehavior
+from tfrl.agents.impala import ImpalaAgent
+from tfrl.cli.errors import TrainingError
+from tfrl.config.impala import Config
+from tfrl.experience.collector import Collector
+from tfrl.run import rng
+from tfrl.run.console import Console
+from tfrl.run.session import Session
+from tfrl.run.stop import StopRequest
+from tfrl.training.actor_learner import ActorLearner
+from tfrl.training.on_policy import env_spec
+from tfrl.workers import strategy
+from tfrl.workers.watchdog import Watchdog
+
+FIELDS = ("observations", "actions", "rewards", "first", "truncated")
+
+
+def small(**changes):
+    defaults = {"env": "catch", "run_name": "small", "torso": "cookbook", "precision": "float32"}
+    sizes = {"num_levels": 0, "num_envs": 8, "num_steps": 12, "num_minibatches": 2, "total_steps": 10_000}
+    return Config(**{**defaults, **sizes, "gamma": 0.97, "env_threads": 1, **changes})
+
+
+@pytest.fixture
+def learner():
+    """Makes a learner without its loop."""
+    made = []
+
+    def make(config):
+        runtime = strategy.make(config, None)
+        watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
+        stop, console = StopRequest(config.run_dir / "stop"), Console(enabled=False)
+        session = Session(config, runtime, console, stop, watchdog, step_name="update")
+        made.append(ActorLearner(config, session, ImpalaAgent))
+        made[-1].session = session
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def run(learner, updates):
+    """Of each update: the rollout in env order, the metrics, and the weights before it."""
+    history = []
+    for _ in range(updates):
+        before = learner.weights()
+        rollout = learner.collect()
+        arrays = {name: rollout.by_env(getattr(rollout, name)).copy() for name in FIELDS}
+        arrays["log_prob"] = rollout.by_env(rollout.extras["log_prob"]).copy()
+        metrics = learner.learn(rollout)
+        learner.session.step += 1
+        history.append((arrays, metrics, before))
+    return history
+
+
+# One update
+
+
+def vtrace(config, log_ratios, rewards, first, truncated, final, values):
+    """Targets and advantages by the sums of the paper's equation 1, a step at a time, in float64."""
+    steps, envs = rewards.shape
+    rho = np.minimum(config.rho_bar, np.exp(log_ratios))
+    c = config.vtrace_lambda * np.minimum(config.c_bar, np.exp(log_ratios))
+    targets, advantages = np.zeros((steps + 1, envs)), np.zeros((steps, envs))
+    discount = config.gamma * (1.0 - first)
+    reward = rewards + np.where(truncated, config.gamma * final, 0.0)
+    for b in range(envs):
+        targets[steps, b] = values[steps, b]
+        for s in range(steps):
+            total, weight = values[s, b], 1.0
+            for t in range(s, steps):
+                delta = rho[t, b] * (reward[t, b] + discount[t, b] * values[t + 1, b] - values[t, b])
+                total += weight * delta
+                weight *= discount[t, b] * c[t, b]
+            targets[s, b] = total
+        for s in range(steps):
+            lam = config.vtrace_lambda
+            following = lam * targets[s + 1, b] + (1 - lam) * values[s + 1, b]
+            advantages[s, b] = rho[s, b] * (reward[s, b] + discount[s, b] * following - values[s, b])
+    return targets[:steps], advantages
+
+
+def oracle(agent, config, rollout, final):
+    """Gradients, float64, and metrics of a rollout that is one stretch."""
+    network = agent.network
+    actions, acted = rollout.actions[0], np.float64(rollout.extras["log_prob"][0])
+    steps, envs = actions.shape
+    names = list(network.named_variables)
+    with tf.GradientTape() as tape:
+        logits, values = network(tf.constant(rollout.observations[0].reshape(-1, 10, 5, 1)))
+        logits = tf.reshape(tf.cast(logits, tf.float64), (steps + 1, envs, 3))[:-1]
+        values = tf.reshape(tf.cast(values, tf.float64), (steps + 1, envs))
+        log_probs = logits - tf.math.log(tf.reduce_sum(tf.exp(logits), axis=-1, keepdims=True))
+        taken = tf.reduce_sum(log_probs * np.eye(3)[actions], axis=-1)
+        log_ratios = taken.numpy() - acted
+        fields = (np.float64(rollout.rewards[0]), rollout.first[0], rollout.truncated[0], final)
+        targets, advantages = vtrace(config, log_ratios, *fields, values.numpy())
+        policy_loss = tf.reduce_mean(-taken * advantages)
+        value_loss = tf.reduce_mean(0.5 * (values[:-1] - targets) ** 2)
+        entropy = tf.reduce_mean(-tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1))
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    grads = tape.gradient(loss, [network.named_variables[n].value for n in names])
+    metrics = {
+        "policy_loss": float(policy_loss),
+        "value_loss": float(value_loss),
+        "entropy": float(entropy),
+        "approx_kl": np.mean(np.exp(log_ratios) - 1 - log_ratios),
+        "vtrace_rho": np.mean(np.minimum(np.exp(log_ratios), config.rho_bar)),
+        "explained_variance": 1 - np.var(targets - values.numpy()[:-1]) / np.var(targets),
+    }
+    return dict(zip(names, map(np.float64, grads), strict=True)), metrics
+
+
+def off_policy(learner):
+    """A rollout of another policy, with rewards that vary and two episodes that were cut off."""
+    kernel = learner.agent.network.actor.head.kernel
+    kernel.assign(100 * kernel)  # where the policy is uniform, the entropy has no gradient
+    rollout = learner.collect()
+    generator = np.random.default_rng(0)
+    noise = generator.normal(0, 0.5, rollout.rewards.shape).astype(np.float32)
+    rollout.extras["log_prob"] += noise
+    rollout.rewards[:] = generator.normal(size=rollout.rewards.shape)
+    for t, b in ((3, 1), (11, 4)):
+        rollout.truncated[0, t, b] = rollout.first[0, t, b] = True
+        rollout.final_observations[0, t, b] = generator.integers(256, size=(10, 5, 1)).astype(np.uint8)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_grad_norm": 100.0, "vtrace_lambda": 1.0},
+        {"max_grad_norm": 0.05, "rho_bar": 1.2, "c_bar": 0.8, "lr_schedule": "linear", "num_steps": 10},
+        {"optimizer": "rmsprop", "epsilon": 1e-3, "max_grad_norm": 100.0},
+    ],
+)
+def test_one_step_is_that_of_a_float64_computation(learner, changes):
+    config = small(**{"num_minibatches": 1, "num_steps": 12, "lr": 0.01, "entropy_coef": 0.1, **changes})
+    one = learner(config)
+    if config.num_steps == 12:
+        rollout = off_policy(one)
+    else:
+        rollout = one.collect()
+        rollout.extras["log_prob"] += np.random.default_rng(0).normal(0, 0.5, (1, 10, 8)).astype(np.float32)
+    final = np.zeros(rollout.rewards.shape[1:])
+    for (_, t, b), last in rollout.final_observations.items():
+        final[t, b] = one.agent.network(tf.constant(last[None]))[1].numpy()[0]
+    grads, expected = oracle(one.agent, config, rollout, final)
+    before = {name: value.copy() for name, value in one.weights().items()}
+    one.session.step = 6
+    metrics = one.learn(rollout)
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    assert sorted(metrics) == sorted(one.agent.metric_names)
+    assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    for name, value in expected.items():
+        assert metrics[f"train/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    rate = 0.01 * (1 - 6 / config.num_updates) if config.lr_schedule == "linear" else 0.01
+    assert metrics["train/learning_rate"] == pytest.approx(rate)
+    for name, grad in grads.items():
+        grad = grad * min(1.0, config.max_grad_norm / norm)
+        if config.optimizer == "adam":
+            step = rate * grad / (np.abs(grad) + config.epsilon / np.sqrt(0.001))
+        else:
+            step = rate * grad / np.sqrt(0.01 * grad**2 + config.epsilon)
+        np.testing.assert_allclose(one.weights()[name], before[name] - step, rtol=0, atol=rate * 5e-3)
+
+
+def test_stretches_are_learned_from_in_the_order_of_time(learner):
+    """Two gradient steps of a rollout are those of its halves."""
+    whole, halves = learner(small(lag=0, lr=1e-3)), learner(small(lag=0, lr=1e-3, num_minibatches=1))
+    rollout = whole.collect()
+    halves._config = halves.agent._config = small(lag=0, lr=1e-3, num_minibatches=1, num_steps=6)
+    whole.learn(rollout)
+    for half in (slice(0, 6), slice(6, 12)):
+        part = type(rollout)(
+            np.ascontiguousarray(rollout.observations[:, half.start : half.stop + 1]),
+            rollout.actions[:, half],
+            {name: x[:, half] for name, x in rollout.extras.items()},
+            *(getattr(rollout, name)[:, half] for name in ("rewards", "first", "truncated")),
+        )
+        halves.learn(part)
+    for name, found in halves.weights().items():
+        np.testing.assert_allclose(found, whole.weights()[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_what_is_no_number_ends_the_run(learner):
+    one = learner(small(lag=0, replicas=2))
+    rollout = one.collect()
+    rollout.rewards[1, 8, 0] = np.nan  # in the second stretch, on the second replica
+    with pytest.raises(TrainingError, match="policy_loss is not a finite number .gradient step 2"):
+        one.learn(rollout)
+
+
+# Lockstep
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_each_rollout_is_acted_by_the_weights_of_lag_updates_before(learner, lag):
+    config = small(lag=lag, lr=1e-2)
+    one = learner(config)
+    history = run(one, 6)
+    collector = Collector(env_spec(config), range(8), replicas=1, num_steps=12)
+    policy = ActorCriticBehavior(config, "float32", at_once=1)
+    for update, (found, metrics, _) in enumerate(history):
+        policy.set_weights(history[max(0, update - lag)][2])
+        noise = rng.action_noise(config.seed, update, range(8), 12, policy.draw_noise)
+        expected = collector.collect(policy, noise, lambda t: None)
+        for name in ("observations", "actions", "first"):
+            np.testing.assert_array_equal(found[name], getattr(expected, name)[0], err_msg=name)
+        np.testing.assert_array_equal(found["log_prob"], expected.extras["log_prob"][0])
+        if lag and update:
+            assert metrics["train/approx_kl"] > 1e-7
+            assert metrics["train/vtrace_rho"] < 1
+    collector.close()
+
+
+def test_without_lag_the_first_ratio_is_1(learner):
+    one = learner(small(lag=0, num_minibatches=1, lr=1e-2))
+    for _, metrics, _ in run(one, 3):
+        assert metrics["train/approx_kl"] < 1e-10
+        assert metrics["train/vtrace_rho"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
+    one, many = (learner(small(replicas=r, lr=1e-2)) for r in (1, replicas))
+    for (found, metrics, _), (expected, same, _) in zip(run(many, 3), run(one, 3), strict=True):
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert metrics == pytest.approx(same, rel=1e-6, nan_ok=True)
+    for name, array in one.weights().items():
+        np.testing.assert_array_equal(many.weights()[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(("lag", "at"), [(0, 2), (1, 0), (1, 3), (3, 2)])
+def test_a_state_goes_on_bit_for_bit(learner, lag, at):
+    """Before the first update too, where nothing is behind; on another number of replicas."""
+    config = small(lag=lag, lr=1e-2)
+    whole, before = learner(config), learner(config)
+    expected = run(whole, 5)[at:]
+    run(before, at)
+    state, part = before.get_state()
+    after = learner(small(lag=lag, lr=1e-2, replicas=2))
+    after.session.step = at
+    after.set_state(state, [part])
+    for (found, _, _), (same, _, _) in zip(run(after, 5 - at), expected, strict=True):
+        for name, array in same.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+    for name, array in whole.weights().items():
+        np.testing.assert_array_equal(after.weights()[name], array, err_msg=name)
+    assert len({key.split("/")[1] for key in state if key.startswith("acting/")}) == min(lag, at)
+
+
+def test_a_learner_that_is_slow_does_not_let_the_actors_run_further_ahead(learner):
+    one = learner(small(lag=2, num_envs=8))
+    run(one, 2)
+    rollout = one.collect()  # update 2: rollouts up to 4 are begun
+    time.sleep(0.5)
+    kept = {name: getattr(rollout, name).copy() for name in FIELDS}
+    assert one.collector._done.qsize() == 2
+    time.sleep(0.2)
+    for name, array in kept.items():
+        np.testing.assert_array_equal(getattr(rollout, name), array, err_msg=name)
+
+
+def test_an_error_of_the_envs_ends_the_learner(learner):
+    one = learner(small())
+    run(one, 1)
+
+    def broken(*_):
+        raise ValueError("the env broke")
+
+    one.collector._actor._collector._groups[0].env.act = broken
+    with pytest.raises(ValueError, match="the env broke"):
+        run(one, 3)
+
+
+def test_closing_breaks_off_a_rollout(learner):
+    one = learner(small(num_steps=1200, num_minibatches=1, total_steps=10_000_000))
+    env = one.collector._actor._collector._groups[0].env
+    act = env.act
+    env.act = lambda actions: (time.sleep(0.05), act(actions))
+    one._let_go_on(0)
+    began = time.monotonic()
+    one.close()
+    assert time.monotonic() - began < 5

@@ -1,0 +1,1 @@
+"""Experience gathered by other processes, on Ray: the only folder that imports it."""

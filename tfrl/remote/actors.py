@@ -1,0 +1,286 @@
+"""Envs that are stepped by processes on Ray, in lockstep with the learner; those that die are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.agents.behavior import ActorCriticBehavior
+from tfrl.cli.errors import TrainingError
+from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
+from tfrl.experience.actor import Collected, EnvActor, EnvStates
+from tfrl.experience.collector import Collector
+from tfrl.experience.rollout import Rollout, observation_bytes
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, ray
+from tfrl.workers import machine, parts
+from tfrl.workers.strategy import set_up_tensorflow
+
+_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
+_MOST_DEATHS = 3  # of one actor, without a rollout between them
+
+
+class RemoteActor:
+    """An `EnvActor` in a process of its own; made on Ray, by `_Seat`.
+
+    Args:
+      config: the run's settings.
+      spec: the global vector of envs.
+      indices: the global indices of its envs.
+      precision: of the torso, resolved.
+      threads: CPU threads that its policy may use.
+    """
+
+    def __init__(
+        self, config: Any, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
+    ) -> None:
+        end_with_parent()
+        set_up_tensorflow()
+        parts.one_thread_each()
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        self._collector = Collector(spec, indices, replicas=1, num_steps=config.num_steps)
+        policy = ActorCriticBehavior(config, precision, at_once=threads)
+        self._actor = EnvActor(self._collector, policy, seed=config.seed, num_steps=config.num_steps)
+
+    def collect(self, number: int, weights: Mapping[str, np.ndarray]) -> Collected:
+        """Rollout `number`, acted by `weights`."""
+        return self._actor.collect(number, weights)
+
+    def begin_at(self, states: Mapping[int, bytes] | None) -> _Ready:
+        """Continues from states by global env index, if any."""
+        if states is not None:
+            self._actor.set_state(states)
+        place, exact = self._actor.get_state(), self._collector.exact_state
+        return _Ready(place, exact, socket.gethostname(), os.getpid())
+
+
+class _Ready(NamedTuple):
+    """Where the envs of a process stand, whether their states are exact, and where it runs."""
+
+    place: EnvStates
+    exact_state: bool
+    host: str
+    pid: int
+
+
+@dataclass
+class _Order:
+    number: int
+    weights: Any  # a reference
+    result: Any  # the same
+
+
+class _Seat:
+    """An actor's place: its envs, what it was told to do, and the process that does it at present.
+
+    Args:
+      index: of the actor.
+      make: makes its process.
+      timeout: seconds that a rollout may take.
+      obey: raises Stopped if the run was told to stop.
+      tell: gets a sentence where a process is replaced.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make: Callable[[], Any],
+        *,
+        timeout: float,
+        obey: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._name = f"actor {index}"
+        self._make, self._timeout, self._obey, self._tell = make, timeout, obey, tell
+        self._orders: deque[_Order] = deque()
+        self._deaths = 0
+        self._process = make()
+        self._ready = self._process.begin_at.remote(None)  # a reference
+        self.after: EnvStates | None = None  # the last rollout that was taken
+        self.exact_state = False
+
+    def wait_until_ready(self) -> None:
+        """Waits until the process is there."""
+        ready = self._wait(lambda: self._ready)
+        self.after, self.exact_state = ready.place, ready.exact_state
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        mine = {index: states[index] for index in self.after.indices}
+        self._ready = self._process.begin_at.remote(mine)
+        self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
+        self.wait_until_ready()
+
+    def begin(self, number: int, weights: Any) -> None:
+        """Orders a rollout; `weights` is a reference to them."""
+        self._orders.append(_Order(number, weights, self._process.collect.remote(number, weights)))
+
+    def oldest(self) -> Collected:
+        """Waits for the oldest rollout that was ordered."""
+        return self._wait(lambda: self._orders[0].result)
+
+    def settle(self, after: EnvStates) -> None:
+        """Takes the oldest rollout as done, after which the envs stand at `after`."""
+        self._orders.popleft()
+        self.after, self._deaths = after, 0
+
+    def _wait(self, reference: Callable[[], Any]) -> Any:
+        """What the reference stands for, which is another one once the process was replaced."""
+        began = time.monotonic()
+        while True:
+            try:
+                return ray.get(reference(), timeout=_LOOK_EVERY)
+            except ray.exceptions.GetTimeoutError:
+                if time.monotonic() - began < self._timeout:
+                    continue
+                reason = f"has not answered for {self._timeout:g} s"
+            except ray.exceptions.RayTaskError as error:
+                raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
+            except RayError:
+                reason = "has died"
+            self._replace(reason)
+            began = time.monotonic()
+
+    def _replace(self, reason: str) -> None:
+        """Puts another process in the place of one that is gone, which plays its part again."""
+        self._obey()  # what told the run to stop may have ended the actors first
+        self._deaths += 1
+        if self._deaths > _MOST_DEATHS:
+            raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a rollout")
+        self._tell(f"{self._name} {reason}; another takes its place, and plays its part again")
+        self.kill()
+        self._process = self._make()
+        states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
+        self._ready = self._process.begin_at.remote(states)
+        for order in self._orders:
+            order.result = self._process.collect.remote(order.number, order.weights)
+
+    def kill(self) -> None:
+        """Ends the process, also one that is stopped and so cannot hear Ray, if it is on this machine."""
+        with contextlib.suppress(RayError, OSError):
+            ready = ray.get(self._ready, timeout=0)
+            called = Path(f"/proc/{ready.pid}/cmdline").read_bytes()
+            if ready.host == socket.gethostname() and called.startswith(b"ray::"):
+                os.kill(ready.pid, signal.SIGKILL)
+        with contextlib.suppress(RayError):
+            ray.kill(self._process)
+
+
+class RayCollector:
+    """The envs of a run, shared out to processes on Ray; follows `actor_learner.AheadCollector`.
+
+    Args:
+      config: the settings, with the section Actors.
+      spec: the global vector of envs.
+      replicas: of the learner, which share the envs in order.
+      precision: of the torso, resolved.
+      obey: raises Stopped if the run was told to stop.
+      tell: gets a sentence where an actor is replaced.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        spec: EnvSpec,
+        *,
+        replicas: int,
+        precision: str,
+        obey: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.indices = list(range(config.num_envs))
+        self.observation_spec, self.action_spec = registry.specs(config.env)
+        self._size = (replicas, config.num_steps, config.num_envs // replicas)
+        self._rollout: Rollout | None = None
+        size = observation_bytes(self.observation_spec, config.num_envs * (config.num_steps + 1))
+        self._cluster = Cluster(config.ray_address, config.actors, int(1.2 * (config.lag + 2) * size))
+        share = config.num_envs // config.actors
+        threads = max(1, machine.cores() // config.actors)
+        kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteActor)
+
+        def make(index: int) -> Any:
+            mine = self.indices[index * share : (index + 1) * share]
+            return kind.remote(config, spec, mine, precision, threads)
+
+        hooks = {"timeout": config.actor_timeout, "obey": obey, "tell": tell}
+        self._seats = [_Seat(i, lambda i=i: make(i), **hooks) for i in range(config.actors)]
+        try:
+            for seat in self._seats:
+                seat.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        self.exact_state = self._seats[0].exact_state
+
+    def begin(self, number: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Orders rollout `number`, acted by `weights`, of all actors."""
+        reference = ray.put(dict(weights))
+        for seat in self._seats:
+            seat.begin(number, reference)
+
+    def take(self) -> Rollout:
+        """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
+        results = [seat.oldest() for seat in self._seats]
+        for seat, result in zip(self._seats, results, strict=True):  # not before all are there
+            seat.settle(result.after)
+        collected = [result.rollout for result in results]
+        if self._rollout is None:
+            specs = {"observation": self.observation_spec, "action": self.action_spec}
+            extras = {name: array.shape[3:] for name, array in collected[0].extras.items()}
+            self._rollout = Rollout.empty(*self._size, **specs, extras=extras)
+        _join(collected, self._rollout)
+        return self._rollout
+
+    def get_state(self) -> EnvStates:
+        """Where the envs stood after the last rollout that was taken."""
+        places = [seat.after for seat in self._seats]
+        return EnvStates(
+            [index for place in places for index in place.indices],
+            [state for place in places for state in place.states],
+            np.concatenate([place.observations for place in places]),
+            np.concatenate([place.first for place in places]),
+        )
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        for seat in self._seats:
+            seat.set_state(states)
+
+    def close(self) -> None:
+        """Ends the actors, and Ray if it was started here."""
+        for seat in self._seats:
+            seat.kill()
+        self._cluster.close()
+
+
+def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
+    """Puts rollouts [1, T, b] of neighbouring envs into one of all envs, [R, T, B]."""
+    replicas, _, each = whole.rewards.shape
+    arrays = ("observations", "actions", "rewards", "first", "truncated")
+    whole.final_observations = {}
+    begin = 0
+    for part in collected:
+        end = begin + part.rewards.shape[2]
+        pairs = [(getattr(whole, name), getattr(part, name)) for name in arrays]
+        pairs += [(whole.extras[name], array) for name, array in part.extras.items()]
+        for r in range(replicas):
+            first, last = max(begin, r * each), min(end, (r + 1) * each)
+            for target, source in pairs if first < last else ():
+                target[r, :, first - r * each : last - r * each] = source[0, :, first - begin : last - begin]
+        for (_, t, b), observation in part.final_observations.items():
+            whole.final_observations[(begin + b) // each, t, (begin + b) % each] = observation
+        begin = end
+    slowest = max(collected, key=lambda part: part.seconds)
+    whole.seconds, whole.env_wait_seconds = slowest.seconds, slowest.env_wait_seconds
+    whole.idle_seconds = float(np.mean([part.idle_seconds for part in collected]))

@@ -1,0 +1,107 @@
+"""A Ray of the run's own, on the loopback address alone and ended with the run; or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+
+from tfrl.cli.errors import TrainingError, UserError
+
+_OWN = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # with it, all of its processes listen on 127.0.0.1 alone
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 otherwise: the actors would stand behind the learner
+}
+_QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+_STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
+_PR_SET_PDEATHSIG = 1
+
+for _name, _value in (_OWN | _QUIET).items():  # read when ray is imported
+    os.environ.setdefault(_name, _value)
+
+import ray  # noqa: E402
+from ray.exceptions import RayError  # noqa: E402
+
+
+class Cluster:
+    """A connection to Ray.
+
+    Args:
+      address: of a Ray that runs, or auto; None: one is started here.
+      num_actors: processes that it is to have room for, a CPU each.
+      store_bytes: of what is in its object store at once.
+
+    Raises:
+      UserError: it has fewer CPUs, or cannot be reached.
+      TrainingError: none could be started.
+    """
+
+    def __init__(self, address: str | None, num_actors: int, store_bytes: int) -> None:
+        self._folder: str | None = None
+        quiet = {"logging_level": "ERROR", "log_to_driver": False}
+        with _signals_kept():
+            if address is not None:
+                self._join(address, quiet)
+            else:
+                self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
+                self._start(num_actors, store_bytes + _STORE_BYTES, quiet)
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        free = int(ray.available_resources().get("CPU", 0))
+        if address is not None and free < num_actors:
+            self.close()
+            raise UserError(
+                f"--actors {num_actors} need {num_actors} CPUs, and the Ray at {address} has {free} of its "
+                f"{cpus} free: start fewer actors, or more of Ray."
+            )
+
+    def _join(self, address: str, quiet: dict) -> None:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            first = (str(error).splitlines() or ["no message"])[0]
+            raise UserError(f"there is no Ray to join at --ray-address {address}: {first}") from None
+
+    def _start(self, num_actors: int, store_bytes: int, quiet: dict) -> None:
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=num_actors,
+                object_store_memory=store_bytes,
+                _temp_dir=self._folder,
+                **quiet,
+            )
+        except (OSError, RuntimeError, RayError) as error:
+            self.close()
+            first = (str(error).splitlines() or ["no message"])[0]
+            raise TrainingError(f"Ray could not be started: {first}") from error
+
+    def close(self) -> None:
+        """Leaves Ray; ends it, and removes what it wrote, if it was started here."""
+        with _signals_kept():
+            ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def end_with_parent() -> None:
+    """Kills this process as soon as Ray's own process on this machine has ended, however it did."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """The handlers of signals as they were: Ray puts its own in the place of SIGTERM's."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
