@@ -21,7 +21,7 @@ run(Path(sys.argv[1]), "run", epochs=1)
 """
 PROGRAMS = {
     "tfrl.ppo_procgen": ["-m", "tfrl.ppo_procgen", *CATCH.split()],
-    "resnet.train": ["-c", SUPERVISED.format(paths=[str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "resnet")])],
+    "resnet.train": ["-c", SUPERVISED.format(paths=[str(ROOT / p) for p in ("", "tests", "tests/resnet")])],
 }
 CALLS = "write,writev,pwrite64,fsync,fdatasync,rename,renameat,renameat2"
 

@@ -15,7 +15,7 @@ _MOST_LAYERS, _MOST_UNITS = 16, 65_536
 
 
 @dataclass(frozen=True)
-class Network:
+class Torso:
     """The network."""
 
     torso: str = "impala"
@@ -27,6 +27,12 @@ class Network:
     """Units of each layer of mlp."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
     """Of the layers of mlp."""
+
+
+@dataclass(frozen=True)
+class Network(Torso):
+    """The network."""
+
     share_torso: bool = True
     """Policy and value are two heads on one torso; otherwise each has its own."""
     torso_weights: str | None = None
@@ -56,14 +62,19 @@ def _observation_rank(env: str) -> int:
         return 0
 
 
-def torso_options(network: Network) -> dict[str, Any]:
+def torso_options(network: Torso) -> dict[str, Any]:
     """The options that the zoo builds the torso with, where they are not its defaults for PPO."""
     if network.torso == "mlp":
-        return {"hidden": hidden_units(network), "activation": network.activation}
+        return hidden_options(network)
     return {"width": network.torso_width} if network.torso_width != 1 else {}
 
 
-def hidden_units(network: Network) -> tuple[int, ...]:
+def hidden_options(network: Torso) -> dict[str, Any]:
+    """The options that the zoo builds an mlp with."""
+    return {"hidden": hidden_units(network), "activation": network.activation}
+
+
+def hidden_units(network: Torso) -> tuple[int, ...]:
     """The units of each layer of mlp. Raise UserError if --hidden is no such list."""
     words = network.hidden.replace(" ", "").split(",")
     if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
@@ -76,7 +87,7 @@ def hidden_units(network: Network) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def check(network: Network, env: str) -> None:
+def check(network: Torso, env: str) -> None:
     """Raise UserError if the zoo has no such torso, or none that takes what `env` shows."""
     shape = registry.specs(env)[0].shape
     fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
@@ -91,7 +102,7 @@ def check(network: Network, env: str) -> None:
             "leave --torso-width out."
         )
     hidden_units(network)
-    if network.freeze_torso and network.torso_weights is None:
+    if isinstance(network, Network) and network.freeze_torso and network.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if len(shape) == 3:
         try:

@@ -113,7 +113,7 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
 
     @property
     def least_parts(self) -> int:
-        """Equal parts of a minibatch on CPUs: as many as there can be replicas, up to 4, of a small network."""
+        """Equal parts of a minibatch on CPUs: of a small network as many as there can be replicas, up to 4."""
         return math.gcd(4, self.num_envs) if self.small_network else super().least_parts
 
     @property

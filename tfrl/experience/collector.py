@@ -70,7 +70,6 @@ class Collector:
             self._groups.append(_Group(env, columns, replicas))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
-        self.exact_state = first_env.exact_state
         self._rollout: Rollout | None = None  # which is filled
         self._rollouts: deque[Rollout] = deque(maxlen=rollouts)
         self._size = (replicas, num_steps, each)
@@ -135,6 +134,11 @@ class Collector:
             self._rollout.final_observations[place] = step.final_observation[k].copy()
 
     # State
+
+    @property
+    def exact_state(self) -> bool:
+        """Whether a state that is put back goes on exactly; after `set_state`, whether the last one did."""
+        return all(group.env.exact_state for group in self._groups)
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
         """Global env indices and, for each, the env's state, observation and `first` flag."""

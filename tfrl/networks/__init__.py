@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfrl.networks.policy_network import PolicyNetwork
 
-_MODULES = {"ppo": "actor_critic", "drac": "actor_critic", "impala": "actor_critic", "ppg": "phasic"}
+_MODULES = {
+    **dict.fromkeys(("ppo", "drac", "impala"), "actor_critic"),
+    "ppg": "phasic",
+    "dqn": "q_network",
+    **dict.fromkeys(("ddpg", "td3", "sac"), "actor_and_critics"),
+}
 
 
 def of_settings(config: Any, precision: str) -> PolicyNetwork:

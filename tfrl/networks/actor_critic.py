@@ -26,9 +26,9 @@ class Head(keras.layers.Dense):
     another policy.
     """
 
-    def __init__(self, units: int, *, features: int, gain: float, seed: int) -> None:
+    def __init__(self, units: int, *, features: int, gain: float, seed: int, name: str = "head") -> None:
         initializer = keras.initializers.Orthogonal(gain, seed=seed)
-        super().__init__(units, kernel_initializer=initializer, dtype="float32", name="head")
+        super().__init__(units, kernel_initializer=initializer, dtype="float32", name=name)
         self.build((None, features))
 
     def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:

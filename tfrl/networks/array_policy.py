@@ -1,4 +1,4 @@
-"""A small network's forward pass in NumPy: for a few envs, calls of TensorFlow take longer than the arithmetic."""
+"""A small network's forward pass in NumPy: for a few envs a call of TensorFlow takes longer than it."""
 
 from __future__ import annotations
 

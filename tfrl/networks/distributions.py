@@ -352,7 +352,7 @@ class ActionDistribution:
         return self._kind(self.action_spec, parameters)
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drawn actions [B, *shape] and log pi(a), float32 [B], of parameters float32 [B, parameters_size]."""
+        """Drawn actions [B, *shape] and log pi(a), float32 [B], of parameters float32 [B, P]."""
         return self._kind.act(parameters, noise)
 
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@
         learner.npz                  everything global, written by the chief
         worker-00000-of-00002.npz    the states of one worker's envs, one file a worker
         manifest.json                written last: format, update, env steps, topology, sizes and checksums
+    checkpoints/pieces/              what is written once and that several checkpoints need (tfrl.run.pieces)
 
 A checkpoint is staged in `update-00000040.tmp/`, synced to the disk, verified there, and committed by one
 rename. So whenever a process is killed, a folder without `.tmp` is a complete checkpoint. When an update is
@@ -13,10 +14,11 @@ taken its place.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.run import files
-from tfrl.run.arrays import decode, encode, num_bytes
+from tfrl.run import files, pieces
+from tfrl.run.arrays import decode, encode, num_bytes, pack_json, unpack_json
+from tfrl.run.pieces import Piece
 
 FORMAT = 1
 
@@ -46,12 +49,16 @@ class _FaultError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `CheckpointStore.load` found: the arrays as they were saved, `parts` in the workers' order."""
+    """What `CheckpointStore.load` found: the arrays as they were saved, `parts` in the workers' order.
+
+    `pieces` are those of all workers.
+    """
 
     update: int
     env_steps: int
     learner: dict[str, np.ndarray]
     parts: list[dict[str, np.ndarray]]
+    pieces: list[Piece]
 
 
 class CheckpointStore:
@@ -77,6 +84,7 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self._directory = directory
+        self._pieces = directory / pieces.FOLDER
         self._keep = keep
         self._worker = worker
         self._num_workers = num_workers
@@ -89,8 +97,11 @@ class CheckpointStore:
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
         env_steps: int,
+        worker_pieces: Sequence[Piece] = (),
     ) -> int:
         """Saves the chief's `learner` and every worker's `worker_part`, then prunes. Call it on all workers.
+
+        Of `worker_pieces`, this worker's, those that no checkpoint has yet are written.
 
         Later checkpoints, of a course that the run has left by resuming from an earlier one, are removed too.
         On a full disk the oldest make room, one after another, as long as a newer one that is whole stays.
@@ -102,9 +113,10 @@ class CheckpointStore:
             CheckpointError: on every worker if any could not do its share; what was written of it is removed.
         """
         dropped = 0
-        size = num_bytes(learner) + self._num_workers * num_bytes(worker_part)
+        new = sum(num_bytes(piece.arrays) for piece in worker_pieces if not piece.is_saved)
+        size = num_bytes(learner) + self._num_workers * (num_bytes(worker_part) + new)
         while True:
-            done, failure = self._attempt(update, learner, worker_part, env_steps)
+            done, failure = self._attempt(update, learner, worker_part, worker_pieces, env_steps)
             if done:
                 self._prune(update)
                 return dropped
@@ -122,7 +134,9 @@ class CheckpointStore:
         """The updates that have a complete checkpoint (not yet verified), oldest first."""
         return [update for update, folder in self._folders().items() if (folder / _MANIFEST).is_file()]
 
-    def load(self, on_skip: Callable[[str], None], update: int | None = None) -> Checkpoint | None:
+    def load(
+        self, on_skip: Callable[[str], None], update: int | None = None, *, with_pieces: bool = False
+    ) -> Checkpoint | None:
         """Reads and verifies the newest valid checkpoint, or that of `update` alone.
 
         Reading is local to each worker: workers that must start from the same one compare what they found and
@@ -131,6 +145,7 @@ class CheckpointStore:
         Args:
             on_skip: called with one sentence for each checkpoint that is damaged.
             update: which one, instead of the newest.
+            with_pieces: verify its pieces, too, to go on with them: gigabytes may have to be read.
 
         Returns:
             The checkpoint, or None if there is none at all.
@@ -148,7 +163,7 @@ class CheckpointStore:
             return None
         for candidate, folder in reversed(folders.items()):
             try:
-                return _read_folder(folder, candidate)
+                return _read_folder(folder, candidate, self._pieces if with_pieces else None)
             except _FaultError as fault:
                 on_skip(f"The checkpoint {folder} is skipped: {fault}.")
         raise UserError(
@@ -174,13 +189,16 @@ class CheckpointStore:
         update: int,
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
+        worker_pieces: Sequence[Piece],
         env_steps: int,
     ) -> tuple[bool, BaseException | None]:
         """Whether every worker could do its share, and why this one could not. It leaves all or nothing."""
         staged = self._path(update, _STAGED)
+        written: list[tuple[Piece, Path]] = []
         steps = (
             lambda: self._prepare(staged),
-            lambda: self._write_own_files(staged, learner, worker_part),
+            lambda: written.extend((piece, piece.write(self._pieces)) for piece in worker_pieces),
+            lambda: self._write_own_files(staged, learner, _with_pieces(worker_part, written)),
             lambda: self._commit(staged, update, env_steps),
         )
         for step in steps:
@@ -192,6 +210,8 @@ class CheckpointStore:
             if not self._agree(failure is None):
                 self._discard()
                 return False, failure
+        for piece, path in written:
+            piece.keep(path)
         return True, None
 
     def _prepare(self, staged: Path) -> None:
@@ -221,6 +241,7 @@ class CheckpointStore:
             "env_steps": env_steps,
             "topology": {"num_workers": self._num_workers},
             "files": {name: _check_in(staged / name) for name in _file_names(self._num_workers)},
+            "pieces": self._check_in_pieces(staged),
         }
         files.write_synced(staged / _MANIFEST, _seal(manifest))
         files.sync_folder(staged)
@@ -229,6 +250,16 @@ class CheckpointStore:
             final.rename(replaced)
         staged.rename(final)
         files.sync_folder(self._directory)
+
+    def _check_in_pieces(self, staged: Path) -> dict[str, int]:
+        """The sizes in bytes, by file, of all workers' pieces, which all must have arrived."""
+        parts = (_part_name(worker, self._num_workers) for worker in range(self._num_workers))
+        entries = [e for part in parts for e in _pieces_of(decode((staged / part).read_bytes()))]
+        for each in entries:
+            path = self._pieces / each["file"]
+            if not path.is_file() or path.stat().st_size != each["bytes"]:
+                raise _FaultError(f"{path} did not arrive, and all workers must share one disk")
+        return {each["file"]: each["bytes"] for each in entries}
 
     def _prune(self, update: int) -> None:
         """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
@@ -274,6 +305,7 @@ class CheckpointStore:
                 path.rename(path.with_suffix(""))
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
+        pieces.sweep(self._pieces, itertools.chain(*map(_needed_pieces, self._folders().values())))
 
     def _reason(self, failure: BaseException | None, size: int) -> str:
         if failure is None:
@@ -285,6 +317,26 @@ class CheckpointStore:
             free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
             return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
         return f"cannot write {failure.filename or self._directory} ({files.reason(failure)})"
+
+
+def _with_pieces(
+    part: Mapping[str, np.ndarray], written: Iterable[tuple[Piece, Path]]
+) -> Mapping[str, np.ndarray]:
+    entries = [pieces.entry(piece, path) for piece, path in written]
+    return {**part, pieces.KEY: pack_json(entries)} if entries else part
+
+
+def _pieces_of(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """What a worker's part says of its pieces."""
+    return unpack_json(part[pieces.KEY]) if pieces.KEY in part else []
+
+
+def _needed_pieces(folder: Path) -> Iterable[str]:
+    """The files of a checkpoint's pieces. A damaged checkpoint needs none: it cannot be gone on from."""
+    try:
+        return _read_manifest(folder / _MANIFEST).get("pieces", {})
+    except (OSError, _FaultError):
+        return ()
 
 
 def _part_name(worker: int, num_workers: int) -> str:
@@ -330,7 +382,7 @@ def _seal(manifest: Mapping[str, Any]) -> bytes:
 
 def _is_whole(folder: Path, update: int) -> bool:
     try:
-        _read_folder(folder, update)
+        _read_folder(folder, update, folder.parent / pieces.FOLDER)
     except _FaultError:
         return False
     return True
@@ -340,18 +392,29 @@ def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _read_folder(folder: Path, update: int) -> Checkpoint:
+def _read_folder(folder: Path, update: int, pieces_folder: Path | None) -> Checkpoint:
     try:
         manifest = _read_manifest(folder / _MANIFEST)
         if manifest["update"] != update:
             raise _FaultError(f"its manifest is of update {manifest['update']}")
         names = _file_names(manifest["topology"]["num_workers"])
         learner, *parts = (_read_arrays(folder / name, manifest["files"][name]) for name in names)
+        found = [] if pieces_folder is None else _find_pieces(parts, pieces_folder)
     except FileNotFoundError as error:
         raise _FaultError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise _FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
-    return Checkpoint(update, manifest["env_steps"], learner, parts)
+    return Checkpoint(update, manifest["env_steps"], learner, parts, found)
+
+
+def _find_pieces(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[Piece]:
+    """The verified pieces of all workers, each once."""
+    entries = {each["file"]: each for part in parts for each in _pieces_of(part)}
+    for each in entries.values():
+        reason = pieces.fault(folder / each["file"], each["bytes"])
+        if reason is not None:
+            raise _FaultError(reason)
+    return [Piece.saved(each["about"], folder / name) for name, each in entries.items()]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Use(IntEnum):
     RECORDING = 7
     WARM_UP = 8
     AUXILIARY = 9
+    REPLAY = 10
+    EXPLORATION = 11
 
 
 def generator(seed: int, use: Use, *key: int) -> np.random.Generator:

@@ -23,6 +23,7 @@ from tfrl.run.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.folder import SETTINGS_FILE
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
+from tfrl.run.pieces import Piece
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
@@ -129,7 +130,7 @@ class Session:
         if mine < newest.max():  # others could read what this worker cannot, and did not warn of it
             self._warn(skipped)
         if newest.min() != mine:
-            found = self._store.load(self.console.warn, int(newest.min()))
+            found = self._store.load(self.console.warn, int(newest.min()), with_pieces=True)
         if found is None:
             return None
         self.found = found
@@ -146,7 +147,8 @@ class Session:
         """
         skipped: list[str] = []
         try:
-            found = self._store.load(self.console.warn if self.runtime.is_chief else skipped.append)
+            warn = self.console.warn if self.runtime.is_chief else skipped.append
+            found = self._store.load(warn, with_pieces=True)
         except UserError:
             self._warn(skipped)
             raise
@@ -181,6 +183,7 @@ class Session:
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
         progress: Mapping[str, Any],
+        pieces: Sequence[Piece] = (),
     ) -> None:
         """Saves; a disk that is full costs this checkpoint, not the run.
 
@@ -189,13 +192,16 @@ class Session:
           learner: what is the same on all workers.
           worker_part: what is this worker's own.
           progress: what the trainer's loop needs to go on, as JSON values.
+          pieces: what of this worker's is written once, for this checkpoint and later ones.
         """
         self.phase("saving")
         self.writer.flush()
         clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
         learner = {**learner, "progress": pack_json(clock | {**progress})}
         try:
-            dropped = self._store.save(self.step, learner=learner, worker_part=worker_part, env_steps=x)
+            dropped = self._store.save(
+                self.step, learner=learner, worker_part=worker_part, env_steps=x, worker_pieces=pieces
+            )
         except CheckpointError as error:
             self._tell_unsaved(error)
             return

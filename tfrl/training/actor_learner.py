@@ -20,6 +20,7 @@ from tfrl.agents.behavior import ActorCriticBehavior
 from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates
 from tfrl.experience.rollout import Rollout
+from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner, env_spec, make_collector
 from tfrl.workers.strategy import Runtime
@@ -221,9 +222,14 @@ class ActorLearner(OnPolicyLearner):
             state |= {f"{_ACTED}{number}/{name}": array for name, array in weights.items()}
         return state, part
 
-    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        pieces: Sequence[Piece] = (),
+    ) -> None:
         """Continues from what `get_state` gave. Raises UserError as `OnPolicyLearner`'s does."""
-        super().set_state(state, parts)
+        super().set_state(state, parts, pieces)
         self._weights, self._next = {}, None
         for key, array in state.items():
             if key.startswith(_ACTED):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfrl.cli.quiet import quiet_start
@@ -11,14 +11,21 @@ from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import check_installed
 from tfrl.envs import registry
-from tfrl.experience.rollout import check_memory
+from tfrl.experience import rollout
 from tfrl.networks import torso_weights
 from tfrl.run.folder import has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
 
-def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -> int:
+def run(
+    reader: Reader,
+    arguments: Sequence[str],
+    *,
+    learner: str,
+    agent: str,
+    check_memory: Callable[[Any, int], None] | None = None,
+) -> int:
     """Trains with the settings of the command line; the exit code.
 
     Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
@@ -30,6 +37,8 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
       learner: "module:class" that follows `tfrl.training.trainer.Learner`, made of the settings, the session
         and the agent's class.
       agent: "module:class" of the algorithm's agent.
+      check_memory: raises UserError if what a worker keeps of the envs does not fit, of the settings and the
+        number of workers; by default for rollouts.
     """
     config = reader.parse(arguments)
     cluster = tf_config.for_strategy(config.strategy)
@@ -40,10 +49,9 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
     check_installed(config)
     workers = 1 if cluster is None else cluster.num_workers
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-    held = config.num_steps * config.rollouts_held
-    check_memory(registry.specs(config.env)[0], config.num_envs, held, workers)
+    (check_memory or _check_rollouts)(config, workers)
     config.check_resources()
-    if config.torso_weights is not None and not has_checkpoint(config.run_dir):
+    if getattr(config, "torso_weights", None) is not None and not has_checkpoint(config.run_dir):
         torso_weights.check(config)
     with take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start(), held_back():
@@ -51,6 +59,11 @@ def run(reader: Reader, arguments: Sequence[str], *, learner: str, agent: str) -
 
             make_learner, make_agent = _load(learner), _load(agent)
         return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
+
+
+def _check_rollouts(config: Any, workers: int) -> None:
+    steps = config.num_steps * config.rollouts_held
+    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers)
 
 
 def _load(name: str) -> Any:

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfrl.agents.agent import Agent
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
-from tfrl.envs.published import normalized_return
-from tfrl.envs.spec import EnvSpec, random_actions
+from tfrl.envs.spec import random_actions
 from tfrl.experience.collector import Collector
-from tfrl.experience.normalize import EpisodeStatistics, ObservationNormalizer, RewardNormalizer, env_moments
+from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout, too_large
-from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
-from tfrl.run.arrays import pack_bytes, unpack_bytes
+from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
+from tfrl.training import env_states
+from tfrl.training.learner import LearnerBase, MakeAgent, env_spec, under, with_prefix
 from tfrl.training.trainer import Update
-from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
-
-MakeAgent = Callable[[Any, Runtime], Agent]
 
 # The part of an update's time that collecting takes: an eighth with the default network and settings.
 _COLLECTING = 1 / 8
 
 
-class OnPolicyLearner:
+class OnPolicyLearner(LearnerBase):
     """One worker's share of the envs, and its replicas of the agent; follows `tfrl.training.trainer.Learner`.
 
     Args:
@@ -46,22 +42,13 @@ class OnPolicyLearner:
     )
 
     def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
-        self._config = config
-        self._session = session
-        self._runtime = session.runtime
+        super().__init__(config, session, make_agent)
         self.collector = self._make_collector()
-        self.agent = _make_agent(config, session, make_agent)
-        self._distribution = distribution_for(self.collector.action_spec)
         self._rewards = RewardNormalizer(config.num_envs)
-        self._episodes = EpisodeStatistics(config.num_envs)
         self._observations: ObservationNormalizer | None = None
         if config.normalize_observations:
             self._observations = ObservationNormalizer(*self.collector.observation_spec.shape)
             self._begin_observations()
-
-    def begin(self) -> None:
-        """Gives a new run the weights that it starts from; one that goes on has its own."""
-        self.agent.begin()
 
     def update(self) -> Update | None:
         """Collects a rollout and learns from it. A collective."""
@@ -85,7 +72,7 @@ class OnPolicyLearner:
             "time/rollout_seconds": rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return Update(metrics | self._shares(rollout, seconds), self._action_counts(rollout))
+        return Update(metrics | self._shares(rollout, seconds), self.action_counts(rollout.actions))
 
     def _make_collector(self) -> Collector:
         return make_collector(self._config, self._runtime)
@@ -93,46 +80,6 @@ class OnPolicyLearner:
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
         """How an update that took `seconds` spent them, by the names of its columns."""
         return {"time/update_seconds": seconds - rollout.seconds}
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """The agent's weights by name."""
-        return self.agent.get_weights()
-
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
-        self._session.watchdog.beat()
-        choose = self.agent.greedy if self._config.eval_greedy else self.agent.sample
-        return choose(observations, noise)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one evaluation env, float32 [steps, K]."""
-        return self.agent.draw_noise(generator, steps)
-
-    def episode_metrics(self) -> dict[str, float]:
-        """Of the last 100 episodes."""
-        config, mean = self._config, self._episodes.mean_return
-        score = normalized_return(config.env, config.distribution_mode, mean)
-        return {
-            "rollout/episode_return": mean,
-            "rollout/episode_length": self._episodes.mean_length,
-            "rollout/normalized_return": float("nan") if score is None else score,
-            "rollout/episodes": self._episodes.episodes,
-        }
-
-    @property
-    def solved(self) -> bool:
-        """Whether the last 100 episodes have come to --solved-at, the same on all workers."""
-        wanted = self._config.solved_at
-        return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
-
-    def _action_counts(self, rollout: Rollout) -> list[int]:
-        """How often all workers' actions fell into each bin of their histograms. A collective."""
-        counts = self._distribution.counts(rollout.actions)
-        return self._runtime.sum_over_workers(counts).tolist()
-
-    def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
-        """The values to draw for an update's `action_counts`, by the end of the chart's name."""
-        return self._distribution.histograms(np.asarray(counts))
 
     def close(self) -> None:
         """Stops the envs."""
@@ -212,71 +159,34 @@ class OnPolicyLearner:
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What is the same on all workers, and this worker's envs."""
-        indices, states, observations, first = self.collector.get_state()
-        data, lengths = pack_bytes(states)
         state = self.agent.get_state()
-        state |= {f"normalizer/{k}": v for k, v in self._rewards.get_state().items()}
-        state |= {f"episodes/{k}": v for k, v in self._episodes.get_state().items()}
+        state |= with_prefix("normalizer/", self._rewards.get_state())
+        state |= with_prefix("episodes/", self._episodes.get_state())
         if self._observations is not None:
-            state |= {f"observations/{k}": v for k, v in self._observations.get_state().items()}
-        part = {"indices": np.array(indices), "states": data, "lengths": lengths}
-        return state, part | {"observations": observations, "first": first}
+            state |= with_prefix("observations/", self._observations.get_state())
+        return state, env_states.pack(self.collector)
 
-    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def pieces(self) -> Sequence[Piece]:
+        """None: all of the state changes with every update."""
+        return ()
+
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        pieces: Sequence[Piece] = (),
+    ) -> None:
         """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
 
         Raises UserError on all workers if the network is another one, or if envs then show something else
         than they did.
         """
-        try:
-            self.agent.set_state(state)
-        except (ValueError, KeyError):
-            raise UserError(
-                f"the checkpoints in {self._config.run_dir} are of another network; "
-                "choose another --run-name."
-            ) from None
-        self._rewards.set_state(_under("normalizer/", state))
-        self._episodes.set_state(_under("episodes/", state))
+        self._set_agent(state)
+        self._rewards.set_state(under("normalizer/", state))
+        self._episodes.set_state(under("episodes/", state))
         if self._observations is not None:
-            self._observations.set_state(_under("observations/", state))
-        states: dict[int, bytes] = {}
-        for part in parts:
-            packed = unpack_bytes(part["states"], part["lengths"])
-            states |= dict(zip(part["indices"].tolist(), packed, strict=True))
-        self.collector.set_state(states)
-        if self.collector.exact_state:
-            self._check_envs(parts)
-
-    def _check_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        if not self._runtime.all_agree(self._shows(parts)):
-            raise UserError(
-                f"the envs of {self._config.run_dir} do not show what they did when its checkpoint was "
-                f"saved, so {self._config.env} is another build here; go on where the run began, or choose "
-                "another --run-name."
-            )
-
-    def _shows(self, parts: Sequence[Mapping[str, np.ndarray]]) -> bool:
-        """Whether this worker's envs show what they showed when `get_state` gave `parts`."""
-        indices, _, observations, first = self.collector.get_state()
-        saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
-        return all(
-            np.array_equal(observations[mine], part["observations"][k]) and first[mine] == part["first"][k]
-            for mine, (part, k) in enumerate(saved[i] for i in indices)
-        )
-
-
-def env_spec(config: Any) -> EnvSpec:
-    """The global vector of training envs that the settings describe."""
-    return EnvSpec(
-        name=config.env,
-        num_envs=config.num_envs,
-        seed=config.seed,
-        distribution_mode=config.distribution_mode,
-        num_levels=config.num_levels,
-        start_level=config.start_level,
-        # A few step tens of thousands of frames a second, and the network needs the cores.
-        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
-    )
+            self._observations.set_state(under("observations/", state))
+        env_states.restore(self.collector, parts, self._config, self._session)
 
 
 def random_observations(config: Any, steps: int) -> np.ndarray:
@@ -302,15 +212,3 @@ def make_collector(config: Any, runtime: Runtime) -> Collector:
     except MemoryError:
         spec = registry.specs(config.env)[0]
         raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None
-
-
-def _make_agent(config: Any, session: Session, make_agent: MakeAgent) -> Agent:
-    try:
-        return make_agent(config, session.runtime)
-    except ValueError as error:  # the zoo: an image too small for the network, say
-        message = str(error).splitlines()[0]
-        raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
-
-
-def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}

@@ -19,6 +19,7 @@ from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.arrays import pack_json, unpack_json
+from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
 from tfrl.training.trainer import Update
@@ -151,12 +152,17 @@ class PhasicLearner(OnPolicyLearner):
         state[_STATE] = pack_json({"held": held, "parts_done": self._parts_done, "sums": self._sums})
         return state, part
 
-    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        pieces: Sequence[Piece] = (),
+    ) -> None:
         """Continues from what `get_state` gave, with the rollouts of the phase, which must be there.
 
         Raises UserError as `OnPolicyLearner.set_state`, and where rollouts are missing.
         """
-        super().set_state(state, parts)
+        super().set_state(state, parts, pieces)
         phase = unpack_json(state[_STATE])
         self._held = None if phase["held"] is None else Update(**phase["held"])
         self._parts_done, self._sums = phase["parts_done"], phase["sums"]

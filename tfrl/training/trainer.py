@@ -17,6 +17,7 @@ from tfrl.networks.export import export
 from tfrl.run import results
 from tfrl.run.console import Console
 from tfrl.run.metrics import PROGRESS_FILE, logged_steps
+from tfrl.run.pieces import Piece
 from tfrl.run.session import Session, open_session
 from tfrl.run.stop import Stopped
 from tfrl.run.summary import tensorboard
@@ -77,8 +78,16 @@ class Learner(Protocol):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
 
-    def set_state(self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer."""
+    def pieces(self) -> Sequence[Piece]:
+        """What of this worker's state is written once, for this checkpoint and later ones."""
+
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """Continues from what `get_state` and `pieces` gave on all workers, be they more or fewer now."""
 
     def close(self) -> None:
         """Stops what it has started."""
@@ -228,7 +237,7 @@ class Trainer:
         if found is None:
             self._learner.begin()
             return
-        self._learner.set_state(found.learner, found.parts)
+        self._learner.set_state(found.learner, found.parts, found.pieces)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
         logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
         done = session.runtime.any_says(logged >= found.env_steps)
@@ -253,7 +262,8 @@ class Trainer:
         if not self._session.is_saved:
             state, part = self._learner.get_state()
             pending = None if self._pending is None else dataclasses.asdict(self._pending)
-            self._session.save(self._env_steps, state, part, {"pending": pending})
+            pieces = self._learner.pieces()
+            self._session.save(self._env_steps, state, part, {"pending": pending}, pieces)
 
     def _finish(self) -> int:
         """Exports, and writes and shows the results."""

@@ -58,8 +58,8 @@ class SummedAdam(_Summed, keras.optimizers.Adam):
     def compiled_step(self, gradients: Sequence[tf.Tensor], max_norm: float) -> tf.Tensor:
         """Clips by the global norm and takes the step, compiled by XLA; the norm before clipping.
 
-        Call it in a replica's context. Keras applies gradients outside of any, where XLA cannot follow, so this
-        is its arithmetic (Kingma & Ba 2015, section 2, last paragraph) on the replica's own variables.
+        Call it in a replica's context. Keras applies gradients outside of any, where XLA cannot follow, so
+        this is its arithmetic (Kingma & Ba 2015, section 2, last paragraph) on the replica's own variables.
         """
         variables = self._trainable_variables
         scales = [self._rate_scales.get(self._var_key(v), 1.0) for v in variables]

@@ -1,0 +1,60 @@
+"""DDPG (Lillicrap et al. 2016, arXiv:1509.02971): a deterministic actor and a critic of its actions."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.ops import q_learning
+
+
+class DDPGAgent(ReplayAgent):
+    """An actor and its critics, and their slow copies."""
+
+    metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
+    charts = {
+        "losses": {
+            "error of Q": ("train/q_loss",),
+            "Q of the actions taken": ("train/q_mean",),
+            "actor": ("train/actor_loss",),
+        }
+    }
+    actor_every = 1
+    """Gradient steps of the critics for one of the actor, and of the slow copies."""
+
+    def make_phases(self) -> tuple[Phase, ...]:
+        """The critics', then the actor's."""
+        config, critics = self._config, self.network.critics
+        self.slow, self.target_every = ("actor", *critics), self.actor_every
+        critic_rates = (config.critic_lr or config.lr,) * len(critics)
+        return (
+            Phase(critics, self._critic_loss, ("q_loss", "q_mean"), critic_rates),
+            Phase(("actor",), self._actor_loss, ("actor_loss",), (config.lr,), every=self.actor_every),
+        )
+
+    def actions(self, weights: Weights, prefix: str, observations: tf.Tensor) -> tf.Tensor:
+        """The actor's actions, float32 [b, D], or with the prefix its slow copy's."""
+        return self.network.greedy([self.network.functions["actor"](weights[prefix + "actor"], observations)])
+
+    def qs(self, weights: Weights, prefix: str, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        """All critics' values, float32 [N, b], or with the prefix their slow copies'."""
+        functions = self.network.functions
+        values = [functions[c](weights[prefix + c], observations, actions) for c in self.network.critics]
+        return tf.stack(values)
+
+    def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
+        """What follows is worth, float32 [b], by the slow copies."""
+        observations = rows["next_observation"]
+        return self.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
+
+    def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
+        target = q_learning.td_target(rows["reward"], rows["discount"], self.next_values(weights, rows))
+        taken = tf.unstack(self.qs(weights, "", rows["observation"], rows["action"]))
+        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"]) for q in taken])
+        return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
+
+    def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        observations = rows["observation"]
+        q = self.qs(weights, "", observations, self.actions(weights, "", observations))[0]
+        loss = q_learning.deterministic_actor_loss(q)
+        return loss, {"actor_loss": loss}, tf.zeros_like(loss)

@@ -1,0 +1,55 @@
+"""DQN (Mnih et al. 2015, doi:10.1038/nature14236), also double, dueling and with prioritised replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.ops import q_learning
+
+
+class DQNAgent(ReplayAgent):
+    """One network that values actions, and its slow copy."""
+
+    metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
+    charts = {
+        "losses": {
+            "error of Q": ("train/q_loss",),
+            "Q of the actions taken": ("train/q_mean",),
+            "share of random actions": ("train/epsilon",),
+        }
+    }
+    slow = ("q",)
+
+    def make_phases(self) -> tuple[Phase, ...]:
+        """One."""
+        self.target_every = self._config.target_every
+        return (Phase(("q",), self._loss, ("q_loss", "q_mean"), (self._config.lr,)),)
+
+    def _loss(self, weights: Weights, rows: Rows) -> Losses:
+        config, q_of = self._config, self.network.functions["q"]
+        next_q = q_of(weights[TARGET + "q"], rows["next_observation"])
+        if config.double:
+            online = q_of(weights["q"], rows["next_observation"])
+            target = q_learning.double_q_learning_target(rows["reward"], rows["discount"], next_q, online)
+        else:
+            target = q_learning.q_learning_target(rows["reward"], rows["discount"], next_q)
+        q = q_learning.taken_q(q_of(weights["q"], rows["observation"]), rows["action"])
+        loss = q_learning.td_loss(q, target, rows["weight"], huber_delta=config.huber_delta)
+        return loss, {"q_loss": loss, "q_mean": q}, target - q
+
+    def epsilon(self, env_steps: tf.Tensor) -> tf.Tensor:
+        """The share of random actions after so many env steps, float32 (`schedules.exploration`)."""
+        config = self._config
+        share = tf.minimum(tf.cast(env_steps, tf.float32) / max(1, config.exploration_steps), 1.0)
+        return config.exploration_start + (config.exploration_end - config.exploration_start) * share
+
+    def explore(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
+        """Random actions with probability epsilon, the best ones otherwise."""
+        return self.network.sample(outputs, noise, self.epsilon(env_steps))
+
+    def progress(self, env_steps: int) -> dict[str, float]:
+        """What it reports of so many env steps."""
+        return super().progress(env_steps) | {"train/epsilon": float(self.epsilon(env_steps))}

@@ -1,0 +1,355 @@
+"""What DQN, DDPG, TD3 and SAC share: weights as vectors, and gradient steps in a compiled loop.
+
+An algorithm is a list of `Phase`s, one for each loss, and says which networks have slow copies. Losses are
+sums over parts of a batch, divided by the global batch; parts are summed in pairs, then over replicas. What
+is compiled is the gradient of one part and the step that follows, the same programs on every topology, so
+that N replicas or workers take the steps that one would, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import networks
+from tfrl.cli.errors import TrainingError
+from tfrl.experience.replay import Batch
+from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.ops.adam import adam
+from tfrl.ops.q_learning import polyak
+from tfrl.ops.schedules import learning_rate
+from tfrl.workers.gradients import sum_parts, sum_replicas
+from tfrl.workers.strategy import Runtime
+
+TARGET = "target_"
+"""Before the name of a network, the name of its slow copy."""
+
+Weights = Mapping[str, tf.Tensor]
+Rows = Mapping[str, tf.Tensor]
+Losses = tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One gradient step of one loss.
+
+    Attributes:
+      learned: the names of the vectors that it moves; they go by `rates`, each the learning rate.
+      loss: gives, of all vectors and some rows of a batch, the loss of each row, float32 [b], what to report
+        the mean of, by name, [b] each, and the errors that decide priorities, [b].
+      metrics: the names of what it reports.
+      every: gradient steps of the first phase for one of this.
+    """
+
+    learned: tuple[str, ...]
+    loss: Callable[[Weights, Rows], Losses]
+    metrics: tuple[str, ...]
+    rates: tuple[float, ...]
+    every: int = 1
+
+
+class ReplayAgent:
+    """Networks, their slow copies and optimizers under a strategy; follows `tfrl.agents.agent.ReplayAgent`.
+
+    A subclass gives the class attributes, `phases` and `explore`.
+
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+
+    Attributes:
+      metric_names, charts: as in `tfrl.agents.agent.Agent`.
+      update_noise: standard normal numbers of each row of a batch.
+      slow: the networks that have slow copies.
+      target_every: gradient steps between two moves of these.
+    """
+
+    metric_names: tuple[str, ...]
+    charts: Mapping[str, Mapping[str, tuple[str, ...]]]
+    update_noise = 0
+    slow: tuple[str, ...] = ()
+    target_every = 1
+
+    def __init__(self, config: Any, runtime: Runtime) -> None:
+        self._config = config
+        self._runtime = runtime
+        self.network = networks.of_settings(config, runtime.precision)
+        self.phases = self.make_phases()
+        vectors = self.initial()
+        vectors |= {TARGET + name: vectors[name] for name in self.slow}
+        learned = [name for phase in self.phases for name in phase.learned]
+        self._moments = {name: [f"{name}/{m}" for m in ("mean", "square", "step")] for name in learned}
+        for name, (mean, square, step) in self._moments.items():
+            vectors |= {mean: np.zeros_like(vectors[name]), square: np.zeros_like(vectors[name])}
+            vectors[step] = np.zeros((), np.float32)
+        with runtime.strategy.scope():
+            self._vectors = {name: _variable(value) for name, value in vectors.items()}
+        self._learned = tuple(learned)
+
+        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
+        self._forward = self.network.player_pass(on_gpu=on_gpu, at_once=at_once)
+        # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
+        compiles = on_gpu or config.torso == "mlp"
+        self._gradients = [
+            tf.function(functools.partial(self._part_gradients, phase), jit_compile=compiles)
+            for phase in self.phases
+        ]
+        self._adam = tf.function(self._step_of_adam, jit_compile=compiles)
+        self._move = tf.function(
+            lambda slow, fast: polyak(slow, fast, config.tau) if config.tau < 1 else tf.identity(fast),
+            jit_compile=compiles,
+        )
+
+    def make_phases(self) -> tuple[Phase, ...]:
+        """The gradient steps of an update, in order."""
+        raise NotImplementedError
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """The vectors that a run begins with: those of the networks, and what else is learned."""
+        return {name: function.initial() for name, function in self.network.functions.items()}
+
+    def explore(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
+        """Actions [B, *shape] of training, after so many env steps."""
+        return self.network.sample(outputs, noise)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained parameters."""
+        return sum(int(np.prod(self._vectors[name].shape)) for name in self._learned)
+
+    @property
+    def floats_per_sum(self) -> int:
+        """What the phases of a gradient step sum over replicas."""
+        return self.num_parameters + len(self.metric_names)
+
+    @property
+    def steps_per_update(self) -> int:
+        """Gradient steps of an iteration, once they have begun."""
+        return int(self._config.iteration_steps * self._config.updates_per_step)
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What it does, by title."""
+        config = self._config
+        envs = f"{config.num_envs}, random for {config.learning_starts:,} env steps"
+        each = (
+            f"{config.updates_per_step:g} gradient steps an env step, {config.batch_size:,} transitions each"
+        )
+        return {"envs": envs, "learning": each}
+
+    def begin(self) -> None:
+        """There is nothing that a run could start from."""
+
+    # Acting
+
+    def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
+        """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
+        return self._act(
+            tf.convert_to_tensor(observations),
+            tf.convert_to_tensor(noise),
+            tf.constant(env_steps, tf.float32),
+        ).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _act(self, observations: tf.Tensor, noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
+        return self.explore(self._outputs(observations), noise, env_steps)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
+        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return self.network.sample(self._outputs(observations), noise)
+
+    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
+        """The best actions [B, *shape]; ignores `noise`."""
+        return self._greedy(tf.convert_to_tensor(observations)).numpy()
+
+    @tf.function(reduce_retracing=True)
+    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
+        return self.network.greedy(self._outputs(observations))
+
+    def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        return self._forward(self._vectors[self.network.player].read_value(), observations)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one env's actions, float32 [steps, K]."""
+        return self.network.draw_noise(generator, steps)
+
+    # Learning
+
+    def update(
+        self, batch: Batch, noise: np.ndarray, *, first: int, count: int, iteration: int
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """Gradient steps, one for each of the first `count` of K batches.
+
+        Args:
+          batch: K batches of this worker's envs.
+          noise: standard normal, float32 [K, B, b, update_noise].
+          first: the gradient steps before these.
+          count: how many to take.
+          iteration: decides the learning rate.
+
+        Returns:
+          The sums of the metrics over these steps, the same on every worker, and the errors of each
+          transition, float32 [K, B, b].
+
+        Raises:
+          TrainingError: a loss is not finite. All replicas see it at the same step.
+        """
+        config = self._config
+        scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
+        fields = batch._asdict() | {"noise": noise}
+        del fields["rows"]
+        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in fields.items()}
+        numbers = (tf.constant(first), tf.constant(count), tf.constant(scale, tf.float32))
+        done, sums, errors = self._updates(rows, *numbers)
+        totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
+        bad = [name for name, value in totals.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(f"{bad[0]} is not a finite number (gradient step {first + int(done)})")
+        errors = np.concatenate([e.numpy().reshape(len(e), -1, batch.rows.shape[2]) for e in errors], axis=1)
+        return {f"train/{name}": value for name, value in totals.items()}, errors
+
+    def progress(self, env_steps: int) -> dict[str, float]:
+        """What it reports of so many env steps, whatever was learned."""
+        config = self._config
+        iteration = env_steps // config.iteration_steps - 1
+        return {
+            "train/learning_rate": learning_rate(config.lr_schedule, config.lr, iteration, config.num_updates)
+        }
+
+    @property
+    def _reported(self) -> list[str]:
+        return [name for phase in self.phases for name in phase.metrics]
+
+    def _by_replica(self, x: np.ndarray) -> list[np.ndarray]:
+        """[K, B, b, ...] as one [K, rows, ...] for each replica."""
+        shares = np.split(x, self._runtime.local_replicas, axis=1)
+        return [share.reshape(len(x), -1, *x.shape[3:]) for share in shares]
+
+    @tf.function(reduce_retracing=True)
+    def _updates(
+        self, rows: Mapping[str, Any], first: tf.Tensor, count: tf.Tensor, scale: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        strategy, local = self._runtime.strategy, self._runtime.local_replicas
+        done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
+        errors = [tf.TensorArray(tf.float32, size=count) for _ in range(local)]
+        while done < count and finite:
+            found = []
+            for index, phase in enumerate(self.phases):
+                if phase.every == 1:
+                    means, kept = strategy.run(self._phase, args=(index, rows, done, scale))
+                    means = self._runtime.first(means)
+                    if index == 0:
+                        kept = self._runtime.local_results(kept)
+                        errors = [e.write(done, k) for e, k in zip(errors, kept, strict=True)]
+                else:
+                    means = tf.zeros(len(phase.metrics))
+                    if (first + done + 1) % phase.every == 0:
+                        means, _ = strategy.run(self._phase, args=(index, rows, done, scale))
+                        means = self._runtime.first(means) * float(phase.every)
+                found.append(means)
+            if (first + done + 1) % self.target_every == 0:
+                strategy.run(self._move_targets)
+            means = tf.concat(found, axis=0)
+            # Summed over replicas, so all hold the same numbers, and all workers stop together.
+            sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
+            done += 1
+        return done, sums, [e.stack() for e in errors]
+
+    def _phase(
+        self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """One gradient step on this replica's rows: one all-reduce, one step of Adam for each vector."""
+        phase, config = self.phases[index], self._config
+        weights = {name: self._vectors[name].read_value() for name in self._vectors if "/" not in name}
+        specs = [tf.TensorSpec(weights[name].shape) for name in phase.learned]
+        (gradients, sums), errors = sum_parts(
+            lambda part: self._gradients[index](weights, part),
+            {name: x[number] for name, x in rows.items()},
+            part_rows=config.part_rows,
+            signature=((specs, tf.TensorSpec([len(phase.metrics)])), tf.TensorSpec([config.part_rows])),
+            at_once=self._runtime.parts_at_once,
+        )
+        *gradients, sums = sum_replicas([*gradients, sums])
+        for name, gradient, rate in zip(phase.learned, gradients, phase.rates, strict=True):
+            variables = [self._vectors[v] for v in (name, *self._moments[name])]
+            values = self._adam(*(v.read_value() for v in variables), gradient, scale * rate)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        return sums, tf.reshape(errors, [-1])
+
+    def _part_gradients(
+        self, phase: Phase, weights: Weights, rows: Rows
+    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
+        """Gradients and sums of metrics of some rows, and the rows' errors."""
+        learned = [weights[name] for name in phase.learned]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(learned)
+            losses, metrics, errors = phase.loss(weights, rows)
+            # Divided by the global batch, because gradients are summed over replicas.
+            loss = tf.reduce_sum(losses) / self._config.batch_size
+        sums = tf.reduce_sum(tf.stack([metrics[name] for name in phase.metrics]), axis=1)
+        return (tape.gradient(loss, learned), sums / self._config.batch_size), errors
+
+    def _step_of_adam(
+        self,
+        weights: tf.Tensor,
+        mean: tf.Tensor,
+        square: tf.Tensor,
+        step: tf.Tensor,
+        gradient: tf.Tensor,
+        rate: tf.Tensor,
+    ) -> tuple[tf.Tensor, ...]:
+        if self._config.max_grad_norm is not None:
+            gradient = tf.clip_by_norm(gradient, self._config.max_grad_norm)
+        step = step + 1.0
+        epsilon = self._config.adam_epsilon
+        return *adam(weights, mean, square, gradient, step=step, rate=rate, epsilon=epsilon), step
+
+    def _move_targets(self) -> None:
+        for name in self.slow:
+            slow, fast = self._vectors[TARGET + name], self._vectors[name]
+            slow.assign(self._move(slow.read_value(), fast.read_value()))
+
+    # State
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The weights of all networks by name."""
+        return self.network.split({name: self._vectors[name].numpy() for name in self.network.functions})
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Weights, slow copies and optimizers as arrays, the same on every worker."""
+        others = {
+            f"agent/{name}": v.numpy()
+            for name, v in self._vectors.items()
+            if name not in self.network.functions
+        }
+        return {f"{PREFIX}{k}": v for k, v in self.get_weights().items()} | others
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`.
+
+        Raises:
+          ValueError, KeyError: they belong to another network.
+        """
+        joined = self.network.join(weights_of(state))
+        for name, variable in self._vectors.items():
+            variable.assign(joined[name] if name in joined else state[f"agent/{name}"])
+
+
+def _variable(value: np.ndarray) -> tf.Variable:
+    """A vector of which each replica has its own copy, and changes it: all compute the same."""
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

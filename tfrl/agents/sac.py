@@ -1,0 +1,104 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905); discrete as in Christodoulou 2019."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.envs.spec import Discrete
+from tfrl.ops import q_learning
+
+_LOG_ALPHA = "log_alpha"
+
+
+class SACAgent(ReplayAgent):
+    """An actor, two critics with slow copies, and the temperature."""
+
+    metric_names = (
+        *("train/q_loss", "train/q_mean", "train/actor_loss", "train/entropy", "train/alpha"),
+        "train/learning_rate",
+    )
+    charts = {
+        "losses": {
+            "error of Q": ("train/q_loss",),
+            "Q of the actions taken": ("train/q_mean",),
+            "actor": ("train/actor_loss",),
+            "entropy": ("train/entropy",),
+            "temperature": ("train/alpha",),
+        }
+    }
+
+    def make_phases(self) -> tuple[Phase, ...]:
+        """The critics', then the actor's and the temperature's."""
+        config = self._config
+        self.slow = self.network.critics
+        action_spec = self.network.distribution.action_spec
+        self._discrete = isinstance(action_spec, Discrete)
+        self.update_noise = 0 if self._discrete else 2 * self.network.noise_size
+        if config.entropy_target is not None:
+            self._entropy_target = config.entropy_target
+        else:
+            self._entropy_target = (
+                0.98 * math.log(action_spec.n) if self._discrete else -float(action_spec.shape[0])
+            )
+        learned, rates = ("actor",), (config.lr,)
+        if config.alpha is None:
+            learned, rates = (*learned, _LOG_ALPHA), (*rates, config.lr)
+        critic_rates = (config.critic_lr or config.lr,) * len(self.slow)
+        actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
+        return (
+            Phase(self.slow, self._critic_loss, ("q_loss", "q_mean"), critic_rates),
+            Phase(learned, actor_loss, ("actor_loss", "entropy", "alpha"), rates),
+        )
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """The networks' vectors, and the logarithm of the temperature, which is 1 at first."""
+        alpha = 1.0 if self._config.alpha is None else self._config.alpha
+        return super().initial() | {_LOG_ALPHA: np.array(math.log(alpha), np.float32)}
+
+    def _qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
+        """All critics' values, [N, B] or of discrete actions [N, B, A]."""
+        functions = self.network.functions
+        return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.slow])
+
+    def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
+        return self.network.distribution(self.network.functions["actor"](weights["actor"], observations))
+
+    def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
+        alpha, policy = tf.exp(weights[_LOG_ALPHA]), self._policy(weights, rows["next_observation"])
+        if self._discrete:
+            qs = self._qs(weights, TARGET, rows["next_observation"])
+            value = q_learning.discrete_soft_value(qs, policy.log_probs, alpha)
+            qs = self._qs(weights, "", rows["observation"])
+            taken = tf.unstack(tf.map_fn(lambda q: q_learning.taken_q(q, rows["action"]), qs))
+        else:
+            actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, : self.network.noise_size])
+            qs = self._qs(weights, TARGET, rows["next_observation"], actions)
+            value = q_learning.soft_value(qs, log_prob, alpha)
+            taken = tf.unstack(self._qs(weights, "", rows["observation"], rows["action"]))
+        target = q_learning.td_target(rows["reward"], rows["discount"], value)
+        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"]) for q in taken])
+        return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
+
+    def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        policy = self._policy(weights, rows["observation"])
+        actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
+        qs = self._qs(weights, "", rows["observation"], actions)
+        loss = q_learning.soft_actor_loss(qs, log_prob, tf.exp(weights[_LOG_ALPHA]))
+        return self._with_temperature(weights, loss, -log_prob)
+
+    def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        log_probs = self._policy(weights, rows["observation"]).log_probs
+        qs = self._qs(weights, "", rows["observation"])
+        loss = q_learning.discrete_soft_actor_loss(qs, log_probs, tf.exp(weights[_LOG_ALPHA]))
+        return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs))
+
+    def _with_temperature(self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor) -> Losses:
+        """The losses of the actor and of the temperature: neither has a gradient in the other's weights."""
+        log_alpha = weights[_LOG_ALPHA]
+        both = loss + q_learning.temperature_loss(log_alpha, entropy, self._entropy_target)
+        alpha = tf.broadcast_to(tf.exp(log_alpha), tf.shape(loss))
+        return both, {"actor_loss": loss, "entropy": entropy, "alpha": alpha}, tf.zeros_like(loss)

@@ -1,0 +1,56 @@
+"""The settings of DDPG: its section, presets and checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
+from tfrl.config import replay, run
+from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
+from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+
+
+@dataclass(frozen=True)
+class DDPG:
+    """How it is learned."""
+
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise upon actions, which are between -1 and 1."""
+    noise_correlation: float = 0.0
+    """Of the noise of one exploring step with that of the step before; 0.85 is the paper's
+    Ornstein-Uhlenbeck process."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
+    """All settings of a DDPG run. One field a flag."""
+
+    algorithm: ClassVar[str] = "ddpg"
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Torso)
+
+
+RANGES: dict[str, Range] = {
+    "exploration_noise": NOT_NEGATIVE,
+    "noise_correlation": Range(0, 0.9999),
+}
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    replay.check(config, RANGES)
+
+
+READER = Reader(
+    Config,
+    sections=(Task, Replay, DDPG, Torso, Hardware, Run),
+    presets=TASKS,
+    preset_summaries=SUMMARIES,
+    default_preset=lambda env: OF_ENVS.get(env, "default"),
+    defaults={"env": "Pendulum-v1"},
+    complete=run.complete,
+    check=validate,
+    prog="python -m tfrl.ddpg",
+    summary="Train DDPG on an env with continuous actions.",
+)

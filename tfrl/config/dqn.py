@@ -1,0 +1,135 @@
+"""The settings of DQN: its section, presets and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tfrl.cli.settings import COUNT, FRACTION, NATURAL, POSITIVE, Range, Reader
+from tfrl.config import replay, run
+from tfrl.config.replay import DEFAULTS, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.envs.spec import Discrete
+
+
+@dataclass(frozen=True)
+class DQN:
+    """How it is learned."""
+
+    target_every: int = 500
+    """Gradient steps between two moves of the target network (see --tau)."""
+    double: bool = True
+    """The learned network chooses the next action, the target network values it."""
+    dueling: bool = False
+    """Two heads, the value of the observation and the advantage of each action."""
+    huber_delta: float | None = None
+    """The loss grows linearly beyond errors of this size; None: half the squared error."""
+    prioritized: bool = False
+    """Draw transitions in proportion to their errors."""
+    priority_exponent: float = 0.6
+    """How much the errors decide; 0: not at all."""
+    priority_beta: float = 0.4
+    """Exponent of the weights that make up for it, at the beginning of the run; 1 at its end."""
+    exploration_start: float = 1.0
+    """Share of random actions at the beginning."""
+    exploration_end: float = 0.05
+    """The same after --exploration-steps."""
+    exploration_steps: int = 10_000
+    """Env steps in which it falls."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
+    """All settings of a DQN run. One field a flag."""
+
+    algorithm: ClassVar[str] = "dqn"
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Torso)
+    action_kind: ClassVar[type] = Discrete
+
+
+_DEFAULTS = {**DEFAULTS, "tau": 1.0, "batch_size": 128, "lr": 2.5e-4, "replay_size": 100_000}
+_CARTPOLE = {**_DEFAULTS, "env": "CartPole-v1", "total_steps": 50_000}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": _DEFAULTS,
+    "catch": {
+        **_DEFAULTS,
+        "env": "catch",
+        "num_levels": 0,
+        "total_steps": 20_000,
+        "num_envs": 16,
+        "iteration_steps": 2000,
+        "train_every": 64,
+        "updates_per_step": 0.25,
+        "batch_size": 64,
+        "learning_starts": 1000,
+        "exploration_steps": 4000,
+        "target_every": 50,
+        "lr": 1e-3,
+        "torso": "cookbook",
+    },
+    "cartpole": {
+        **_CARTPOLE,
+        "learning_starts": 1000,
+        "train_every": 64,
+        "updates_per_step": 0.5,
+        "batch_size": 64,
+        "lr": 2.3e-3,
+        "lr_schedule": "linear",
+        "target_every": 20,
+        "exploration_end": 0.04,
+        "exploration_steps": 8000,
+        "hidden": "64,64",
+        "max_grad_norm": 10.0,
+    },
+    "cleanrl": {
+        **_CARTPOLE,
+        "total_steps": 500_000,
+        "replay_size": 10_000,
+        "learning_starts": 10_000,
+        "train_every": 10,
+        "updates_per_step": 0.1,
+        "double": False,
+        "exploration_steps": 250_000,
+        "target_every": 50,
+        "hidden": "120,84",
+    },
+}
+"""What each preset changes in Config's defaults."""
+
+_SUMMARIES = {
+    "default": "for any env",
+    "catch": "for catch, which takes it by itself",
+    "cartpole": "for CartPole-v1, which takes it by itself",
+    "cleanrl": "CleanRL's settings for CartPole-v1",
+}
+
+RANGES: dict[str, Range] = {
+    "target_every": COUNT,
+    "huber_delta": POSITIVE,
+    "priority_exponent": FRACTION,
+    "priority_beta": FRACTION,
+    "exploration_start": FRACTION,
+    "exploration_end": FRACTION,
+    "exploration_steps": NATURAL,
+}
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    replay.check(config, RANGES)
+
+
+READER = Reader(
+    Config,
+    sections=(Task, Replay, DQN, Torso, Hardware, Run),
+    presets=PRESETS,
+    preset_summaries=_SUMMARIES,
+    default_preset=lambda env: {"CartPole-v1": "cartpole", "catch": "catch"}.get(env, "default"),
+    defaults={"env": "CartPole-v1"},
+    complete=run.complete,
+    check=validate,
+    prog="python -m tfrl.dqn",
+    summary="Train DQN on an env with discrete actions.",
+)

@@ -1,0 +1,198 @@
+"""What the settings of all algorithms that learn from replay share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
+from tfrl.config import run
+from tfrl.config.network import Torso
+from tfrl.config.run import Hardware, RLSettings, Run, Task
+from tfrl.envs import registry
+from tfrl.envs.spec import Box, Discrete
+
+_PART_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is kept of the envs' steps, and how much is learned from it."""
+
+    num_envs: int = 1
+    """Envs, all workers together; must be divisible by the number of replicas."""
+    iteration_steps: int = 1000
+    """Env steps, all workers together, of one row of progress.csv: what --eval-every and --checkpoint-every
+    count as an update."""
+    replay_size: int = 1_000_000
+    """Transitions that are kept, all workers together; each env has an equal share."""
+    learning_starts: int = 5000
+    """Env steps by random actions before the first gradient step."""
+    batch_size: int = 256
+    """Transitions of a gradient step, all workers together: as many of each env."""
+    updates_per_step: float = 1.0
+    """Gradient steps for each env step; may be a fraction."""
+    train_every: int = 1
+    """Env steps between learning; what is due by then is done in one go, which is faster."""
+    n_step: int = 1
+    """Steps of the returns."""
+    gamma: float = 0.99
+    """Discount of one env step."""
+    lr: float = 3e-4
+    """Adam's learning rate."""
+    critic_lr: float | None = None
+    """The critics' own learning rate, of algorithms with an actor; None: --lr."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to 0 over --total-steps, which a run then keeps."""
+    adam_epsilon: float = 1e-8
+    """Adam's epsilon."""
+    max_grad_norm: float | None = None
+    """The gradient of each network is clipped to this norm; None: not at all."""
+    tau: float = 0.005
+    """How far the target networks move towards the learned ones at a time; 1: a copy."""
+
+
+class ReplaySettings(RLSettings):
+    """What the settings of every algorithm with replay can be asked; a base without fields."""
+
+    action_kind: type = Box
+    """The action space that the algorithm is for; `object` takes both."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one iteration, all workers together."""
+        return self.iteration_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+        return self.batch_size
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        return True
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a batch whose gradients are taken at once, the same on any topology.
+
+        As many parts as there may be replicas, four at most, and more where they would be large. Sums of a
+        power of two of parts are added in the same pairs on 1, 2 and 4 replicas.
+        """
+        if self.micro_batch:
+            return self.micro_batch
+        parts = math.gcd(self.num_envs, 4)
+        while self.batch_size % (2 * parts) == 0 and self.batch_size // parts > _PART_ROWS:
+            parts *= 2
+        return self.batch_size // parts
+
+    @property
+    def most_updates(self) -> int:
+        """Gradient steps that are taken in one go, at most."""
+        return max(1, math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step))
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
+        return super().may_change - (set() if self.lr_schedule == "constant" else {"total_steps"})
+
+    @property
+    def prioritized_replay(self) -> bool:
+        """Whether transitions are drawn by their errors."""
+        return getattr(self, "prioritized", False)
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raise UserError if the envs, or a replica's share of a batch, do not divide by what there is."""
+        replicas = workers * replicas_per_worker
+        if self.num_envs % replicas:
+            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+            raise UserError(
+                f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
+                f"got {self.num_envs}."
+            )
+        share = self.batch_size // replicas
+        if share % self.part_rows:
+            raise UserError(
+                f"--micro-batch must divide a replica's share of a batch, {share} transitions; got "
+                f"{self.part_rows}."
+            )
+
+
+RANGES: dict[str, Range] = {
+    "iteration_steps": COUNT,
+    "replay_size": Range(2, 1e12),
+    "learning_starts": COUNT,
+    "batch_size": COUNT,
+    "updates_per_step": Range(0, 1000, above=True),
+    "train_every": COUNT,
+    "n_step": Range(1, 1000),
+    "gamma": FRACTION,
+    "lr": POSITIVE,
+    "critic_lr": POSITIVE,
+    "adam_epsilon": POSITIVE,
+    "max_grad_norm": POSITIVE,
+    "tau": Range(0, 1, above=True),
+}
+
+DEFAULTS: Mapping[str, Any] = {
+    "total_steps": 100_000,
+    "torso": "auto",
+    "hidden": "256,256",
+    "activation": "relu",
+    "precision": "float32",
+    "eval_episodes": 64,
+    "eval_greedy": True,
+}
+"""What every preset of these algorithms says, where it says nothing else."""
+
+
+def check(config: Any, ranges: Mapping[str, Range]) -> None:
+    """Raise UserError for the first setting that cannot work on any machine, of those that all have."""
+    run.check(config, {**RANGES, **ranges})
+    _check_actions(config)
+    for name in ("batch_size", "iteration_steps", "replay_size"):
+        value = getattr(config, name)
+        if value % config.num_envs:
+            near = value // config.num_envs * config.num_envs or config.num_envs
+            raise UserError(
+                f"--{name.replace('_', '-')} must be divisible by --num-envs {config.num_envs}; got {value}; "
+                f"{near} would do."
+            )
+    rows = config.replay_size // config.num_envs
+    if config.n_step > min(rows, config.learning_starts // config.num_envs):
+        raise UserError(
+            f"--n-step {config.n_step} needs as many steps of each of --num-envs {config.num_envs} in "
+            f"--replay-size {config.replay_size} and in --learning-starts {config.learning_starts}."
+        )
+    # What fails for one worker fails for more: their shares are fractions of its own.
+    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+
+
+def _check_actions(config: Any) -> None:
+    action = registry.specs(config.env)[1]
+    if isinstance(action, config.action_kind):
+        return
+    if isinstance(action, Discrete):
+        raise UserError(
+            f"{config.algorithm} needs continuous actions, and {config.env} has {action.n} discrete ones; "
+            "take dqn or sac."
+        )
+    raise UserError(
+        f"{config.algorithm} needs discrete actions, and {config.env} has continuous ones; take sac, td3 or "
+        "ddpg."
+    )
+
+
+__all__ = [
+    "DEFAULTS",
+    "Hardware",
+    "Replay",
+    "ReplaySettings",
+    "Run",
+    "Task",
+    "Torso",
+]

@@ -1,0 +1,78 @@
+"""The settings of SAC: its section, presets and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tfrl.cli.settings import POSITIVE, Range, Reader
+from tfrl.config import replay, run
+from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
+from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+
+
+@dataclass(frozen=True)
+class SAC:
+    """How it is learned."""
+
+    alpha: float | None = None
+    """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
+    entropy_target: float | None = None
+    """In nats; None: -1 for each number of a continuous action, 0.98 log A for A discrete actions."""
+    noise_correlation: float = 0.0
+    """Of the noise of one exploring step with that of the step before: close to 1, it explores further. 0:
+    the paper's."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
+    """All settings of a SAC run. One field a flag."""
+
+    algorithm: ClassVar[str] = "sac"
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Torso)
+    action_kind: ClassVar[type] = object
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    **TASKS,
+    "mountain-car": {
+        **TASKS["default"],
+        "env": "MountainCarContinuous-v0",
+        "total_steps": 50_000,
+        "learning_starts": 1000,
+        "train_every": 32,
+        "gamma": 0.9999,
+        "tau": 0.01,
+        "noise_correlation": 0.98,
+        "hidden": "64,64",
+    },
+    "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3},
+}
+"""What each preset changes in Config's defaults."""
+
+RANGES: dict[str, Range] = {
+    "alpha": POSITIVE,
+    "entropy_target": Range(-1e6, 1e6),
+    "noise_correlation": Range(0, 0.9999),
+}
+
+
+def validate(config: Config) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    replay.check(config, RANGES)
+
+
+READER = Reader(
+    Config,
+    sections=(Task, Replay, SAC, Torso, Hardware, Run),
+    presets=PRESETS,
+    preset_summaries={**SUMMARIES, "mountain-car": "for MountainCarContinuous-v0, which takes it by itself"},
+    default_preset=lambda env: {**OF_ENVS, "MountainCarContinuous-v0": "mountain-car"}.get(env, "default"),
+    defaults={"env": "Pendulum-v1"},
+    complete=run.complete,
+    check=validate,
+    prog="python -m tfrl.sac",
+    summary="Train SAC on an env with continuous or discrete actions.",
+)

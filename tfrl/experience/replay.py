@@ -1,0 +1,282 @@
+"""Replay: what this worker's envs did lately, each observation once, and batches drawn from it.
+
+Row t of an env holds o_t, a_t and what a_t led to; the observation after it is that of row t + 1. Where an
+episode was truncated, row t + 1 begins another one, and the last observation is kept apart. Rows are a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfrl.envs.spec import ActionSpec, ArraySpec
+from tfrl.envs.vec_env import Step
+from tfrl.experience.priorities import Priorities
+from tfrl.ops.q_learning import n_step
+from tfrl.run.pieces import Piece
+
+
+class Batch(NamedTuple):
+    """Transitions of K batches: b of each of B envs, in the order of the envs.
+
+    Attributes:
+      observation: [K, B, b, *shape]; next_observation the same: what to bootstrap from.
+      action: [K, B, b, *shape].
+      reward: float32 [K, B, b], the discounted sum of up to n rewards.
+      discount: float32 [K, B, b], of all that follows: 0 where the episode terminated.
+      weight: float32 [K, B, b], the importance-sampling weights; 1 where rows are drawn uniformly.
+      rows: int64 [K, B, b], for `Replay.set_priorities`.
+    """
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    next_observation: np.ndarray
+    weight: np.ndarray
+    rows: np.ndarray
+
+
+class Replay:
+    """The last transitions of some of the global envs.
+
+    Args:
+      envs: their global indices.
+      rows: transitions that are kept of each.
+      observation, action: their specs.
+      gamma, n_step: of the returns.
+      priority_exponent: alpha of prioritised replay; None draws uniformly.
+
+    Attributes:
+      steps: how many actions each env has taken in all.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[int],
+        rows: int,
+        *,
+        observation: ArraySpec,
+        action: ActionSpec,
+        gamma: float,
+        n_step: int = 1,
+        priority_exponent: float | None = None,
+    ) -> None:
+        self.steps = 0
+        self._envs = list(envs)
+        # One more: the newest observation has no action yet.
+        self._ring = ring = rows + 1
+        size = (ring, len(self._envs))
+        self._observations = np.zeros((*size, *observation.shape), observation.dtype)
+        self._actions = np.zeros((*size, *action.shape), action.dtype)
+        self._rewards = np.zeros(size, np.float32)
+        self._first, self._truncated = np.zeros(size, bool), np.zeros(size, bool)
+        self._finals: dict[tuple[int, int], np.ndarray] = {}  # by place in the ring and column
+        self._gamma, self._n_step = gamma, n_step
+        self._exponent = priority_exponent
+        self._priorities = [Priorities(ring) for _ in envs] if priority_exponent is not None else []
+        self._highest = np.ones(len(self._envs))  # priority of each env so far: that of a new row
+        self._ranked = 0  # steps whose rows have their priority
+        self._pieces: list[Piece] = []
+
+    # Storing
+
+    def show(self, step: Step) -> None:
+        """Takes what the envs show: o_t, and what a_{t-1} led to. Shown twice is shown once."""
+        at, before = self.steps % self._ring, (self.steps - 1) % self._ring
+        self._observations[at] = step.observation
+        if self.steps == 0:
+            return
+        if (self._first[before] != step.first).any():
+            # An env that could not go on exactly: its episode was saved as one that goes on.
+            self._pieces = [piece for piece in self._pieces if piece.about["end"] < self.steps]
+        self._rewards[before] = step.reward
+        self._first[before] = step.first
+        self._truncated[before] = step.truncated
+        if step.final_observation is not None:
+            for column, final in zip(np.flatnonzero(step.truncated), step.final_observation, strict=True):
+                self._finals[before, int(column)] = np.array(final)
+
+    def act(self, actions: np.ndarray) -> None:
+        """Takes a_t [B, *shape], for what was shown; the oldest row gives way to the next."""
+        self._actions[self.steps % self._ring] = actions
+        self.steps += 1
+        if self._finals:
+            gone = self.steps % self._ring
+            for column in range(len(self._envs)):
+                self._finals.pop((gone, column), None)
+
+    @property
+    def _oldest(self) -> int:
+        """The step of the oldest row that is kept."""
+        return max(0, self.steps - self._ring + 1)
+
+    def __len__(self) -> int:
+        """Transitions of each env."""
+        return self.steps - self._oldest
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a transition of n steps."""
+        return len(self) >= self._n_step
+
+    # Sampling
+
+    def sample(
+        self, generators: Sequence[np.random.Generator], batches: int, rows_each: int, *, beta: float = 1.0
+    ) -> Batch:
+        """K batches with b rows of each env, of the transitions that have n steps, or an end before.
+
+        Args:
+          generators: one for each env, which its rows depend on alone.
+          batches: K.
+          rows_each: b.
+          beta: exponent of the importance-sampling weights.
+        """
+        size = (batches, rows_each)
+        if self._priorities:
+            self._rank_new_rows()
+            drawn = [self._draw(i, g.random(size), beta) for i, g in enumerate(generators)]
+            rows, weights = (np.stack(x, axis=1) for x in zip(*drawn, strict=True))
+        else:
+            count = len(self) - self._n_step + 1
+            rows = np.stack([g.integers(count, size=size) for g in generators], axis=1)  # [K, B, b]
+            rows = (rows + self._oldest) % self._ring
+            weights = np.ones(rows.shape, np.float32)
+        return self._gather(rows, weights)
+
+    def _gather(self, rows: np.ndarray, weights: np.ndarray) -> Batch:
+        count = len(self._envs)
+        column = np.arange(count)[:, None]
+        if self._n_step == 1:
+            at = rows * count + column
+            reward, ended = self._rewards.reshape(-1).take(at), self._first.reshape(-1).take(at)
+            cut = self._truncated.reshape(-1).take(at)
+            discount = np.where(ended & ~cut, np.float32(0), np.float32(self._gamma))
+            last = rows
+        else:
+            window = (rows[..., None] + np.arange(self._n_step)) % self._ring
+            at = window * count + column[..., None]
+            rewards, first, truncated = (
+                x.reshape(-1).take(at) for x in (self._rewards, self._first, self._truncated)
+            )
+            reward, discount, steps = n_step(rewards, first, truncated, gamma=self._gamma)
+            last = (rows + steps - 1) % self._ring
+            cut = np.take_along_axis(truncated, steps[..., None] - 1, axis=-1)[..., 0]
+        after = (last + 1) % self._ring
+        return Batch(
+            observation=_take(self._observations, rows * count + column),
+            action=_take(self._actions, rows * count + column),
+            reward=reward,
+            discount=discount,
+            next_observation=self._with_finals(_take(self._observations, after * count + column), last, cut),
+            weight=weights,
+            rows=rows,
+        )
+
+    def _with_finals(self, observations: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
+        for k, i, j in zip(*np.nonzero(cut), strict=True):
+            observations[k, i, j] = self._finals[int(last[k, i, j]), int(i)]
+        return observations
+
+    # Priorities
+
+    def set_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
+        """Gives the rows of a batch the priority (|error| + 1e-6)^alpha; [K, B, b] each, later ones win."""
+        if not self._priorities:
+            return
+        priorities = (np.abs(errors).astype(np.float64) + 1e-6) ** self._exponent
+        for i, tree in enumerate(self._priorities):
+            mine, values = rows[:, i].reshape(-1), priorities[:, i].reshape(-1)
+            tree.set(mine, values)
+            self._highest[i] = max(self._highest[i], values.max())
+
+    def _rank_new_rows(self) -> None:
+        """Gives rows that can be drawn now the highest priority so far, and 0 to those that no longer can."""
+        start, end = max(self._ranked, self._oldest), self.steps - self._n_step + 1
+        new = np.arange(start, end) % self._ring
+        gone = np.arange(self.steps - self._n_step + 1, self.steps + 1) % self._ring
+        for tree, highest in zip(self._priorities, self._highest, strict=True):
+            tree.set(gone, 0.0)
+            tree.set(new, highest)
+        self._ranked = end
+
+    def _draw(self, i: int, uniforms: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [K, b] of env i and their weights, (p / least p)^-beta: section 3.4, by the largest."""
+        tree = self._priorities[i]
+        rows = tree.draw(uniforms.reshape(-1)).reshape(uniforms.shape)
+        return rows, ((tree[rows] / tree.least) ** -beta).astype(np.float32)
+
+    # State
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Arrays of this worker beside the pieces."""
+        state = {"steps": np.array(self.steps)}
+        if self._priorities:
+            leaves = np.stack([tree[: self._ring] for tree in self._priorities])
+            state |= {"priorities": leaves, "highest": self._highest, "ranked": np.array(self._ranked)}
+        return state
+
+    def pieces(self) -> list[Piece]:
+        """The rows in pieces: those that are saved, and one of the rows since then."""
+        self._pieces = [p for p in self._pieces if p.is_saved and p.about["end"] > self._oldest]
+        begin = max(self._oldest, self._pieces[-1].about["end"] if self._pieces else 0)
+        if begin < self.steps:
+            self._pieces.append(self._piece(begin))
+        return self._pieces
+
+    def _piece(self, begin: int) -> Piece:
+        at = np.arange(begin, self.steps) % self._ring
+        stored = (self._observations, self._actions, self._rewards, self._first, self._truncated)
+        arrays = {name: array[at] for name, array in zip(_STORED, stored, strict=True)}
+        places = {int(place): k for k, place in enumerate(at)}
+        finals = sorted((places[p], c, o) for (p, c), o in self._finals.items() if p in places)
+        arrays["final_at"] = np.array([(k, c) for k, c, _ in finals], np.int64).reshape(-1, 2)
+        arrays["finals"] = np.array([o for *_, o in finals], self._observations.dtype)
+        return Piece({"begin": begin, "end": self.steps, "envs": self._envs}, arrays)
+
+    def set_state(self, parts: Sequence[Mapping[str, np.ndarray]], pieces: Sequence[Piece]) -> None:
+        """Continues from what all workers had, of which there may have been more or fewer.
+
+        Args:
+          parts: `get_state` of each, with its `indices`, the envs.
+          pieces: of all of them.
+        """
+        self.steps = int(parts[0]["steps"])
+        self._finals = {}
+        mine = [p for p in pieces if p.about["end"] > self._oldest and {*p.about["envs"]} & {*self._envs}]
+        for piece in mine:
+            self._take_in(piece)
+        self._pieces = sorted(mine, key=lambda p: p.about["end"])
+        if not self._priorities:
+            return
+        self._ranked = int(parts[0]["ranked"])
+        saved = {int(i): (part, k) for part in parts for k, i in enumerate(part["indices"])}
+        for column, (env, tree) in enumerate(zip(self._envs, self._priorities, strict=True)):
+            part, k = saved[env]
+            tree.set(np.arange(self._ring), part["priorities"][k])
+            self._highest[column] = part["highest"][k]
+
+    def _take_in(self, piece: Piece) -> None:
+        arrays, envs = piece.load(), piece.about["envs"]
+        begin, end = piece.about["begin"], piece.about["end"]
+        skipped = max(0, self._oldest - begin)
+        at = np.arange(begin + skipped, end) % self._ring
+        columns = {i: self._envs.index(env) for i, env in enumerate(envs) if env in self._envs}
+        theirs, ours = list(columns), list(columns.values())
+        stored = (self._observations, self._actions, self._rewards, self._first, self._truncated)
+        for name, array in zip(_STORED, stored, strict=True):
+            array[at[:, None], ours] = arrays[name][skipped:, theirs]
+        for (k, i), final in zip(arrays["final_at"].tolist(), arrays["finals"], strict=True):
+            if k >= skipped and i in columns:
+                self._finals[(begin + k) % self._ring, columns[i]] = final
+
+
+_STORED = ("observations", "actions", "rewards", "first", "truncated")
+
+
+def _take(array: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Entries [*at.shape, ...] of [rows, envs, ...], by row * envs + env."""
+    return array.reshape(-1, *array.shape[2:]).take(at, axis=0)

@@ -1,0 +1,148 @@
+"""A Keras model as a pure function of its weights, which are one vector.
+
+Agents with slow copies of their networks need it: a copy is another vector, an optimizer's step or an average
+is one operation, and what is summed over replicas is one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import resnet
+from tfrl.envs.spec import ArraySpec
+from tfrl.networks.weights import layer_names, read_weights
+from tfrl.workers import parts
+
+
+class Functional:
+    """Calls a model with weights that are given.
+
+    Args:
+      model: a model without state besides its trained weights, such as batch normalisation has.
+
+    Attributes:
+      size: how many numbers the weights are.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        if model.non_trainable_variables:
+            raise ValueError(f"{model.name} has state besides its trained weights")
+        self._model = model
+        self._variables = model.trainable_variables
+        names = {id(v): name for name, v in layer_names(model).items()}
+        self.names = [names[id(v)] for v in self._variables]
+        self._shapes = [tuple(v.shape) for v in self._variables]
+        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.size = sum(self._sizes)
+
+    def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> tf.Tensor:
+        """The model's outputs by weights float32 [size]."""
+        flat = tf.split(weights, self._sizes)
+        shaped = [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
+        arguments = inputs[0] if len(inputs) == 1 else list(inputs)
+        return self._model.stateless_call(shaped, [], arguments)[0]
+
+    def initial(self) -> np.ndarray:
+        """The weights that the model was made with, float32 [size]."""
+        return self.join(read_weights(dict(zip(self.names, self._variables, strict=True))))
+
+    def join(self, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+        """One vector of weights by name. Raises ValueError where they are of another network."""
+        odd = sorted({*self.names} ^ weights.keys())
+        if odd:
+            raise ValueError(f"the weights are of another network: {odd[0]} is in one of them alone")
+        for name, shape in zip(self.names, self._shapes, strict=True):
+            if weights[name].shape != shape:
+                shapes = f"{weights[name].shape}, the network needs {shape}"
+                raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
+        return np.concatenate([weights[name].reshape(-1) for name in self.names]).astype(np.float32)
+
+    def split(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """The weights of one vector by name."""
+        flat = np.split(weights, np.cumsum(self._sizes)[:-1])
+        named = zip(self.names, flat, self._shapes, strict=True)
+        return {name: part.reshape(shape) for name, part, shape in named}
+
+
+class FunctionalNetworks(tf.Module):
+    """Networks by name, and the weights that they play by; a base of `PolicyNetwork`s.
+
+    Args:
+      models: by name; `player` is the one whose outputs choose actions.
+      player: its name.
+      outputs: of one observation, `player`'s.
+    """
+
+    def __init__(self, models: Mapping[str, keras.Model], *, player: str, outputs: int) -> None:
+        super().__init__(name="networks")
+        self.functions = {name: Functional(model) for name, model in models.items()}
+        self._weights = {
+            name: tf.Variable(f.initial(), trainable=False) for name, f in self.functions.items()
+        }
+        self.player = player
+        self._outputs = outputs
+
+    def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
+        """Gives the player's outputs, [float32 [B, outputs]], of observations [B, *shape]."""
+        forward = self.player_pass(on_gpu=on_gpu, at_once=at_once)
+        return lambda observations: forward(self._weights[self.player], observations)
+
+    def player_pass(
+        self, *, on_gpu: bool, at_once: int
+    ) -> Callable[[tf.Tensor, tf.Tensor], Sequence[tf.Tensor]]:
+        """The same by weights that are given first. CPUs compute it in parts, `at_once` at a time."""
+        function = self.functions[self.player]
+        if on_gpu:
+            return lambda weights, observations: [function(weights, observations)]
+        signature = [tf.TensorSpec([self._outputs])]
+        return lambda weights, observations: parts.map_rows(
+            lambda rows: [function(weights, rows)], observations, signature, at_once
+        )
+
+    def join(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The vectors of weights by NETWORK/NAME. Raises ValueError where they are of other networks."""
+        split: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.functions}
+        for path, array in weights.items():
+            network, _, name = path.partition("/")
+            if network not in split:
+                raise ValueError(f"the weights are of another network: {path} is in one of them alone")
+            split[network][name] = array
+        return {name: function.join(split[name]) for name, function in self.functions.items()}
+
+    def split(self, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The weights by NETWORK/NAME of all vectors."""
+        return {
+            f"{network}/{name}": array
+            for network, function in self.functions.items()
+            for name, array in function.split(vectors[network]).items()
+        }
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """All weights as float32 arrays."""
+        return self.split({name: v.numpy() for name, v in self._weights.items()})
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Assigns arrays of `get_weights`. Raises ValueError where they are of other networks."""
+        for name, vector in self.join(weights).items():
+            self._weights[name].assign(vector)
+
+
+def torso_for(config: Any, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
+    """The torso of the settings.
+
+    Raises:
+      ValueError: the zoo cannot build it.
+    """
+    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
+    options = {**resnet.ppo_options(config.torso), **config.torso_options}
+    return resnet.build(config.torso, observation_spec.shape, dtype=dtype, seed=seed, **options)
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """Seeds of the initial weights of `count` parts, in [0, 2^31), as Keras wants them."""
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(count) >> 1]

@@ -1,0 +1,25 @@
+"""python -m tfrl.sac: train SAC on any env."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfrl.cli import endings
+from tfrl.config.sac import READER
+from tfrl.experience.replay_memory import check_memory
+from tfrl.training import command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains with the settings of the command line; the exit code."""
+    return command.run(
+        READER,
+        arguments,
+        learner="tfrl.training.off_policy:OffPolicyLearner",
+        agent="tfrl.agents.sac:SACAgent",
+        check_memory=check_memory,
+    )
+
+
+if __name__ == "__main__":
+    endings.run(main)

@@ -1,0 +1,124 @@
+"""What learners of all kinds share: the agent as a player, how episodes went, which actions were taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfrl.agents.agent import Agent
+from tfrl.cli.errors import UserError
+from tfrl.envs import registry
+from tfrl.envs.published import normalized_return
+from tfrl.envs.spec import EnvSpec
+from tfrl.experience.normalize import EpisodeStatistics
+from tfrl.networks.distributions import distribution_for
+from tfrl.run.session import Session
+from tfrl.workers import machine
+from tfrl.workers.strategy import Runtime
+
+MakeAgent = Callable[[Any, Runtime], Agent]
+
+
+class LearnerBase:
+    """The part of `tfrl.training.trainer.Learner` that is the same for all.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run; `session.step` is the number of finished updates.
+      make_agent: makes the agent from the settings and the runtime.
+    """
+
+    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+        self._config = config
+        self._session = session
+        self._runtime = session.runtime
+        self.agent = _make_agent(config, session, make_agent)
+        self._distribution = distribution_for(registry.specs(config.env)[1])
+        self._episodes = EpisodeStatistics(config.num_envs)
+
+    def begin(self) -> None:
+        """Gives a new run the weights that it starts from; one that goes on has its own."""
+        self.agent.begin()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The agent's weights by name."""
+        return self.agent.get_weights()
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
+        self._session.watchdog.beat()
+        choose = self.agent.greedy if self._config.eval_greedy else self.agent.sample
+        return choose(observations, noise)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one evaluation env, float32 [steps, K]."""
+        return self.agent.draw_noise(generator, steps)
+
+    def episode_metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes."""
+        config, mean = self._config, self._episodes.mean_return
+        score = normalized_return(config.env, config.distribution_mode, mean)
+        return {
+            "rollout/episode_return": mean,
+            "rollout/episode_length": self._episodes.mean_length,
+            "rollout/normalized_return": float("nan") if score is None else score,
+            "rollout/episodes": self._episodes.episodes,
+        }
+
+    @property
+    def solved(self) -> bool:
+        """Whether the last 100 episodes have come to --solved-at, the same on all workers."""
+        wanted = self._config.solved_at
+        return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
+
+    def action_counts(self, actions: np.ndarray) -> list[int]:
+        """How often all workers' actions [..., *shape] fell into each bin of a histogram. A collective."""
+        return self._runtime.sum_over_workers(self._distribution.counts(actions)).tolist()
+
+    def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
+        """The values to draw for an update's `action_counts`, by the end of the chart's name."""
+        return self._distribution.histograms(np.asarray(counts))
+
+    def _set_agent(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises UserError where a checkpoint's arrays are of another network."""
+        try:
+            self.agent.set_state(state)
+        except (ValueError, KeyError):
+            raise UserError(
+                f"the checkpoints in {self._config.run_dir} are of another network; "
+                "choose another --run-name."
+            ) from None
+
+
+def env_spec(config: Any) -> EnvSpec:
+    """The global vector of training envs that the settings describe."""
+    return EnvSpec(
+        name=config.env,
+        num_envs=config.num_envs,
+        seed=config.seed,
+        distribution_mode=config.distribution_mode,
+        num_levels=config.num_levels,
+        start_level=config.start_level,
+        # A few step tens of thousands of frames a second, and the network needs the cores.
+        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
+    )
+
+
+def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays by PREFIX + name."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of the arrays whose names begin so, without it: the inverse of `with_prefix`."""
+    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _make_agent(config: Any, session: Session, make_agent: MakeAgent) -> Agent:
+    try:
+        return make_agent(config, session.runtime)
+    except ValueError as error:  # the zoo: an image too small for the network, say
+        message = str(error).splitlines()[0]
+        raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
