@@ -232,7 +232,7 @@ class ReplayAgent:
     def _by_replica(self, x: np.ndarray) -> list[np.ndarray]:
         """[K, B, b, ...] as one [K, rows, ...] for each replica."""
         shares = np.split(x, self._runtime.local_replicas, axis=1)
-        return [share.reshape(len(x), -1, *x.shape[3:]) for share in shares]
+        return [share.reshape(len(x), share.shape[1] * share.shape[2], *x.shape[3:]) for share in shares]
 
     @tf.function(reduce_retracing=True)
     def _updates(

@@ -1,0 +1,292 @@
+"""Gradient steps of DQN, DDPG, TD3 and SAC against float64 NumPy with numerical gradients, written apart."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from tfrl import config as settings
+from tfrl.experience.replay import Batch
+from tfrl.workers import strategy
+
+K, ENVS, EACH = 3, 2, 4
+ROWS = ENVS * EACH
+COMMON = "--hidden 5,4 --activation tanh --num-envs 2 --batch-size 8 --lr 0.01 --adam-epsilon 1e-3".split()
+STD_SHIFT = math.log(math.expm1(0.99))
+
+
+@functools.cache
+def make_agent(algorithm, *flags):
+    config = settings.reader(algorithm).parse([*COMMON, *flags])
+    module = __import__(f"tfrl.agents.{algorithm}", fromlist=["x"])
+    return config, getattr(module, f"{algorithm.upper()}Agent")(config, strategy.make(config, None))
+
+
+def make_batch(agent, generator, observation_size, actions):
+    shape = (K, ENVS, EACH)
+    normal = lambda *more: generator.normal(size=(*shape, *more)).astype(np.float32)  # noqa: E731
+    if actions:
+        action = generator.integers(actions, size=shape).astype(np.int32)
+    else:
+        action = generator.uniform(-1, 1, (*shape, 1)).astype(np.float32)
+    batch = Batch(
+        observation=normal(observation_size),
+        action=action,
+        reward=normal(),
+        discount=generator.choice([0.0, 0.98], shape).astype(np.float32),
+        next_observation=normal(observation_size),
+        weight=generator.uniform(0.2, 1, shape).astype(np.float32),
+        rows=np.zeros(shape, np.int64),
+    )
+    return batch, normal(agent.update_noise)
+
+
+class Slow:
+    """Weights by name in float64, with slow copies `target_NAME`, Adam and numerical gradients."""
+
+    def __init__(self, agent, generator):
+        """From the agent's own, moved so that slow copies differ from what is learned and heads are not 0."""
+        state = agent.get_state()
+        for name in state:
+            if name.startswith("weights/") or "target_" in name or name.endswith("log_alpha"):
+                state[name] = (state[name] + 0.3 * generator.normal(size=state[name].shape)).astype(np.float32)
+            elif name.startswith("agent/"):
+                state[name] = np.zeros_like(state[name])
+        agent.set_state(state)
+        names = agent.network.functions
+        self.w = {n.removeprefix("weights/"): v for n, v in state.items() if n.startswith("weights/")}
+        for network in agent.slow:
+            flat = state[f"agent/target_{network}"]
+            self.w |= {f"target_{network}/{n}": v for n, v in names[network].split(flat).items()}
+        if "agent/log_alpha" in state:
+            self.w["log_alpha"] = state["agent/log_alpha"].reshape(1)
+        self.w = {name: value.astype(np.float64) for name, value in self.w.items()}
+        self.moments = {}
+
+    def net(self, network, x):
+        for layer in ("dense1", "dense2"):
+            kernel = self.w[f"{network}/{layer}/kernel"]
+            x = np.tanh(x @ kernel.reshape(kernel.shape[-2:]) + self.w[f"{network}/{layer}/bias"])
+        out = x @ self.w[f"{network}/head/kernel"] + self.w[f"{network}/head/bias"]
+        if f"{network}/value/kernel" in self.w:
+            value = x @ self.w[f"{network}/value/kernel"] + self.w[f"{network}/value/bias"]
+            out = value + out - out.mean(-1, keepdims=True)
+        return out
+
+    def of(self, network):
+        return [name for name in self.w if name == network or name.startswith(f"{network}/")]
+
+    def gradient(self, loss, network):
+        """Central differences."""
+        gradients = {}
+        for name in self.of(network):
+            value, g = self.w[name], np.zeros_like(self.w[name])
+            for at in np.ndindex(value.shape):
+                kept = value[at]
+                value[at] = kept + 1e-5
+                high = loss()
+                value[at] = kept - 1e-5
+                g[at] = (high - loss()) / 2e-5
+                value[at] = kept
+            gradients[name] = g
+        return gradients
+
+    def learn(self, loss, networks, rate, max_norm=None):
+        """All gradients first, then Adam, by the formulas of the paper; the gradients' norms."""
+        for network, found in [(n, self.gradient(loss, n)) for n in networks]:
+            norm = math.sqrt(sum((g**2).sum() for g in found.values()))
+            scale = min(1.0, max_norm / norm) if max_norm else 1.0
+            for name, g in found.items():
+                m, v, t = self.moments.get(name, (0.0, 0.0, 0))
+                g, t = g * scale, t + 1
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+                self.moments[name] = m, v, t
+                step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-3)
+                self.w[name] = np.asarray(self.w[name] - rate * step)
+
+    def move(self, networks, tau):
+        for network in networks:
+            for name in self.of(network):
+                self.w[f"target_{name}"] = (1 - tau) * self.w[f"target_{name}"] + tau * self.w[name]
+
+    def assert_like(self, agent):
+        state = agent.get_state()
+        for name, value in self.w.items():
+            if name == "log_alpha":
+                np.testing.assert_allclose(state["agent/log_alpha"], value[0], atol=2e-6)
+            elif not name.startswith("target_"):
+                np.testing.assert_allclose(state[f"weights/{name}"], value, atol=3e-6, err_msg=name)
+        for network in agent.slow:
+            flat = state[f"agent/target_{network}"]
+            for name, value in agent.network.functions[network].split(flat).items():
+                np.testing.assert_allclose(value, self.w[f"target_{network}/{name}"], atol=3e-6, err_msg=name)
+
+
+def rows_of(batch, noise, k):
+    """The k-th batch as rows, float64."""
+    names = ("observation", "action", "reward", "discount", "next_observation", "weight")
+    fields = {name: getattr(batch, name)[k].reshape(ROWS, *getattr(batch, name).shape[3:]) for name in names}
+    fields["noise"] = noise[k].reshape(ROWS, -1)
+    return tuple(v if v.dtype == np.int32 else v.astype(np.float64) for v in fields.values())
+
+
+def run(algorithm, flags, observation_size, actions, step):
+    """Three gradient steps of both; `step(slow, config, rows, number)` takes one and gives the errors."""
+    generator = np.random.default_rng(11)
+    config, agent = make_agent(algorithm, *flags)
+    slow = Slow(agent, generator)
+    batch, noise = make_batch(agent, generator, observation_size, actions)
+    metrics, errors = agent.update(batch, noise, first=0, count=K, iteration=0)
+    found = [step(slow, config, rows_of(batch, noise, k), k + 1) for k in range(K)]
+    np.testing.assert_allclose(errors.reshape(K, ROWS), found, rtol=1e-4, atol=2e-5)
+    slow.assert_like(agent)
+    assert np.isfinite(list(metrics.values())).all()
+    return metrics
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_dqn(double, dueling):
+    flags = ["--env", "CartPole-v1", "--preset", "default", "--target-every", "2", "--tau", "0.4"]
+    flags += ["--double" if double else "--no-double", "--dueling" if dueling else "--no-dueling"]
+
+    def step(slow, config, rows, number):
+        o, a, r, d, o2, weight, _ = rows
+        each = np.arange(ROWS)
+        next_q = slow.net("target_q", o2)
+        best = (slow.net("q", o2) if double else next_q).argmax(1)
+        y = r + d * next_q[each, best]
+        error = y - slow.net("q", o)[each, a]
+        slow.learn(lambda: (weight * 0.5 * (y - slow.net("q", o)[each, a]) ** 2).sum() / ROWS, ["q"], 0.01)
+        if number % 2 == 0:
+            slow.move(["q"], 0.4)
+        return error
+
+    run("dqn", flags, 4, 2, step)
+
+
+def test_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():
+    flags = "--env CartPole-v1 --preset default --target-every 3 --huber-delta 0.5 --max-grad-norm 0.05".split()
+
+    def step(slow, config, rows, number):
+        o, a, r, d, o2, weight, _ = rows
+        each = np.arange(ROWS)
+        y = r + d * slow.net("target_q", o2)[each, slow.net("q", o2).argmax(1)]
+
+        def loss():
+            e = np.abs(y - slow.net("q", o)[each, a])
+            return (weight * np.where(e < 0.5, 0.5 * e**2, 0.5 * (e - 0.25))).sum() / ROWS
+
+        error = y - slow.net("q", o)[each, a]
+        slow.learn(loss, ["q"], 0.01, max_norm=0.05)
+        if number == 3:
+            slow.move(["q"], 1.0)
+        return error
+
+    run("dqn", flags, 4, 2, step)
+
+
+def deterministic(critics, delay, smoothed):
+    def step(slow, config, rows, number):
+        o, a, r, d, o2, weight, noise = rows
+        a2 = np.tanh(slow.net("target_actor", o2))
+        if smoothed:
+            a2 = np.clip(a2 + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)
+        q = lambda n, o, a: slow.net(n, np.concatenate([o, a], 1))[:, 0]  # noqa: E731
+        y = r + d * np.min([q(f"target_{c}", o2, a2) for c in critics], axis=0)
+        error = y - q("critic1", o, a)
+        slow.learn(
+            lambda: sum((weight * 0.5 * (y - q(c, o, a)) ** 2).sum() for c in critics) / ROWS, critics, 0.02
+        )
+        if number % delay == 0:
+            slow.learn(lambda: -q("critic1", o, np.tanh(slow.net("actor", o))).sum() / ROWS, ["actor"], 0.01)
+            slow.move(["actor", *critics], 0.1)
+        return error
+
+    return step
+
+
+DETERMINISTIC = "--env Pendulum-v1 --critic-lr 0.02 --tau 0.1".split()
+
+
+def test_ddpg():
+    run("ddpg", DETERMINISTIC, 3, 0, deterministic(["critic1"], 1, False))
+
+
+def test_td3():
+    run("td3", DETERMINISTIC, 3, 0, deterministic(["critic1", "critic2"], 2, True))
+
+
+def tanh_normal(parameters, noise):
+    """Actions and log-probabilities, by the density of a changed variable."""
+    mean, x = np.split(parameters, 2, axis=1)
+    std = np.log1p(np.exp(x + STD_SHIFT)) + 0.01
+    z = mean + std * noise
+    log_prob = -0.5 * noise**2 - np.log(std * np.sqrt(2 * np.pi)) - np.log(1 - np.tanh(z) ** 2)
+    return np.tanh(z), log_prob.sum(1)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_sac(alpha):
+    critics = ["critic1", "critic2"]
+
+    def step(slow, config, rows, number):
+        o, a, r, d, o2, weight, noise = rows
+        if alpha is not None:
+            assert number > 1 or slow.w["log_alpha"] != math.log(alpha)  # moved by this test
+        temperature = np.exp(slow.w["log_alpha"])
+        q = lambda n, o, a: slow.net(n, np.concatenate([o, a], 1))[:, 0]  # noqa: E731
+        a2, log_prob = tanh_normal(slow.net("actor", o2), noise[:, :1])
+        y = r + d * (np.min([q(f"target_{c}", o2, a2) for c in critics], axis=0) - temperature * log_prob)
+        error = y - q("critic1", o, a)
+        slow.learn(
+            lambda: sum((weight * 0.5 * (y - q(c, o, a)) ** 2).sum() for c in critics) / ROWS, critics, 0.02
+        )
+
+        def actor_loss():
+            actions, log_prob = tanh_normal(slow.net("actor", o), noise[:, 1:])
+            return (temperature * log_prob - np.min([q(c, o, actions) for c in critics], axis=0)).sum() / ROWS
+
+        entropy = -tanh_normal(slow.net("actor", o), noise[:, 1:])[1]
+        slow.learn(actor_loss, ["actor"], 0.01)
+        if alpha is None:
+            slow.learn(lambda: (np.exp(slow.w["log_alpha"]) * (entropy + 1.0)).sum() / ROWS, ["log_alpha"], 0.01)
+        slow.move(critics, 0.1)
+        return error
+
+    flags = [*DETERMINISTIC, *(["--alpha", str(alpha)] if alpha else [])]
+    run("sac", flags, 3, 0, step)
+
+
+def test_discrete_sac():
+    critics = ["critic1", "critic2"]
+    target = 0.98 * math.log(2)
+
+    def step(slow, config, rows, number):
+        o, a, r, d, o2, weight, _ = rows
+        each, temperature = np.arange(ROWS), np.exp(slow.w["log_alpha"])
+
+        def policy(o):
+            logits = slow.net("actor", o)
+            return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+        log_p = policy(o2)
+        qs = np.min([slow.net(f"target_{c}", o2) for c in critics], axis=0)
+        y = r + d * (np.exp(log_p) * (qs - temperature * log_p)).sum(1)
+        error = y - slow.net("critic1", o)[each, a]
+        slow.learn(
+            lambda: sum((weight * 0.5 * (y - slow.net(c, o)[each, a]) ** 2).sum() for c in critics) / ROWS,
+            critics,
+            0.02,
+        )
+        qs = np.min([slow.net(c, o) for c in critics], axis=0)
+        entropy = -(np.exp(policy(o)) * policy(o)).sum(1)
+        slow.learn(
+            lambda: (np.exp(policy(o)) * (temperature * policy(o) - qs)).sum() / ROWS, ["actor"], 0.01
+        )
+        slow.learn(lambda: (np.exp(slow.w["log_alpha"]) * (entropy - target)).sum() / ROWS, ["log_alpha"], 0.01)
+        slow.move(critics, 0.1)
+        return error
+
+    run("sac", "--env CartPole-v1 --critic-lr 0.02 --tau 0.1".split(), 4, 2, step)

@@ -1,0 +1,286 @@
+"""Replay against a plain list of what happened: ends, truncation, n steps, the ring, priorities, pieces."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from refusals import refusal
+
+from tfrl.config.dqn import READER as DQN
+from tfrl.envs.spec import ArraySpec, Box, Discrete
+from tfrl.envs.vec_env import Step
+from tfrl.experience.replay import Replay
+from tfrl.experience.replay_memory import check_memory, replay_bytes
+from tfrl.run.checkpoint import CheckpointStore
+
+GAMMA = 0.9
+
+
+class Script:
+    """Envs whose observation is (env, steps so far); ends come at random. What happened stands in `log`."""
+
+    def __init__(self, envs, seed, shape=(2,), dtype="float32"):
+        self.envs, self.shape, self.dtype = list(envs), shape, dtype
+        self.generators = [np.random.default_rng([seed, i]) for i in self.envs]
+        self.t = 0
+        self.log = {i: [] for i in self.envs}  # (o, a, r, terminated, truncated, next o)
+        self.shown = [self.observation(i, 0) for i in self.envs]
+        self.first = np.ones(len(self.envs), bool)
+        self.truncated, self.final = np.zeros(len(self.envs), bool), None
+        self.reward = np.zeros(len(self.envs), np.float32)
+
+    def observation(self, i, t):
+        value = np.zeros(self.shape, self.dtype)
+        value.reshape(-1)[:2] = i, t % 256
+        return value
+
+    def observe(self):
+        final = None if self.final is None else np.stack(self.final)
+        return Step(self.reward, np.stack(self.shown), self.first, self.truncated, final)
+
+    def act(self, actions):
+        self.t += 1
+        n = len(self.envs)
+        self.reward, self.first = np.zeros(n, np.float32), np.zeros(n, bool)
+        self.truncated, final = np.zeros(n, bool), []
+        for k, (i, generator) in enumerate(zip(self.envs, self.generators, strict=True)):
+            end = generator.choice(["", "", "", "terminated", "truncated"])
+            self.reward[k] = generator.normal()
+            before, after = self.shown[k], self.observation(i, self.t)
+            last = after.copy()
+            if end:
+                last.reshape(-1)[-1] = 99  # of the old episode; `after` is the first of the next
+                self.first[k], self.truncated[k] = True, end == "truncated"
+                if end == "truncated":
+                    final.append(last)
+            entry = (before, actions[k].copy(), self.reward[k], end == "terminated", end == "truncated", last)
+            self.log[i].append(entry)
+            self.shown[k] = after
+        self.final = final or None
+
+
+def play(replay, script, steps, seed=0):
+    for _ in range(steps):
+        replay.show(script.observe())
+        actions = np.array([np.random.default_rng([seed, i, script.t]).integers(3) for i in script.envs])
+        replay.act(actions.astype(np.int32))
+        script.act(actions.astype(np.int32))
+    replay.show(script.observe())
+
+
+def make(envs, rows, shape=(2,), dtype="float32", **settings):
+    specs = {"observation": ArraySpec(shape, dtype), "action": Discrete(3)}
+    return Replay(envs, rows, gamma=GAMMA, **specs, **settings)
+
+
+def generators(envs, key=0):
+    return [np.random.default_rng([5, key, i]) for i in envs]
+
+
+def by_hand(log, t, n):
+    """The transition of up to n steps from step t, from the list of what happened."""
+    reward, discount = 0.0, 1.0
+    for k in range(n):
+        _, _, r, terminated, truncated, last = log[t + k]
+        reward += discount * r
+        discount *= GAMMA
+        if terminated:
+            return reward, 0.0, last
+        if truncated:
+            return reward, discount, last
+    return reward, discount, last
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("steps", [9, 40, 203])
+def test_transitions_are_those_that_happened(n, steps):
+    script, replay = Script([4, 7, 9], seed=1), make([4, 7, 9], 40, n_step=n)
+    play(replay, script, steps)
+    assert len(replay) == min(steps, 40)
+    batch = replay.sample(generators(script.envs), 5, 30)
+    assert batch.observation.shape == (5, 3, 30, 2) and (batch.weight == 1).all()
+    seen = set()
+    for k, i, j in np.ndindex(5, 3, 30):
+        env, t = batch.observation[k, i, j].astype(int)
+        assert env == script.envs[i] and max(0, steps - 40) <= t <= steps - n
+        reward, discount, last = by_hand(script.log[env], t, n)
+        assert batch.reward[k, i, j] == pytest.approx(reward, rel=1e-5, abs=1e-6)
+        assert batch.discount[k, i, j] == pytest.approx(discount, rel=1e-6)
+        assert batch.action[k, i, j] == script.log[env][t][1]
+        if discount > 0:  # else it is not looked at
+            np.testing.assert_array_equal(batch.next_observation[k, i, j], last)
+        seen.add(t)
+    assert len(seen) == min(steps, 40) - n + 1  # 450 draws of at most 40: all of them
+    assert batch.reward.dtype == batch.discount.dtype == np.float32
+
+
+def test_images_stay_uint8_and_an_env_draws_alike_in_any_company():
+    together, alone = Script(range(4), 2, (3, 3, 1), "uint8"), Script([2], 2, (3, 3, 1), "uint8")
+    both = [make(s.envs, 20, (3, 3, 1), "uint8", n_step=2) for s in (together, alone)]
+    for replay, script in zip(both, (together, alone), strict=True):
+        play(replay, script, 33)
+    whole, part = (r.sample(generators(s.envs), 3, 8) for r, s in zip(both, (together, alone), strict=True))
+    assert whole.observation.dtype == np.uint8
+    for name in whole._fields:
+        np.testing.assert_array_equal(getattr(whole, name)[:, 2:3], getattr(part, name), err_msg=name)
+
+
+def test_truncated_episodes_that_the_ring_has_left_are_forgotten():
+    script, replay = Script([0, 1], seed=3), make([0, 1], 16)
+    play(replay, script, 500)
+    kept = sum(entry[4] for log in script.log.values() for entry in log[-16:])
+    assert 0 < kept == len(replay._finals)
+
+
+def test_rows_are_drawn_by_their_errors_and_weighed_against_it():
+    script = Script([0, 1], seed=4)
+    replay = make([0, 1], 12, priority_exponent=0.5)
+    play(replay, script, 30)
+    first = replay.sample(generators([0, 1]), 40, 10)
+    assert (first.weight == 1).all()  # all have the same priority as yet
+    rows, where = np.unique(first.rows[:, 0], return_index=True)
+    assert rows.size == 12
+    errors = np.zeros(first.rows.shape)
+    for i in range(2):
+        errors[:, i] = (1 + i) * (1 + first.rows[:, i] % 12)
+    replay.set_priorities(first.rows, errors)
+    count = 20_000
+    batch = replay.sample(generators([0, 1], 1), count // 10, 10, beta=0.7)
+    for i in range(2):
+        of_rows = {int(r): ((1 + i) * (1 + r % 12) + 1e-6) ** 0.5 for r in np.unique(first.rows[:, i])}
+        total, least = sum(of_rows.values()), min(of_rows.values())
+        for row, priority in of_rows.items():
+            mine = batch.rows[:, i] == row
+            share = priority / total
+            assert abs(mine.sum() / count - share) < 5 * np.sqrt(share * (1 - share) / count)
+            np.testing.assert_allclose(batch.weight[:, i][mine], (priority / least) ** -0.7, rtol=1e-5)
+
+
+def test_a_new_row_is_as_likely_as_the_likeliest_and_half_windows_are_not_drawn():
+    script, replay = Script([0], seed=5), make([0], 10, n_step=3, priority_exponent=1.0)
+    play(replay, script, 8)
+    batch = replay.sample(generators([0]), 20, 5)
+    replay.set_priorities(batch.rows, np.where(batch.rows == 2, 50.0, 1.0))
+    play(replay, script, 1)
+    rows = np.bincount(replay.sample(generators([0], 1), 400, 10).rows.reshape(-1), minlength=11)
+    assert abs(rows[6] - rows[2]) < 5 * np.sqrt(rows[2] * 2) and rows[2] > 1000  # 6 is new
+    assert rows[7:].sum() == 0
+
+
+def saved(replays, store_of, update):
+    """Saves the replays of all workers in one checkpoint; the bytes that pieces took."""
+    parts = [{"indices": np.array(r._envs), **r.get_state()} for r in replays]
+    assert len(replays) == 1, "one process here"
+    store_of.save(
+        update, learner={}, worker_part=parts[0], env_steps=update, worker_pieces=replays[0].pieces()
+    )
+
+
+def restored(store, envs, rows, **settings):
+    found = store.load(pytest.fail, with_pieces=True)
+    replay = make(envs, rows, **settings)
+    replay.set_state(found.parts, found.pieces)
+    return replay
+
+
+def assert_same(one, other, envs_of_one, envs_of_other, key):
+    a = one.sample(generators(envs_of_one, key), 6, 9)
+    b = other.sample(generators(envs_of_other, key), 6, 9)
+    columns = [envs_of_one.index(i) for i in envs_of_other]
+    for name in a._fields:
+        np.testing.assert_array_equal(getattr(a, name)[:, columns], getattr(b, name), err_msg=name)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.6])
+def test_a_checkpoint_holds_all_in_pieces_for_any_number_of_workers(store, directory, alpha):
+    settings = {"n_step": 2, "priority_exponent": alpha}
+    script, replay = Script([0, 1, 2, 3], seed=6), make([0, 1, 2, 3], 30, **settings)
+    pieces = directory / "pieces"
+    for update, steps in enumerate((7, 12, 5, 40, 9), start=1):
+        play(replay, script, steps)
+        drawn = replay.sample(generators(script.envs, update), 2, 3)
+        replay.set_priorities(drawn.rows, drawn.reward)
+        before = {path.name: path.stat().st_mtime_ns for path in pieces.glob("*")}
+        saved([replay], store, update)
+        after = {path.name: path.stat().st_mtime_ns for path in pieces.glob("*")}
+        assert len(set(after) - set(before)) == 1  # what is new, and nothing else, was written
+        assert all(after[name] == before[name] for name in set(after) & set(before))
+        for envs in ([0, 1, 2, 3], [2], [3, 0]):
+            again = restored(store, envs, 30, **settings)
+            again.show(replay_shows(script, envs))
+            # What is drawn changes priorities of rows that are new: on copies of one state alone.
+            whole = restored(store, [0, 1, 2, 3], 30, **settings)
+            whole.show(script.observe())
+            assert_same(whole, again, [0, 1, 2, 3], envs, update)
+    assert len(list(pieces.glob("*"))) <= 5
+
+
+def replay_shows(script, envs):
+    """What some of the script's envs show."""
+    step, columns = script.observe(), [script.envs.index(i) for i in envs]
+    finals = dict(zip(np.flatnonzero(step.truncated), () if script.final is None else script.final, strict=True))
+    mine = [finals[c] for c in columns if c in finals]
+    arrays = (step.reward[columns], step.observation[columns], step.first[columns], step.truncated[columns])
+    return Step(*arrays, np.stack(mine) if mine else None)
+
+
+def test_a_restored_replay_goes_on_as_the_one_that_was_saved(store):
+    script, replay = Script([0, 1], seed=8), make([0, 1], 12, priority_exponent=0.6)
+    play(replay, script, 20)
+    saved([replay], store, 1)
+    again = restored(store, [0, 1], 12, priority_exponent=0.6)
+    again.show(script.observe())
+    state = [g.bit_generator.state for g in script.generators]
+    t, shown, log = script.t, list(script.shown), {i: list(x) for i, x in script.log.items()}
+    now = (script.reward, script.first, script.truncated, script.final)
+    play(replay, script, 9)
+    expected = replay.sample(generators([0, 1]), 3, 4)
+    for g, s in zip(script.generators, state, strict=True):
+        g.bit_generator.state = s
+    script.t, script.shown, script.log = t, shown, log
+    script.reward, script.first, script.truncated, script.final = now
+    play(again, script, 9)
+    found = again.sample(generators([0, 1]), 3, 4)
+    for name in expected._fields:
+        np.testing.assert_array_equal(getattr(expected, name), getattr(found, name), err_msg=name)
+
+
+def test_an_env_that_cannot_go_on_exactly_has_its_episode_cut_for_good(store):
+    script, replay = Script([0], seed=9), make([0], 12)
+    play(replay, script, 6)
+    while script.first[0]:
+        play(replay, script, 1)
+    saved([replay], store, 1)
+    again = restored(store, [0], 12)
+    new = script.observation(0, 77)
+    cut = Step(script.reward, new[None], np.array([True]), np.array([True]), script.shown[0][None])
+    again.show(cut)
+    saved([again], store, 2)
+    third = restored(store, [0], 12)
+    third.show(cut)
+    batch = third.sample(generators([0]), 1, 200)
+    last = batch.rows[0, 0] == replay.steps - 1
+    assert last.any()
+    np.testing.assert_array_equal(batch.next_observation[0, 0][last][0], script.shown[0])
+    np.testing.assert_allclose(batch.discount[0, 0][last], GAMMA)
+
+
+def test_continuous_actions_are_kept_as_they_were():
+    spec = Box((-2.0, -1.0), (2.0, 1.0))
+    replay = Replay([0], 5, observation=ArraySpec((2,), "float32"), action=spec, gamma=GAMMA)
+    script = Script([0], seed=1)
+    replay.show(script.observe())
+    replay.act(np.array([[0.25, -1.0]], np.float32))
+    script.act(np.zeros((1, 2), np.float32))
+    replay.show(script.observe())
+    np.testing.assert_array_equal(replay.sample(generators([0]), 1, 1).action, [[[[0.25, -1.0]]]])
+
+
+def test_a_replay_that_does_not_fit_is_refused_with_one_that_does():
+    config = DQN.parse(["--env", "catch", "--replay-size", "160000000000"])
+    sentence = refusal(check_memory, config, 1)
+    assert "--replay-size 160000000000 needs 9.6 TB" in sentence
+    fits = int(sentence.split(";")[1].split()[0])
+    smaller = dataclasses.replace(config, replay_size=fits - fits % config.num_envs)
+    assert 0 < replay_bytes(smaller) < replay_bytes(config)
+    check_memory(smaller, 1)

@@ -1,0 +1,148 @@
+"""Pieces: written once, kept while a checkpoint refers to them, checked, and safe from kills and full disks."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfrl.cli.errors import UserError
+from tfrl.run.checkpoint import CheckpointError, CheckpointStore
+from tfrl.run.pieces import Piece
+
+
+def piece(number, size=10):
+    return Piece({"number": number}, {"x": np.full(size, number, np.int64)})
+
+
+def save(store, update, pieces):
+    part = {"y": np.array(update)}
+    store.save(update, learner={}, worker_part=part, env_steps=update, worker_pieces=pieces)
+
+
+def numbers(found):
+    for each in found.pieces:
+        np.testing.assert_array_equal(each.load()["x"], each.about["number"])
+    return [each.about["number"] for each in found.pieces]
+
+
+def files_of(directory):
+    return sorted(path.name for path in (directory / "pieces").iterdir())
+
+
+def test_each_is_written_once_and_kept_as_long_as_a_checkpoint_needs_it(store, directory):
+    pieces = []
+    for update in range(1, 8):
+        pieces = [*pieces[-1:], piece(update)]  # the last one and a new one
+        before = {p: p.stat().st_mtime_ns for p in (directory / "pieces").glob("*")}
+        save(store, update, pieces)
+        assert all(p.is_saved and p.arrays is None for p in pieces)
+        kept = {p: p.stat().st_mtime_ns for p in (directory / "pieces").glob("*")}
+        assert all(kept[p] == before[p] for p in kept.keys() & before.keys())
+    # Three checkpoints are kept: of 5, 6 and 7, and 4 is needed by the one of 5.
+    assert len(files_of(directory)) == 4
+    for update in (5, 6, 7):
+        assert numbers(store.load(pytest.fail, update, with_pieces=True)) == [update - 1, update]
+    assert store.load(pytest.fail).pieces == []  # who only wants weights reads none
+
+
+def test_a_run_that_goes_another_way_keeps_what_is_needed_alone(store, directory):
+    for update in (1, 2, 3):
+        save(store, update, [piece(update)])
+    pieces = store.load(pytest.fail, 1, with_pieces=True).pieces
+    save(store, 2, [*pieces, piece(20)])
+    assert numbers(store.load(pytest.fail, with_pieces=True)) == [1, 20]
+    assert len(files_of(directory)) == 2
+    assert store.updates() == [1, 2]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_checkpoint_with_a_damaged_piece_is_skipped(store, directory, damage):
+    save(store, 1, [piece(1)])
+    (first,) = files_of(directory)
+    save(store, 2, [piece(2)])
+    (second,) = set(files_of(directory)) - {first}
+    path = directory / "pieces" / second
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "cut":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+    said = []
+    found = store.load(said.append, with_pieces=True)
+    assert found.update == 1 and numbers(found) == [1]
+    assert len(said) == 1 and second[:8] in said[0]
+    assert store.load(pytest.fail).update == 2  # its weights are whole
+    shutil.rmtree(directory / "update-00000001")
+    with pytest.raises(UserError, match="no valid checkpoint"):
+        store.load(said.append, with_pieces=True)
+
+
+def test_a_full_disk_leaves_pieces_to_be_written_again(small_disk):
+    directory = small_disk("1m") / "checkpoints"
+    store = CheckpointStore(directory, keep=3)
+    save(store, 1, [piece(1, 1000)])
+    blocker = directory.parent / "blocker"
+    blocker.write_bytes(bytes(700_000))
+    large = piece(2, 60_000)
+    with pytest.raises(CheckpointError, match="full"):
+        save(store, 2, [large])
+    assert not large.is_saved and large.arrays is not None
+    assert len(files_of(directory)) == 1 and numbers(store.load(pytest.fail, with_pieces=True)) == [1]
+    blocker.unlink()
+    save(store, 2, [large])
+    assert numbers(store.load(pytest.fail, with_pieces=True)) == [2]
+
+
+def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
+    """SIGKILL before each of the calls by which a file comes, moves or goes."""
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        import numpy as np
+        from tfrl.run.checkpoint import CheckpointStore
+        from tfrl.run.pieces import Piece
+
+        left = int(sys.argv[2])
+        def dying(call):
+            def wrapped(*args, **kwargs):
+                global left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+            return wrapped
+        os.rename, os.replace, os.unlink, os.fsync = map(dying, (os.rename, os.replace, os.unlink, os.fsync))
+        store = CheckpointStore(Path(sys.argv[1]), keep=2)
+        found = store.load(print, with_pieces=True)
+        pieces = [] if found is None else found.pieces
+        for update in range(1 if found is None else found.update + 1, 5):
+            new = Piece({"number": update}, {"x": np.full(10, update)})
+            pieces = [*pieces[-1:], new]
+            store.save(update, learner={}, worker_part={}, env_steps=update, worker_pieces=pieces)
+        """
+    )
+    directory, killed = tmp_path / "checkpoints", 0
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for at in [*range(1, 60, 4), 0]:
+        command = [sys.executable, "-c", script, str(directory), str(at)]
+        code = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert code.returncode in (0, -signal.SIGKILL), code.stderr
+        killed += code.returncode != 0
+        store = CheckpointStore(directory, keep=2)
+        for update in store.updates():
+            found = store.load(pytest.fail, update, with_pieces=True)
+            assert numbers(found) == [n for n in (update - 1, update) if n > 0]
+        if code.returncode == 0:
+            assert store.updates() == [3, 4] and len(files_of(directory)) == 3
+            shutil.rmtree(directory)
+    assert killed >= 8
