@@ -41,8 +41,8 @@ class Options:
 
     episodes: int = 100
     """Episodes; rounded up to as many in every env."""
-    levels: Literal["train", "test"] | None = None
-    """The run's training levels, or unseen ones; None: train, where the env has levels."""
+    levels: Literal["auto", "train", "test"] = "auto"
+    """The run's training levels, or unseen ones; auto: train, where the env has levels."""
     policy: Literal["run", "random"] = "run"
     """The run's policy, or one that draws all actions alike."""
     greedy: bool = False
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     check_ranges(options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL})
     task, out, load = _policy(words, options)
-    levels = options.levels or registry.family(task.env).level_sets[0]
+    levels = registry.family(task.env).level_sets[0] if options.levels == "auto" else options.levels
     check_level_set(task.env, levels)
     if out.exists():
         raise UserError(f"{out} exists already; give another folder with --out.")

@@ -136,7 +136,7 @@ def test_an_evaluation_keeps_few_frames(small, learner):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capsys):
+def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capfd):
     """A row of a table each, a picture of the first episode for as long as drawing may take, a curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -146,7 +146,7 @@ def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capsys):
     flags += f" --eval-episodes 2 --precision float32 --logdir {tmp_path}"
     assert train(ppo.READER.parse(flags.split())) == 0
     run = runs.load(tmp_path / f"{env}-seed1")
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     table = re.findall(r"^ +([\d,]+) +\d+ +(-?[\d.]+) \u00b1 [\d.]+ +([\d.]+) +(\S+) +(\S+)$", said, re.M)
     assert said.count("critic loss") == 1 and "levels" not in said
     assert [row[0] for row in table] == ["256", "512"]
