@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -99,8 +98,8 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(whole, tmp_path, w
     folder = tmp_path / whom
     training = Impala(folder, *LONG, "--actors", 2)
     training.wait_until(5 * UPDATE)
-    everyone = family(training.process.pid)
-    assert len(training.actors()) == 2
+    everyone, actors = family(training.process.pid), training.actors()
+    assert len(actors) == 2
     if whom == "driver":
         training.process.kill()
     else:
@@ -109,9 +108,8 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(whole, tmp_path, w
                 os.kill(pid, signal.SIGTERM)
     code, _, _ = training.end()
     assert code == (-signal.SIGKILL if whom == "driver" else 143)
-    began = time.monotonic()
-    until(lambda: not any(map(alive, everyone)), 30)
-    assert time.monotonic() - began < 20
+    until(lambda: not any(map(alive, actors)), 20)
+    until(lambda: not any(map(alive, everyone)), 180)  # Ray's agents look for their parent now and then
     steps = int(float((folder / "progress.csv").read_text().splitlines()[-1].split(",")[0])) + UPDATE
     code, stdout, stderr = train(folder, "--total-steps", steps)
     assert (code, stderr) == (0, ""), stdout + stderr
