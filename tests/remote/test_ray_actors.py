@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import alive, family, until
-from processes import PATIENCE, Answer, Training, results
+from processes import PATIENCE, Training, results
 
 CATCH = (
     "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 12"
@@ -158,11 +158,3 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path):
     assert done.returncode == 2
     expected = "error: --actors 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"
     assert done.stderr == expected
-
-
-@needs_ray
-def test_a_ray_that_is_not_there_is_one_sentence(tmp_path):
-    flags = ["--env", "catch", "--actors", 2, "--ray-address", "127.0.0.1:1", "--logdir", tmp_path]
-    answer = Answer(*flags, module="tfrl.impala")
-    assert answer.code == 2
-    assert "there is no Ray to join at --ray-address 127.0.0.1:1" in answer.stderr

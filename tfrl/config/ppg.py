@@ -43,6 +43,7 @@ class AuxiliaryStep:
 
     rows_per_step: int
     micro_batch: int
+    least_parts: int
     in_parts: bool = True
 
 
@@ -71,7 +72,7 @@ class Config(PPG, ppo.Config):
         """Of all workers together; parts of --micro-batch rows, or of a divisor where the steps need one."""
         rows = self.steps_per_update // self.aux_minibatches
         micro_batch = math.gcd(self.micro_batch, rows // max(1, self.replicas)) if self.micro_batch else 0
-        return AuxiliaryStep(rows, micro_batch)
+        return AuxiliaryStep(rows, micro_batch, self.least_parts)
 
     @property
     def phase_bytes(self) -> int:

@@ -76,7 +76,7 @@ class Cluster:
                 _temp_dir=self._folder,
                 **quiet,
             )
-        except (OSError, RuntimeError, RayError) as error:
+        except Exception as error:  # Ray has no narrower one for a start that takes too long
             self.close()
             first = (str(error).splitlines() or ["no message"])[0]
             raise TrainingError(f"Ray could not be started: {first}") from error
