@@ -9,6 +9,8 @@ from made_runs import COLUMNS
 from processes import Answer, assert_refused, results, rows, train
 
 from tfrl.config.ppo import from_yaml
+from tfrl.envs.registry import make
+from tfrl.envs.spec import EnvSpec
 from tfrl.run.results import weights_sha256
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 32 --num-steps 18"
@@ -167,7 +169,7 @@ def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run)
     policy = tf.saved_model.load(str(run / "export" / "policy")).signatures["serving_default"]
     earned = 0.0
     for _ in range(9):
-        observations = tf.constant(env.observe()[1])
+        observations = tf.constant(env.observe().observation)
         outputs = policy(observations)
         logits, value = network(observations)
         assert {k: (v.dtype.name, v.shape) for k, v in outputs.items()} == {
@@ -179,7 +181,7 @@ def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run)
         np.testing.assert_allclose(outputs["value"], value, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(outputs["action"], np.argmax(outputs["logits"], axis=1))
         env.act(outputs["action"].numpy())
-        earned += env.observe()[0].sum()
+        earned += env.observe().reward.sum()
     assert earned / 20 >= 0.9
 
 
