@@ -99,6 +99,7 @@ def test_results_json_has_the_promised_keys(run):
     promised = "env seed env_steps updates seconds env_steps_per_second episode_return normalized_return eval"
     assert set(found) == {
         *promised.split(),
+        "algorithm",
         "workers",
         "replicas",
         "precision",
