@@ -130,14 +130,14 @@ def _table(
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("preset", ""):
         table.add_column(name, no_wrap=True)
-    for name in ("median", "whole run", "a CPU second", "wall s", "CPU s", "MB"):
+    for name in ("median", "whole run", "a CPU second", "wall s", "CPU s"):
         table.add_column(name, justify="right", no_wrap=True)
     for preset in _CONTESTS:
         ours = medians[preset, _OURS]
         for name, row in ((name, row) for (of, name), row in medians.items() if of == preset):
             of_ours = None if name == _OURS else ours
             cells = [_cell(getattr(row, rate), getattr(of_ours, rate, None)) for rate in _RATES]
-            used = (f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}", f"{row.peak_memory_mb:.0f}")
+            used = (f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}")
             table.add_row(preset, name, *cells, *used)
         for way, rate in floors[preset].items():
             table.add_row(preset, f"floor, {way}", "", "", _cell(rate, ours.per_cpu_second))
