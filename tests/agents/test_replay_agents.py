@@ -12,7 +12,20 @@ from tfrl.workers import strategy
 
 K, ENVS, EACH = 3, 2, 4
 ROWS = ENVS * EACH
-COMMON = "--hidden 5,4 --activation tanh --num-envs 2 --batch-size 8 --lr 0.01 --adam-epsilon 1e-3".split()
+COMMON = [
+    "--hidden",
+    "5,4",
+    "--activation",
+    "tanh",
+    "--num-envs",
+    "2",
+    "--batch-size",
+    "8",
+    "--lr",
+    "0.01",
+    "--adam-epsilon",
+    "1e-3",
+]
 STD_SHIFT = math.log(math.expm1(0.99))
 
 
@@ -50,7 +63,9 @@ class Slow:
         state = agent.get_state()
         for name in state:
             if name.startswith("weights/") or "target_" in name or name.endswith("log_alpha"):
-                state[name] = (state[name] + 0.3 * generator.normal(size=state[name].shape)).astype(np.float32)
+                state[name] = (state[name] + 0.3 * generator.normal(size=state[name].shape)).astype(
+                    np.float32
+                )
             elif name.startswith("agent/"):
                 state[name] = np.zeros_like(state[name])
         agent.set_state(state)
@@ -167,7 +182,18 @@ def test_dqn(double, dueling):
 
 
 def test_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():
-    flags = "--env CartPole-v1 --preset default --target-every 3 --huber-delta 0.5 --max-grad-norm 0.05".split()
+    flags = [
+        "--env",
+        "CartPole-v1",
+        "--preset",
+        "default",
+        "--target-every",
+        "3",
+        "--huber-delta",
+        "0.5",
+        "--max-grad-norm",
+        "0.05",
+    ]
 
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, _ = rows
@@ -207,7 +233,7 @@ def deterministic(critics, delay, smoothed):
     return step
 
 
-DETERMINISTIC = "--env Pendulum-v1 --critic-lr 0.02 --tau 0.1".split()
+DETERMINISTIC = ["--env", "Pendulum-v1", "--critic-lr", "0.02", "--tau", "0.1"]
 
 
 def test_ddpg():
@@ -251,7 +277,9 @@ def test_sac(alpha):
         entropy = -tanh_normal(slow.net("actor", o), noise[:, 1:])[1]
         slow.learn(actor_loss, ["actor"], 0.01)
         if alpha is None:
-            slow.learn(lambda: (np.exp(slow.w["log_alpha"]) * (entropy + 1.0)).sum() / ROWS, ["log_alpha"], 0.01)
+            slow.learn(
+                lambda: (np.exp(slow.w["log_alpha"]) * (entropy + 1.0)).sum() / ROWS, ["log_alpha"], 0.01
+            )
         slow.move(critics, 0.1)
         return error
 
@@ -282,11 +310,11 @@ def test_discrete_sac():
         )
         qs = np.min([slow.net(c, o) for c in critics], axis=0)
         entropy = -(np.exp(policy(o)) * policy(o)).sum(1)
+        slow.learn(lambda: (np.exp(policy(o)) * (temperature * policy(o) - qs)).sum() / ROWS, ["actor"], 0.01)
         slow.learn(
-            lambda: (np.exp(policy(o)) * (temperature * policy(o) - qs)).sum() / ROWS, ["actor"], 0.01
+            lambda: (np.exp(slow.w["log_alpha"]) * (entropy - target)).sum() / ROWS, ["log_alpha"], 0.01
         )
-        slow.learn(lambda: (np.exp(slow.w["log_alpha"]) * (entropy - target)).sum() / ROWS, ["log_alpha"], 0.01)
         slow.move(critics, 0.1)
         return error
 
-    run("sac", "--env CartPole-v1 --critic-lr 0.02 --tau 0.1".split(), 4, 2, step)
+    run("sac", ["--env", "CartPole-v1", "--critic-lr", "0.02", "--tau", "0.1"], 4, 2, step)

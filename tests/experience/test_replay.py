@@ -11,7 +11,6 @@ from tfrl.envs.spec import ArraySpec, Box, Discrete
 from tfrl.envs.vec_env import Step
 from tfrl.experience.replay import Replay
 from tfrl.experience.replay_memory import check_memory, replay_bytes
-from tfrl.run.checkpoint import CheckpointStore
 
 GAMMA = 0.9
 
@@ -177,7 +176,7 @@ def saved(replays, store_of, update):
 
 
 def restored(store, envs, rows, **settings):
-    found = store.load(pytest.fail, with_pieces=True)
+    found = store.load(pytest.fail, verify_pieces=True)
     replay = make(envs, rows, **settings)
     replay.set_state(found.parts, found.pieces)
     return replay
@@ -218,7 +217,9 @@ def test_a_checkpoint_holds_all_in_pieces_for_any_number_of_workers(store, direc
 def replay_shows(script, envs):
     """What some of the script's envs show."""
     step, columns = script.observe(), [script.envs.index(i) for i in envs]
-    finals = dict(zip(np.flatnonzero(step.truncated), () if script.final is None else script.final, strict=True))
+    finals = dict(
+        zip(np.flatnonzero(step.truncated), () if script.final is None else script.final, strict=True)
+    )
     mine = [finals[c] for c in columns if c in finals]
     arrays = (step.reward[columns], step.observation[columns], step.first[columns], step.truncated[columns])
     return Step(*arrays, np.stack(mine) if mine else None)

@@ -47,16 +47,16 @@ def test_each_is_written_once_and_kept_as_long_as_a_checkpoint_needs_it(store, d
     # Three checkpoints are kept: of 5, 6 and 7, and 4 is needed by the one of 5.
     assert len(files_of(directory)) == 4
     for update in (5, 6, 7):
-        assert numbers(store.load(pytest.fail, update, with_pieces=True)) == [update - 1, update]
+        assert numbers(store.load(pytest.fail, update, verify_pieces=True)) == [update - 1, update]
     assert store.load(pytest.fail).pieces == []  # who only wants weights reads none
 
 
 def test_a_run_that_goes_another_way_keeps_what_is_needed_alone(store, directory):
     for update in (1, 2, 3):
         save(store, update, [piece(update)])
-    pieces = store.load(pytest.fail, 1, with_pieces=True).pieces
+    pieces = store.load(pytest.fail, 1, verify_pieces=True).pieces
     save(store, 2, [*pieces, piece(20)])
-    assert numbers(store.load(pytest.fail, with_pieces=True)) == [1, 20]
+    assert numbers(store.load(pytest.fail, verify_pieces=True)) == [1, 20]
     assert len(files_of(directory)) == 2
     assert store.updates() == [1, 2]
 
@@ -77,13 +77,13 @@ def test_a_checkpoint_with_a_damaged_piece_is_skipped(store, directory, damage):
     else:
         path.unlink()
     said = []
-    found = store.load(said.append, with_pieces=True)
+    found = store.load(said.append, verify_pieces=True)
     assert found.update == 1 and numbers(found) == [1]
     assert len(said) == 1 and second[:8] in said[0]
     assert store.load(pytest.fail).update == 2  # its weights are whole
     shutil.rmtree(directory / "update-00000001")
     with pytest.raises(UserError, match="no valid checkpoint"):
-        store.load(said.append, with_pieces=True)
+        store.load(said.append, verify_pieces=True)
 
 
 def test_a_full_disk_leaves_pieces_to_be_written_again(small_disk):
@@ -96,10 +96,10 @@ def test_a_full_disk_leaves_pieces_to_be_written_again(small_disk):
     with pytest.raises(CheckpointError, match="full"):
         save(store, 2, [large])
     assert not large.is_saved and large.arrays is not None
-    assert len(files_of(directory)) == 1 and numbers(store.load(pytest.fail, with_pieces=True)) == [1]
+    assert len(files_of(directory)) == 1 and numbers(store.load(pytest.fail, verify_pieces=True)) == [1]
     blocker.unlink()
     save(store, 2, [large])
-    assert numbers(store.load(pytest.fail, with_pieces=True)) == [2]
+    assert numbers(store.load(pytest.fail, verify_pieces=True)) == [2]
 
 
 def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
@@ -123,7 +123,7 @@ def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
             return wrapped
         os.rename, os.replace, os.unlink, os.fsync = map(dying, (os.rename, os.replace, os.unlink, os.fsync))
         store = CheckpointStore(Path(sys.argv[1]), keep=2)
-        found = store.load(print, with_pieces=True)
+        found = store.load(print, verify_pieces=True)
         pieces = [] if found is None else found.pieces
         for update in range(1 if found is None else found.update + 1, 5):
             new = Piece({"number": update}, {"x": np.full(10, update)})
@@ -140,7 +140,7 @@ def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
         killed += code.returncode != 0
         store = CheckpointStore(directory, keep=2)
         for update in store.updates():
-            found = store.load(pytest.fail, update, with_pieces=True)
+            found = store.load(pytest.fail, update, verify_pieces=True)
             assert numbers(found) == [n for n in (update - 1, update) if n > 0]
         if code.returncode == 0:
             assert store.updates() == [3, 4] and len(files_of(directory)) == 3

@@ -13,27 +13,37 @@ taken its place.
 """
 
 import contextlib
-import hashlib
 import itertools
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files, pieces
-from tfrl.run.arrays import decode, encode, num_bytes, pack_json, unpack_json
+from tfrl.run.arrays import decode, num_bytes
+from tfrl.run.checkpoint_files import (
+    FORMAT,
+    LEARNER,
+    MANIFEST,
+    Checkpoint,
+    FaultError,
+    check_in,
+    file_names,
+    folder_bytes,
+    is_whole,
+    needed_pieces,
+    part_name,
+    pieces_of,
+    read_folder,
+    seal,
+    with_pieces,
+    write_arrays,
+)
 from tfrl.run.pieces import Piece
 
-FORMAT = 1
-
-_LEARNER = "learner.npz"
-_MANIFEST = "manifest.json"
 _STAGED = ".tmp"
 _REPLACED = ".replaced"
 _FOLDER = re.compile(rf"update-(\d{{8,}})({re.escape(_REPLACED)})?")
@@ -41,24 +51,6 @@ _FOLDER = re.compile(rf"update-(\d{{8,}})({re.escape(_REPLACED)})?")
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be saved: one sentence. The earlier ones are as they were."""
-
-
-class _FaultError(Exception):
-    """Why a checkpoint cannot be written or read, as the second half of a sentence."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What `CheckpointStore.load` found: the arrays as they were saved, `parts` in the workers' order.
-
-    `pieces` are those of all workers.
-    """
-
-    update: int
-    env_steps: int
-    learner: dict[str, np.ndarray]
-    parts: list[dict[str, np.ndarray]]
-    pieces: list[Piece]
 
 
 class CheckpointStore:
@@ -132,10 +124,10 @@ class CheckpointStore:
 
     def updates(self) -> list[int]:
         """The updates that have a complete checkpoint (not yet verified), oldest first."""
-        return [update for update, folder in self._folders().items() if (folder / _MANIFEST).is_file()]
+        return [update for update, folder in self._folders().items() if (folder / MANIFEST).is_file()]
 
     def load(
-        self, on_skip: Callable[[str], None], update: int | None = None, *, with_pieces: bool = False
+        self, on_skip: Callable[[str], None], update: int | None = None, *, verify_pieces: bool = False
     ) -> Checkpoint | None:
         """Reads and verifies the newest valid checkpoint, or that of `update` alone.
 
@@ -145,7 +137,7 @@ class CheckpointStore:
         Args:
             on_skip: called with one sentence for each checkpoint that is damaged.
             update: which one, instead of the newest.
-            with_pieces: verify its pieces, too, to go on with them: gigabytes may have to be read.
+            verify_pieces: its pieces, too, to go on with them: gigabytes may have to be read.
 
         Returns:
             The checkpoint, or None if there is none at all.
@@ -163,8 +155,8 @@ class CheckpointStore:
             return None
         for candidate, folder in reversed(folders.items()):
             try:
-                return _read_folder(folder, candidate, self._pieces if with_pieces else None)
-            except _FaultError as fault:
+                return read_folder(folder, candidate, self._pieces if verify_pieces else None)
+            except FaultError as fault:
                 on_skip(f"The checkpoint {folder} is skipped: {fault}.")
         raise UserError(
             f"{self._directory} has no valid checkpoint{'' if update is None else f' of update {update}'}; "
@@ -198,7 +190,7 @@ class CheckpointStore:
         steps = (
             lambda: self._prepare(staged),
             lambda: written.extend((piece, piece.write(self._pieces)) for piece in worker_pieces),
-            lambda: self._write_own_files(staged, learner, _with_pieces(worker_part, written)),
+            lambda: self._write_own_files(staged, learner, with_pieces(worker_part, written)),
             lambda: self._commit(staged, update, env_steps),
         )
         for step in steps:
@@ -225,12 +217,12 @@ class CheckpointStore:
         self, staged: Path, learner: Mapping[str, np.ndarray], worker_part: Mapping[str, np.ndarray]
     ) -> None:
         if not staged.is_dir():
-            raise _FaultError(
+            raise FaultError(
                 f"worker {self._worker} does not see {staged}, and all workers must share one disk"
             )
         if self._worker == 0:
-            _write_arrays(staged / _LEARNER, learner)
-        _write_arrays(staged / _part_name(self._worker, self._num_workers), worker_part)
+            write_arrays(staged / LEARNER, learner)
+        write_arrays(staged / part_name(self._worker, self._num_workers), worker_part)
 
     def _commit(self, staged: Path, update: int, env_steps: int) -> None:
         if self._worker != 0:
@@ -240,10 +232,10 @@ class CheckpointStore:
             "update": update,
             "env_steps": env_steps,
             "topology": {"num_workers": self._num_workers},
-            "files": {name: _check_in(staged / name) for name in _file_names(self._num_workers)},
+            "files": {name: check_in(staged / name) for name in file_names(self._num_workers)},
             "pieces": self._check_in_pieces(staged),
         }
-        files.write_synced(staged / _MANIFEST, _seal(manifest))
+        files.write_synced(staged / MANIFEST, seal(manifest))
         files.sync_folder(staged)
         final, replaced = self._path(update), self._path(update, _REPLACED)
         if final.exists():
@@ -253,12 +245,12 @@ class CheckpointStore:
 
     def _check_in_pieces(self, staged: Path) -> dict[str, int]:
         """The sizes in bytes, by file, of all workers' pieces, which all must have arrived."""
-        parts = (_part_name(worker, self._num_workers) for worker in range(self._num_workers))
-        entries = [e for part in parts for e in _pieces_of(decode((staged / part).read_bytes()))]
+        parts = (part_name(worker, self._num_workers) for worker in range(self._num_workers))
+        entries = [e for part in parts for e in pieces_of(decode((staged / part).read_bytes()))]
         for each in entries:
             path = self._pieces / each["file"]
             if not path.is_file() or path.stat().st_size != each["bytes"]:
-                raise _FaultError(f"{path} did not arrive, and all workers must share one disk")
+                raise FaultError(f"{path} did not arrive, and all workers must share one disk")
         return {each["file"]: each["bytes"] for each in entries}
 
     def _prune(self, update: int) -> None:
@@ -277,9 +269,9 @@ class CheckpointStore:
             return True
         try:
             folders = self._folders()
-            newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
+            newest = next((u for u in reversed(folders) if is_whole(folders[u], u)), -1)
             older = [folder for update, folder in folders.items() if update < newest]
-            free = shutil.disk_usage(self._directory).free + sum(map(_folder_bytes, older))
+            free = shutil.disk_usage(self._directory).free + sum(map(folder_bytes, older))
             if not older or size > free:  # else all would go in vain
                 return False
             self._drop(older[:1])
@@ -305,7 +297,7 @@ class CheckpointStore:
                 path.rename(path.with_suffix(""))
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
-        pieces.sweep(self._pieces, itertools.chain(*map(_needed_pieces, self._folders().values())))
+        pieces.sweep(self._pieces, itertools.chain(*map(needed_pieces, self._folders().values())))
 
     def _reason(self, failure: BaseException | None, size: int) -> str:
         if failure is None:
@@ -317,126 +309,3 @@ class CheckpointStore:
             free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
             return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
         return f"cannot write {failure.filename or self._directory} ({files.reason(failure)})"
-
-
-def _with_pieces(
-    part: Mapping[str, np.ndarray], written: Iterable[tuple[Piece, Path]]
-) -> Mapping[str, np.ndarray]:
-    entries = [pieces.entry(piece, path) for piece, path in written]
-    return {**part, pieces.KEY: pack_json(entries)} if entries else part
-
-
-def _pieces_of(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """What a worker's part says of its pieces."""
-    return unpack_json(part[pieces.KEY]) if pieces.KEY in part else []
-
-
-def _needed_pieces(folder: Path) -> Iterable[str]:
-    """The files of a checkpoint's pieces. A damaged checkpoint needs none: it cannot be gone on from."""
-    try:
-        return _read_manifest(folder / _MANIFEST).get("pieces", {})
-    except (OSError, _FaultError):
-        return ()
-
-
-def _part_name(worker: int, num_workers: int) -> str:
-    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
-
-
-def _file_names(num_workers: int) -> list[str]:
-    return [_LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays and, for the chief to check that all of it arrives, their checksum beside them."""
-    data = encode(arrays)
-    files.write_synced(path, data)
-    files.write_synced(_checksum_path(path), _sha256(data).encode())
-
-
-def _checksum_path(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _check_in(path: Path) -> dict[str, Any]:
-    """Verifies a staged file against its writer's checksum and returns its entry in the manifest."""
-    try:
-        data, expected = path.read_bytes(), _checksum_path(path).read_text()
-    except FileNotFoundError as error:
-        raise _FaultError(f"{path} did not arrive, and all workers must share one disk") from error
-    if _sha256(data) != expected:
-        raise _FaultError(f"{path} does not hold what was written to it")
-    _checksum_path(path).unlink()
-    return {"bytes": len(data), "sha256": expected}
-
-
-def _seal(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as JSON with a checksum of its own, so that no flipped bit in it goes unnoticed."""
-    seal = _sha256(json.dumps(manifest, sort_keys=True).encode())
-    return json.dumps({**manifest, "seal": seal}, indent=2, sort_keys=True).encode()
-
-
-def _is_whole(folder: Path, update: int) -> bool:
-    try:
-        _read_folder(folder, update, folder.parent / pieces.FOLDER)
-    except _FaultError:
-        return False
-    return True
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _read_folder(folder: Path, update: int, pieces_folder: Path | None) -> Checkpoint:
-    try:
-        manifest = _read_manifest(folder / _MANIFEST)
-        if manifest["update"] != update:
-            raise _FaultError(f"its manifest is of update {manifest['update']}")
-        names = _file_names(manifest["topology"]["num_workers"])
-        learner, *parts = (_read_arrays(folder / name, manifest["files"][name]) for name in names)
-        found = [] if pieces_folder is None else _find_pieces(parts, pieces_folder)
-    except FileNotFoundError as error:
-        raise _FaultError(f"{Path(error.filename).name} is missing") from error
-    except OSError as error:
-        raise _FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
-    return Checkpoint(update, manifest["env_steps"], learner, parts, found)
-
-
-def _find_pieces(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[Piece]:
-    """The verified pieces of all workers, each once."""
-    entries = {each["file"]: each for part in parts for each in _pieces_of(part)}
-    for each in entries.values():
-        reason = pieces.fault(folder / each["file"], each["bytes"])
-        if reason is not None:
-            raise _FaultError(reason)
-    return [Piece.saved(each["about"], folder / name) for name, each in entries.items()]
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    try:
-        manifest = json.loads(data)
-        intact = _seal({key: value for key, value in manifest.items() if key != "seal"}) == data
-    except (ValueError, AttributeError):
-        intact = False
-    if not intact:
-        raise _FaultError(f"{path.name} is damaged")
-    if manifest["format"] != FORMAT:
-        raise _FaultError(
-            f"it has format {manifest['format']}, and this version of tfrl reads format {FORMAT}"
-        )
-    return manifest
-
-
-def _read_arrays(path: Path, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    data = path.read_bytes()
-    if len(data) != entry["bytes"]:
-        raise _FaultError(f"{path.name} has {len(data)} bytes instead of {entry['bytes']}")
-    if _sha256(data) != entry["sha256"]:
-        raise _FaultError(f"{path.name} does not match its checksum")
-    return decode(data)

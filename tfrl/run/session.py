@@ -130,7 +130,7 @@ class Session:
         if mine < newest.max():  # others could read what this worker cannot, and did not warn of it
             self._warn(skipped)
         if newest.min() != mine:
-            found = self._store.load(self.console.warn, int(newest.min()), with_pieces=True)
+            found = self._store.load(self.console.warn, int(newest.min()), verify_pieces=True)
         if found is None:
             return None
         self.found = found
@@ -148,7 +148,7 @@ class Session:
         skipped: list[str] = []
         try:
             warn = self.console.warn if self.runtime.is_chief else skipped.append
-            found = self._store.load(warn, with_pieces=True)
+            found = self._store.load(warn, verify_pieces=True)
         except UserError:
             self._warn(skipped)
             raise
