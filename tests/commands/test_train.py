@@ -148,8 +148,6 @@ def test_tensorboards_reader_finds_what_progress_csv_holds(run):
 def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run):
     import tensorflow as tf
 
-    from tfrl.envs.registry import make
-    from tfrl.envs.spec import EnvSpec
     from tfrl.networks import actor_critic
 
     with np.load(run / "export" / "weights.npz", allow_pickle=False) as file:

@@ -111,7 +111,7 @@ def test_a_killed_holder_frees_it(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / LOCK_FILE).read_text()
 
 
-@pytest.mark.parametrize("number", [os.getpid(), 1])
+@pytest.mark.parametrize("number", [os.getpid(), 1], ids=["own", "first"])
 def test_a_process_that_has_got_the_holders_number_does_not_train(tmp_path, number):
     """After a reboot, say: the lock's file is as the power failure left it."""
     (tmp_path / LOCK_FILE).write_text(f"process {number} on {os.uname().nodename}")

@@ -36,8 +36,8 @@ from worker_pair import (
 from benchmarks import namespaces
 from tfrl.cli.settings import to_yaml
 from tfrl.config.ppo import parse
+from tfrl.envs.registry import LEVEL_SETS
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import LEVEL_SETS
 from tfrl.run.checkpoint import CheckpointStore
 
 

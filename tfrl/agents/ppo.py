@@ -93,11 +93,12 @@ class PPOAgent:
         self._compile(small=self.network.is_small and not on_gpu)
 
     def _compile(self, *, small: bool) -> None:
-        """Gives small networks to XLA: whole epochs where there is one replica, else what it does by itself.
+        """Gives small networks to XLA: the gradients of a part and the step, or whole epochs of a single env.
 
-        It is the same arithmetic, to the bit (tests/agents/test_small_networks.py).
+        Whole epochs are faster and round otherwise; a single env can have no other topology to agree with.
         """
-        alone = isinstance(self._runtime.strategy, tf.distribute.OneDeviceStrategy)
+        one_device = isinstance(self._runtime.strategy, tf.distribute.OneDeviceStrategy)
+        alone = one_device and self._config.num_envs == 1
         self._small = small
         self._steps = tf.function(self._take_steps, jit_compile=small and alone)
         self._part = tf.function(self._part_gradients, jit_compile=True) if small else self._part_gradients

@@ -113,7 +113,7 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
 
     @property
     def least_parts(self) -> int:
-        """Equal parts of a minibatch on CPUs: of a small network as many as there can be replicas, up to 4."""
+        """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
         return math.gcd(4, self.num_envs) if self.small_network else super().least_parts
 
     @property
@@ -196,6 +196,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "share_torso": False,
     },
     "gymnasium": _GYMNASIUM,
+    "pendulum": {
+        **_GYMNASIUM,
+        "env": "Pendulum-v1",
+        "total_steps": 300_000,
+        "num_envs": 16,
+        "num_steps": 64,
+        "lr": 1e-3,
+        "gamma": 0.9,
+        "entropy_coef": 0.0,
+    },
     "torchrl": {
         "env": "InvertedDoublePendulum-v5",
         "total_steps": 50_000,
@@ -241,9 +251,13 @@ _SUMMARIES = {
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
     "gymnasium": "for Gymnasium envs, which take it by themselves",
+    "pendulum": "for Pendulum-v1, which takes it by itself",
     "torchrl": "the run of TorchRL's PPO tutorial",
     "cleanrl": "CleanRL's settings for continuous control",
 }
+
+# Envs whose rewards need other settings than those of their family.
+_OF_ENVS = {"Pendulum-v1": "pendulum"}
 
 RANGES: dict[str, Range] = {
     "num_steps": COUNT,
@@ -265,8 +279,10 @@ RANGES: dict[str, Range] = {
 
 
 def default_preset(env: str) -> str:
-    """The preset of a command that names none: of the env's family, or of games, which show images."""
+    """The preset of a command that names none: the env's own, its family's, or that of games for images."""
     env = registry.own_name(env)
+    if env in _OF_ENVS:
+        return _OF_ENVS[env]
     preset = registry.family(env).preset
     return "openai-easy" if preset == "gymnasium" and network.shows_images(env) else preset
 

@@ -142,6 +142,11 @@ class ActorCritic(tf.Module):
 
     def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
         """What `values` gives, in such parts."""
+        if (
+            not self.is_small
+        ):  # as it has always been: without the policy's head, convolutions round otherwise
+            forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
+            return lambda observations: forward(observations)[1]
         of_rows = self._in_parts(lambda rows: (self.values(rows),), [tf.TensorSpec([])], on_gpu, at_once)
         return lambda observations: of_rows(observations)[0]
 
