@@ -105,6 +105,7 @@ class PPGAgent(PPOAgent):
         Returns:
           The metrics of `AUXILIARY`, float32 [4], the same on every worker; they may be no numbers.
         """
+        self._arrays.forget()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits))
         return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
 
