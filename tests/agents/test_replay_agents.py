@@ -109,7 +109,7 @@ class Slow:
 
     def learn(self, loss, networks, rate, max_norm=None):
         """All gradients first, then Adam, by the formulas of the paper; the gradients' norms."""
-        for found in [self.gradient(loss, n) for n in networks]:
+        for found in [self.gradient(loss, network) for network in networks]:
             norm = math.sqrt(sum((g**2).sum() for g in found.values()))
             scale = min(1.0, max_norm / norm) if max_norm else 1.0
             for name, g in found.items():

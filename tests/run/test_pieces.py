@@ -1,4 +1,4 @@
-"""Pieces: written once, kept while a checkpoint refers to them, and safe from kills and full disks."""
+"""Pieces: written once, kept while a checkpoint needs them, checked, safe from kills and full disks."""
 
 import os
 import shutil

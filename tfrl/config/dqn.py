@@ -47,6 +47,11 @@ class Config(Run, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Torso)
     action_kind: ClassVar[type] = Discrete
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether something follows --total-steps: the learning rate, or the weights of transitions."""
+        return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
+
 
 _DEFAULTS = {**DEFAULTS, "tau": 1.0, "batch_size": 128, "lr": 2.5e-4, "replay_size": 100_000}
 _CARTPOLE = {**_DEFAULTS, "env": "CartPole-v1", "total_steps": 50_000}

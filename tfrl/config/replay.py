@@ -97,8 +97,13 @@ class ReplaySettings(RLSettings):
 
     @property
     def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
-        return super().may_change - (set() if self.lr_schedule == "constant" else {"total_steps"})
+        """The settings that a run may change as it goes on; not its length if its steps depend on that."""
+        return super().may_change - ({"total_steps"} if self.depends_on_length else set())
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether something follows --total-steps."""
+        return self.lr_schedule != "constant"
 
     @property
     def prioritized_replay(self) -> bool:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
 from tfrl.config import replay, run
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
 from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.envs import registry
+from tfrl.envs.spec import Discrete
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
+    if config.noise_correlation and isinstance(registry.specs(config.env)[1], Discrete):
+        raise UserError(
+            f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
+            "leave it out."
+        )
 
 
 READER = Reader(

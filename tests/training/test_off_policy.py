@@ -1,0 +1,166 @@
+"""Runs from replay: the same on any topology, gone on with exactly, killed or not; the loop's arithmetic."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from refusals import refusal
+from worker_pair import run_workers
+
+from tfrl import config as settings
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.training import off_policy, trainer
+
+SMALL = (
+    *(
+        "--env",
+        "CartPole-v1",
+        "--preset",
+        "default",
+        "--num-envs",
+        "4",
+        "--hidden",
+        "16",
+        "--batch-size",
+        "16",
+    ),
+    *("--iteration-steps", "100", "--total-steps", "400", "--learning-starts", "60", "--train-every", "20"),
+    *("--replay-size", "200", "--checkpoint-every", "1", "--eval-episodes", "2"),
+)
+DQN = (
+    "dqn",
+    *SMALL,
+    "--prioritized",
+    "--priority-beta",
+    "1",
+    "--n-step",
+    "3",
+    "--target-every",
+    "7",
+    "--updates-per-step",
+    "0.3",
+)
+SAC = ("sac", *SMALL[2:], "--env", "Pendulum-v1", "--updates-per-step", "0.2")
+TD3 = ("td3", *SAC[1:], "--noise-correlation", "0.8")
+
+
+def parsed(algorithm, *flags):
+    return settings.reader(algorithm).parse(flags)
+
+
+def train(algorithm, logdir, *flags, **changes):
+    """A run in this process; its config."""
+    config = dataclasses.replace(parsed(algorithm, *flags, "--logdir", str(logdir)), **changes)
+    agent = __import__(f"tfrl.agents.{algorithm}", fromlist=["x"])
+    make_agent = getattr(agent, f"{algorithm.upper()}Agent")
+    make = lambda c, session: off_policy.OffPolicyLearner(c, session, make_agent)  # noqa: E731
+    assert trainer.train(config, None, make) == 0
+    return config
+
+
+def results(config):
+    return json.loads((config.run_dir / "results.json").read_text())
+
+
+def final_state(config):
+    """All arrays of the last checkpoint but for the clock, its pieces' among them."""
+    found = CheckpointStore(config.run_dir / "checkpoints", keep=3).load(pytest.fail, verify_pieces=True)
+    arrays = dict(found.learner)
+    arrays.pop("progress")
+    ends = {}
+    for piece in found.pieces:
+        for name, array in piece.load().items():
+            if name not in ("final_at", "finals"):
+                ends.setdefault(name, []).append((piece.about["begin"], array))
+    for name, rows in ends.items():
+        joined = np.concatenate([array for _, array in sorted(rows, key=lambda x: x[0])])
+        arrays[f"replay/{name}"] = joined[-200 // 4 :]
+    return arrays
+
+
+def assert_same_end(one, other):
+    expected, found = final_state(one), final_state(other)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert results(one)["weights_sha256"] == results(other)["weights_sha256"]
+    assert results(one)["eval"] == results(other)["eval"]
+
+
+@pytest.fixture(scope="module")
+def dqn(tmp_path_factory):
+    """A run by one replica that nothing disturbed."""
+    return train(*DQN[:1], tmp_path_factory.mktemp("plain"), *DQN[1:])
+
+
+def test_two_replicas_and_a_run_in_two_halves_end_as_one(dqn, tmp_path):
+    assert_same_end(dqn, train(*DQN[:1], tmp_path / "two", *DQN[1:], replicas=2))
+    half = train(*DQN[:1], tmp_path / "halves", *DQN[1:], total_steps=200)
+    assert results(half)["env_steps"] == 200
+    whole = train(*DQN[:1], tmp_path / "halves", *DQN[1:], replicas=2)
+    assert results(whole)["resumed_at"] == [200]
+    assert_same_end(dqn, whole)
+
+
+@pytest.mark.parametrize("run", [SAC, TD3], ids=lambda run: run[0])
+def test_continuous_runs_too(run, tmp_path):
+    plain = train(run[0], tmp_path / "plain", *run[1:])
+    train(run[0], tmp_path / "halves", *run[1:], total_steps=200, replicas=2)
+    assert_same_end(plain, train(run[0], tmp_path / "halves", *run[1:]))
+
+
+def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
+    """Killed by SIGKILL after the first checkpoint, alone; two workers go on with it."""
+    command = [sys.executable, "-m", "tfrl.dqn", *DQN[1:], "--logdir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    config = dataclasses.replace(dqn, logdir=str(tmp_path))
+    while not list(config.run_dir.glob("checkpoints/update-*[0-9]")) and process.poll() is None:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() in (-signal.SIGKILL, 0)
+    killed_at = CheckpointStore(config.run_dir / "checkpoints", keep=3).updates()[-1]
+    ends = run_workers(command[1:], command[1:])
+    assert [code for code, _ in ends] == [0, 0], ends
+    if killed_at < 4:
+        assert results(config)["resumed_at"] == [100 * killed_at] and results(config)["workers"] == 2
+    assert results(config)["weights_sha256"] == results(dqn)["weights_sha256"]
+    assert results(config)["eval"] == results(dqn)["eval"]
+
+
+def test_the_row_of_an_iteration_tells_what_was_done(dqn):
+    lines = [line.split(",") for line in (dqn.run_dir / "progress.csv").read_text().splitlines()]
+    rows = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    assert [int(row["env_steps"]) for row in rows] == [100, 200, 300, 400]
+    assert [float(row["replay/size"]) for row in rows] == [100, 200, 200, 200]
+    assert all(float(row["train/q_loss"]) > 0 for row in rows)
+    assert float(rows[-1]["train/epsilon"]) == pytest.approx(1 - 0.95 * 400 / 10_000)
+    state = final_state(dqn)
+    assert state["taken"] == int(340 * 0.3)
+    # As many of each env: 4 envs of 100 steps, of which the last 50 are kept.
+    assert state["replay/actions"].shape == (50, 4)
+
+
+@pytest.mark.parametrize(
+    "algorithm, flags, sentence",
+    [
+        (
+            "ddpg",
+            ["--env", "CartPole-v1"],
+            "ddpg needs continuous actions, and CartPole-v1 has 2",
+        ),
+        ("dqn", ["--env", "Pendulum-v1"], "dqn needs discrete actions, and Pendulum-v1 has continuous ones"),
+        ("dqn", ["--env", "catch", "--torso", "mlp"], "--torso mlp takes no images, which catch shows"),
+        ("sac", ["--num-envs", "3"], "--batch-size must be divisible by --num-envs 3"),
+        ("td3", ["--policy-delay", "0"], "--policy-delay must be at least 1"),
+        ("dqn", ["--n-step", "900", "--learning-starts", "100"], "--n-step 900 needs as many steps"),
+        ("sac", ["--env", "catch", "--noise-correlation", "0.5"], "--noise-correlation is for continuous"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(algorithm, flags, sentence):
+    assert sentence in refusal(parsed, algorithm, *flags)
