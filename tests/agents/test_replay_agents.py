@@ -318,3 +318,26 @@ def test_discrete_sac():
         return error
 
     run("sac", ["--env", "CartPole-v1", "--critic-lr", "0.02", "--tau", "0.1"], 4, 2, step)
+
+
+@pytest.mark.parametrize(
+    "algorithm, env", [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1"), ("sac", "Pendulum-v1")]
+)
+def test_numpy_acts_as_tensorflow_does(algorithm, env):
+    config, agent = make_agent(algorithm, "--env", env, "--preset", "default")
+    generator = np.random.default_rng(2)
+    Slow(agent, generator)  # moves the weights
+    observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
+    noise = agent.draw_noise(generator, 200)
+    assert agent._in_arrays
+    ways = [lambda: agent.act(observations, noise, 5000), lambda: agent.sample(observations, noise)]
+    ways.append(lambda: agent.greedy(observations))
+    fast = [way() for way in ways]
+    agent._in_arrays = False
+    slow = [way() for way in ways]
+    agent._in_arrays = True
+    for mine, theirs in zip(fast, slow, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    alone = np.concatenate([agent.greedy(observations[i : i + 1]) for i in range(200)])
+    np.testing.assert_array_equal(alone, fast[2])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import tensorflow as tf
+import numpy as np
 
 from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
 from tfrl.ops import q_learning
+from tfrl.ops.schedules import exploration
 
 
 class DQNAgent(ReplayAgent):
@@ -40,16 +39,17 @@ class DQNAgent(ReplayAgent):
         loss = q_learning.td_loss(q, target, rows["weight"], huber_delta=config.huber_delta)
         return loss, {"q_loss": loss, "q_mean": q}, target - q
 
-    def epsilon(self, env_steps: tf.Tensor) -> tf.Tensor:
-        """The share of random actions after so many env steps, float32 (`schedules.exploration`)."""
-        config = self._config
-        share = tf.minimum(tf.cast(env_steps, tf.float32) / max(1, config.exploration_steps), 1.0)
-        return config.exploration_start + (config.exploration_end - config.exploration_start) * share
+    @property
+    def fits_arrays(self) -> bool:
+        """Whether NumPy can compute the network that acts: one head."""
+        return super().fits_arrays and not self._config.dueling
 
-    def explore(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
-        """Random actions with probability epsilon, the best ones otherwise."""
-        return self.network.sample(outputs, noise, self.epsilon(env_steps))
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Epsilon, the share of random actions."""
+        config = self._config
+        ends = config.exploration_start, config.exploration_end
+        return (np.float32(exploration(*ends, env_steps, config.exploration_steps)),)
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """What it reports of so many env steps."""
-        return super().progress(env_steps) | {"train/epsilon": float(self.epsilon(env_steps))}
+        return super().progress(env_steps) | {"train/epsilon": float(self.exploration(env_steps)[0])}

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfrl import networks
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
+from tfrl.networks import array_policy
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.adam import adam
 from tfrl.ops.q_learning import polyak
@@ -56,7 +57,7 @@ class Phase:
 class ReplayAgent:
     """Networks, their slow copies and optimizers under a strategy; follows `tfrl.agents.agent.ReplayAgent`.
 
-    A subclass gives the class attributes, `phases` and `explore`.
+    A subclass gives the class attributes and `make_phases`.
 
     Args:
       config: the settings.
@@ -93,6 +94,9 @@ class ReplayAgent:
 
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
         self._forward = self.network.player_pass(on_gpu=on_gpu, at_once=at_once)
+        # For a few envs a call of TensorFlow takes longer than the arithmetic of a small network.
+        self._in_arrays = self.fits_arrays and not runtime.uses_gpu
+        self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
         # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
         compiles = on_gpu or config.torso == "mlp"
         self._gradients = [
@@ -105,6 +109,12 @@ class ReplayAgent:
             jit_compile=compiles,
         )
 
+    @property
+    def fits_arrays(self) -> bool:
+        """Whether NumPy can compute the network that acts: the settings alone decide it."""
+        config = self._config
+        return config.torso == "mlp" and config.activation in array_policy.ACTIVATIONS
+
     def make_phases(self) -> tuple[Phase, ...]:
         """The gradient steps of an update, in order."""
         raise NotImplementedError
@@ -113,9 +123,9 @@ class ReplayAgent:
         """The vectors that a run begins with: those of the networks, and what else is learned."""
         return {name: function.initial() for name, function in self.network.functions.items()}
 
-    def explore(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
-        """Actions [B, *shape] of training, after so many env steps."""
-        return self.network.sample(outputs, noise)
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """What the network's `sample` is told in training, after so many env steps."""
+        return ()
 
     @property
     def num_parameters(self) -> int:
@@ -148,32 +158,38 @@ class ReplayAgent:
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
-        """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        return self._act(
-            tf.convert_to_tensor(observations),
-            tf.convert_to_tensor(noise),
-            tf.constant(env_steps, tf.float32),
-        ).numpy()
-
-    @tf.function(reduce_retracing=True)
-    def _act(self, observations: tf.Tensor, noise: tf.Tensor, env_steps: tf.Tensor) -> tf.Tensor:
-        return self.explore(self._outputs(observations), noise, env_steps)
+        """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K] and the env steps."""
+        exploration = self.exploration(env_steps)
+        if self._in_arrays and self._config.num_envs <= array_policy.MOST_ENVS:
+            return self.network.act(self._arrays()(observations), noise, *exploration)
+        return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
+        if self._in_arrays:
+            return self.network.act(self._arrays()(observations), noise)
+        return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
 
     @tf.function(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self.network.sample(self._outputs(observations), noise)
+    def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
+        return self.network.sample(self._outputs(observations), noise, *exploration)
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """The best actions [B, *shape]; ignores `noise`."""
+        if self._in_arrays:
+            return self.network.act_greedily(self._arrays()(observations))
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
 
     @tf.function(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
         return self.network.greedy(self._outputs(observations))
+
+    def _arrays(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The player's forward pass in NumPy by the weights of now."""
+        if self._array_pass is None:
+            weights = self._vectors[self.network.player].numpy()
+            self._array_pass = self.network.array_pass(weights, self._config.activation)
+        return self._array_pass
 
     def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         return self._forward(self._vectors[self.network.player].read_value(), observations)
@@ -210,6 +226,7 @@ class ReplayAgent:
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in fields.items()}
         numbers = (tf.constant(first), tf.constant(count), tf.constant(scale, tf.float32))
         done, sums, errors = self._updates(rows, *numbers)
+        self._array_pass = None
         totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
         bad = [name for name, value in totals.items() if not np.isfinite(value)]
         if bad:
@@ -343,6 +360,7 @@ class ReplayAgent:
         joined = self.network.join(weights_of(state))
         for name, variable in self._vectors.items():
             variable.assign(joined[name] if name in joined else state[f"agent/{name}"])
+        self._array_pass = None
 
 
 def _variable(value: np.ndarray) -> tf.Variable:

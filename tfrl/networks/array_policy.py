@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import keras
@@ -15,12 +15,16 @@ MOST_ENVS = 16
 """Training envs, all workers together, for which NumPy is the faster way (`benchmarks.small_networks`)."""
 
 # They work in place; gelu is missing, because NumPy has no error function.
-_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "tanh": lambda x: np.tanh(x, out=x),
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
+
+
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Kernels [D, units] and biases [units]."""
 
 
 def fits(network: ActorCritic) -> bool:
@@ -29,7 +33,17 @@ def fits(network: ActorCritic) -> bool:
     if torso.name != "mlp":
         return False
     first = torso.get_layer("dense1")
-    return first.compute_dtype == "float32" and first.activation.__name__ in _ACTIVATIONS
+    return first.compute_dtype == "float32" and first.activation.__name__ in ACTIVATIONS
+
+
+def features(x: np.ndarray, layers: Layers, activation: str) -> np.ndarray:
+    """What an mlp makes of vectors, float32 [B, 1, units] of [B, 1, D]; each row is multiplied by itself."""
+    activate = ACTIVATIONS[activation]
+    for kernel, bias in layers:
+        x = x @ kernel
+        x += bias
+        x = activate(x)
+    return x
 
 
 class ArrayPolicy:
@@ -51,7 +65,7 @@ class ArrayPolicy:
         self._shared = network.shared
         self._policy_head, self._value_head = _weights(network.actor.head), _weights(network.critic.head)
         self._free = None if network.actor.free is None else network.actor.free.numpy()
-        self._activate = _ACTIVATIONS[network.actor.torso.get_layer("dense1").activation.__name__]
+        self._activation = network.actor.torso.get_layer("dense1").activation.__name__
 
     def __call__(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Parameters of the distribution [B, P] and values [B], float32, of observations float32 [B, D]."""
@@ -73,12 +87,8 @@ class ArrayPolicy:
         x = (x - mean) * scale
         return np.minimum(np.maximum(x, -self._limit, out=x), self._limit, out=x)  # np.clip is slower
 
-    def _features(self, x: np.ndarray, layers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        for kernel, bias in layers:
-            x = x @ kernel
-            x += bias
-            x = self._activate(x)
-        return x
+    def _features(self, x: np.ndarray, layers: Layers) -> np.ndarray:
+        return features(x, layers, self._activation)
 
     def _parameters(self, features: np.ndarray) -> np.ndarray:
         outputs = self._head(features, self._policy_head)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs.spec import ArraySpec
+from tfrl.networks import array_policy
 from tfrl.networks.weights import layer_names, read_weights
 from tfrl.workers import parts
 
@@ -46,6 +47,11 @@ class Functional:
         shaped = [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
         arguments = inputs[0] if len(inputs) == 1 else list(inputs)
         return self._model.stateless_call(shaped, [], arguments)[0]
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers, in order."""
+        return list(dict.fromkeys(name.partition("/")[0] for name in self.names))
 
     def initial(self) -> np.ndarray:
         """The weights that the model was made with, float32 [size]."""
@@ -103,6 +109,21 @@ class FunctionalNetworks(tf.Module):
         return lambda weights, observations: parts.map_rows(
             lambda rows: [function(weights, rows)], observations, signature, at_once
         )
+
+    def array_pass(self, weights: np.ndarray, activation: str) -> Callable[[np.ndarray], np.ndarray]:
+        """The player's outputs float32 [B, outputs] in NumPy, where it is an mlp with one head.
+
+        Args:
+          weights: float32 [size].
+          activation: of its layers.
+        """
+        named = self.functions[self.player].split(weights)
+        layers = []
+        for name in self.functions[self.player].layers:
+            kernel = named[f"{name}/kernel"]
+            layers.append((kernel.reshape(kernel.shape[-2:]), named[f"{name}/bias"]))
+        *hidden, (kernel, bias) = layers
+        return lambda x: (array_policy.features(x[:, None], hidden, activation) @ kernel)[:, 0] + bias
 
     def join(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The vectors of weights by NETWORK/NAME. Raises ValueError where they are of other networks."""
