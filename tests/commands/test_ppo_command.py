@@ -1,0 +1,75 @@
+"""python -m tfrl.ppo on Gymnasium's envs: two workers, a kill, and a run that ends once it is solved."""
+
+import signal
+
+import pytest
+from processes import Training, learned, results, rows, train
+from worker_pair import run_workers
+
+FLAGS = "--num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 2 --seed 3 --eval-episodes 2"
+FLAGS = [*FLAGS.split(), "--checkpoint-every", "1", "--total-steps", str(5 * 256)]
+SETTINGS = {
+    "CartPole-v1": [],
+    "InvertedDoublePendulum-v5": ["--torso", "mlp", "--hidden", "32,32"],
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def alone(request, tmp_path_factory):
+    """The env's flags, and the folder of its run in one process."""
+    flags = ["--env", request.param, *FLAGS, *SETTINGS[request.param]]
+    folder = tmp_path_factory.mktemp("logs") / "alone"
+    code, stdout, stderr = train(folder, *flags)
+    assert code == 0, stdout + stderr
+    return flags, folder
+
+
+def test_what_it_leaves(alone):
+    _, folder = alone
+    found = results(folder)
+    assert set(found["eval"]) == {"test"} and found["eval"]["test"]["episodes"] == 2
+    assert len(rows(folder)) == 5 and not {name for name in rows(folder)[0] if "train/return" in name}
+    assert max(float(row["train/first_ratio_error"]) for row in rows(folder)) < 1e-5
+
+
+def test_two_workers_are_the_same_run(alone, tmp_path):
+    flags, folder = alone
+    command = ["-m", "tfrl.ppo", *flags, "--logdir", str(tmp_path), "--run-name", "pair"]
+    ends = run_workers(command, command)
+    assert [code for code, _ in ends] == [0, 0], ends
+    found = results(tmp_path / "pair")
+    assert found["workers"] == 2 and found["weights_sha256"] == results(folder)["weights_sha256"]
+    assert learned(tmp_path / "pair") == learned(folder)
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(alone, tmp_path):
+    flags, folder = alone
+    killed = Training(tmp_path / "killed", *flags)
+    killed.wait_until(2 * 256)
+    killed.process.send_signal(signal.SIGKILL)
+    assert killed.end()[0] == -signal.SIGKILL
+    assert train(tmp_path / "killed", *flags)[0] == 0
+    found = results(tmp_path / "killed")
+    assert found["resumed_at"] and found["weights_sha256"] == results(folder)["weights_sha256"]
+    assert learned(tmp_path / "killed") == learned(folder)
+
+
+def test_a_solved_run_is_done(tmp_path):
+    """CartPole pays 1 for each step, so that the last 100 episodes return 1 as soon as there are so many."""
+    flags = ["--env", "CartPole-v1", *FLAGS, "--total-steps", 100_000, "--solved-at", 1]
+    folder = tmp_path / "run"
+    code, stdout, stderr = train(folder, *flags)
+    assert code == 0, stdout + stderr
+    found, last = results(folder), rows(folder)[-1]
+    assert found["env_steps"] == int(last["env_steps"]) < 100_000
+    assert float(last["rollout/episodes"]) >= 100 > float(rows(folder)[-2]["rollout/episodes"])
+    assert last["eval_test/return"], "it ends like any run: evaluated, exported"
+    assert (folder / "export" / "weights.npz").exists()
+    before = (folder / "progress.csv").read_bytes()
+    code, stdout, stderr = train(folder, *flags)
+    assert code == 0 and "is complete" in stdout and stderr == ""
+    assert (folder / "progress.csv").read_bytes() == before and results(folder) == found
+    code, stdout, stderr = train(
+        folder, *flags, "--solved-at", 1e6, "--total-steps", found["env_steps"] + 256
+    )
+    assert code != 0 and "--total-steps" in stderr, "the learning rate hangs on it"
