@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,9 @@ from tfrl.config.ppo import Config
 from tfrl.run.checkpoint import CheckpointStore
 
 LOGICAL_CPUS = 4
+
+# Some test files use another's helpers, also where that one's folder is not collected.
+sys.path.append(str(Path(__file__).with_name("resnet")))
 
 # What the caller's shell says of screens, clusters and GPUs is neither for the tests nor for their processes.
 for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG"):

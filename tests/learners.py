@@ -4,6 +4,7 @@ from tfrl.agents.ppo import PPOAgent
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
+from tfrl.training import trainer
 from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
@@ -32,3 +33,8 @@ class Learner(OnPolicyLearner):
         done = super().update()
         self.session.step -= 1  # counted there, too
         return done
+
+
+def train(config):
+    """Trains with PPO as the command does, in this process; the exit code."""
+    return trainer.train(config, None, lambda c, session: OnPolicyLearner(c, session, PPOAgent))

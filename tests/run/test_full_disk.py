@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from conftest import SMALL
+from scripted import Acting
 
 from tfrl import collect, evaluate, record, report
 from tfrl.cli.errors import TrainingError, UserError
@@ -21,11 +22,11 @@ FULL = "No space left on device"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run's settings."""
-    from tfrl.training import on_policy  # TensorFlow
+    from learners import train  # TensorFlow
 
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=256, eval_episodes=2)
-    assert on_policy.train(config, None) == 0
+    assert train(config) == 0
     return config
 
 
@@ -73,15 +74,15 @@ def test_a_command_says_so_and_leaves_nothing(run, command, flags):
 
 @pytest.mark.parametrize("left", [0, 64, 420, 480, 560, 800])  # none of it, some, and nearly all of it fits
 def test_a_run_that_cannot_be_exported_says_so_and_goes_on_once_there_is_room(run, left):
-    from tfrl.training import on_policy
+    from learners import train  # TensorFlow
 
     config = run(left, without=("results.json", "export"))
     with pytest.raises(TrainingError, match=f"^cannot write the results in {config.run_dir}: {FULL}$"):
-        on_policy.train(config, None)
+        train(config)
     names = {path.name for path in config.run_dir.rglob("*")}
     assert "results.json" not in names and not any(".tmp" in name for name in names)
     (config.run_dir.parent / "litter").unlink()
-    assert on_policy.train(config, None) == 0
+    assert train(config) == 0
     assert (config.run_dir / "results.json").exists()
 
 
@@ -101,5 +102,5 @@ def test_a_video_in_training_costs_a_warning_once(run, learner):
     session.console.warn = told.append
     shown = periodic.Periodic(config, session)
     for steps in (1, 2):
-        shown.record(lambda observations, uniforms: (uniforms * 3).astype("int32"), steps)
+        shown.record(Acting(lambda observations, noise: (noise[:, 0] * 3).astype("int32")), steps)
     assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training goes on.")

@@ -64,7 +64,9 @@ def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, l
         assert metrics["rollout/episodes"] == len(ends) > 0
         assert metrics["rollout/episode_return"] == pytest.approx(np.mean(ends))
         assert metrics["rollout/episode_length"] == 9
-        assert agent._action_counts(rollout) == [(rollout.actions == action).sum() for action in range(3)]
+        assert agent.action_counts(rollout.actions) == [
+            (rollout.actions == action).sum() for action in range(3)
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from learners import train
 from processes import unread_pipe
 from scripted import Acting, still
 
@@ -38,14 +39,6 @@ from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
-
-
-def train(config):
-    """Trains as the command does, in this process; the exit code."""
-    from tfrl.agents.ppo import PPOAgent
-    from tfrl.training import on_policy, trainer
-
-    return trainer.train(config, None, lambda c, session: on_policy.OnPolicyLearner(c, session, PPOAgent))
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +135,8 @@ def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capfd):
 
     from tfrl.config import ppo
 
-    flags = f"--env {env} --total-steps 512 --num-steps 32 --num-minibatches 4 --epochs 1 --eval-every 1"
-    flags += f" --eval-episodes 2 --precision float32 --logdir {tmp_path}"
+    flags = f"--env {env} --total-steps 512 --num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 1"
+    flags += f" --eval-every 1 --eval-episodes 2 --precision float32 --logdir {tmp_path}"
     assert train(ppo.READER.parse(flags.split())) == 0
     run = runs.load(tmp_path / f"{env}-seed1")
     said = capfd.readouterr().out
@@ -276,7 +269,7 @@ def test_a_suite_is_games_times_seeds():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--envs", "pong"], "no game 'pong'"),
+        (["--envs", "pong"], "no env 'pong'"),
         (["--env", "maze"], "instead of --env"),
         (["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
         (["--run-name", "a"], "instead of --run-name"),

@@ -159,14 +159,12 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, mo
 def test_all_workers_go_through_the_same_phases(tmp_path):
     """Whoever began fewer would be taken for one that hangs: also where the chief alone has something to do.
 
-    Here it records, which fails for want of a folder, evaluates, saves, and exports in the end. (The tests of
+    Here it records, which fails for want of a program, evaluates, saves, and exports in the end. (Tests of
     signals compare the phases of a run that is broken off.)
     """
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "videos").touch()
     periodic = ("--eval-every", "2", "--record-every", "2", "--checkpoint-every", "1")
     command = [*FAULTY, "NONE", "0", "99", str(tmp_path / "marker"), *flags(tmp_path, *periodic, updates=3)]
-    ends = run_workers(command, command, PHASES=str(tmp_path))
+    ends = run_workers(command, command, PHASES=str(tmp_path), IMAGEIO_FFMPEG_EXE="/nowhere/ffmpeg")
     assert [code for code, _ in ends] == [0, 0], ends
     assert "Training goes on." in ends[0][1]
     evaluation = [f"{word} on {s} levels" for s in LEVEL_SETS for word in ("evaluating", "evaluated")]
@@ -281,7 +279,7 @@ def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, pa
     command = [*FAULTY, fault, "1", str(update), str(tmp_path / "marker"), *flags(tmp_path, *patience)]
     (chief_code, chief), (hanging_code, hanging) = run_workers(command, command)
     assert (chief_code, hanging_code) == (75, 75), chief + hanging
-    stuck = f"is stuck in update {update + 1}, collecting, at tfrl/training/learner.py:"
+    stuck = f"is stuck in update {update + 1}, collecting, at tfrl/training/on_policy.py:"
     for stderr in (chief, hanging):
         # The first to end breaks the other's connections, which it may notice before its own watchdog does.
         assert stuck in stderr or "is gone" in stderr

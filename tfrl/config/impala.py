@@ -103,11 +103,6 @@ class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
         return self.lag + 1
 
     @property
-    def default_run_name(self) -> str:
-        """Another name than that of PPO's run of the same env and seed."""
-        return f"impala-{super().default_run_name}"
-
-    @property
     def may_change(self) -> frozenset[str]:
         """The settings that a run may change as it goes on; not its length if the rates depend on it."""
         fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
