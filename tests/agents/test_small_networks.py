@@ -63,14 +63,15 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent.set_observation_scaling(*(np.full(observations.shape[1], x, np.float32) for x in (0.3, 8.0)))
     noise = network.draw_noise(generator, 40)
     parameters, values = network(tf.constant(observations))
+    drawn = tf.constant(noise)
     policy = network.distribution(parameters)
     actions, extras = agent.act(observations[None], noise[None])
-    np.testing.assert_allclose(actions[0], policy.sample(noise), atol=1e-5)
-    np.testing.assert_allclose(extras["log_prob"][0], policy.log_prob(actions[0]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actions[0], policy.sample(drawn), atol=1e-5)
+    np.testing.assert_allclose(extras["log_prob"][0], policy.log_prob(tf.constant(actions[0])), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(extras["value"][0], values, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(agent.sample(observations, noise), actions[0])
     np.testing.assert_allclose(agent.greedy(observations), policy.mode(), atol=1e-5)
-    assert actions.dtype == policy.sample(noise).dtype.as_numpy_dtype
+    assert actions.dtype == policy.sample(drawn).dtype.as_numpy_dtype
 
 
 def passes(agent):
