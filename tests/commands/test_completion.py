@@ -34,7 +34,7 @@ def complete(script, line):
         ("python -m tfrl.evaluate logs/run --lev", ["--levels"]),
         ("python -m tfrl.evaluate --levels ", ["train", "test", "both"]),
         ("python -m tfrl.record --form", ["--format"]),
-        ("python -m tfrl.record --no-", ["--no-overlay", "--no-greedy", "--no-window"]),
+        ("python -m tfrl.record --no-", ["--no-overlay", "--no-window", "--no-greedy"]),
         ("python -m tfrl.ppo_procgen --update-f", ["--update-freq"]),
         ("python -m tfrl.ppo_procgen --preset openai-", ["openai-easy", "openai-hard"]),
         ("python -m tfrl.suite --work", ["--workers"]),

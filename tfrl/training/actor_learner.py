@@ -203,7 +203,7 @@ class ActorLearner(OnPolicyLearner):
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
         """How learner and actors, side by side, spent an update that took the learner `seconds`."""
-        update = self._session.step - 1
+        update = self._session.step
         return {
             "time/update_seconds": seconds - self._waited,
             "time/learner_wait_fraction": self._waited / seconds,
