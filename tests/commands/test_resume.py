@@ -133,9 +133,10 @@ def test_each_update_stands_once_in_progress_csv(stopped):
 @pytest.mark.parametrize("what", ["observations", "first"])
 def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(small, tmp_path, what):
     """As those of another build of procgen would, which takes the same states."""
+    from tfrl.agents.ppo import PPOAgent
     from tfrl.run.console import Console
     from tfrl.run.session import open_session
-    from tfrl.training.learner import Learner
+    from tfrl.training.on_policy import OnPolicyLearner
     from tfrl.workers import strategy
     from tfrl.workers.watchdog import Watchdog
 
@@ -143,7 +144,7 @@ def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(sma
     watchdog = Watchdog(tmp_path / "heartbeats", ("here",), 0, stall_timeout=0.0)
     parts = (config, strategy.make(config, None), watchdog, Console(enabled=False))
     with open_session(*parts, step_name="update", saves="here") as session:
-        learner, again = Learner(config, session), Learner(config, session)
+        learner, again = (OnPolicyLearner(config, session, PPOAgent) for _ in range(2))
         state, part = learner.get_state()
         again.set_state(state, [part])
         part[what] = part[what].copy()
