@@ -207,7 +207,7 @@ def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
 
 def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
     """In the first update, which traces, and is made long."""
-    training = Training(tmp_path / "ended", *CATCH, "--num-steps", 4096, "--total-steps", ENDLESS)
+    training = Training(tmp_path / "ended", *CATCH, "--num-steps", 32768, "--total-steps", ENDLESS)
     lines = iter(training.process.stdout.readline, "")
     assert any(line.startswith("curves") for line in lines)
     training.process.send_signal(signal.SIGTERM)
