@@ -255,7 +255,8 @@ class PPOAgent:
         while index < end and not totals.ended:
             most = self._steps_a_call(int(end - index))
             began = time.perf_counter()
-            steps, ended, sums, error = self._steps(batch, index, tf.minimum(index + most, end))
+            until = tf.minimum(index + most, end)
+            steps, ended, sums, error = self._steps(batch, index, until, tf.constant(totals.sums))
             totals.add(int(steps), bool(ended), sums.numpy(), float(error))
             if index > 0:  # the first call was traced
                 self._seconds_per_step = (time.perf_counter() - began) / int(steps)
@@ -309,14 +310,16 @@ class PPOAgent:
         rows = steps * num_envs + tf.range(num_envs)[:, None]
         return tf.reshape(rows, (self.steps_per_update, -1))
 
-    def _take_steps(self, batch: tuple, index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _take_steps(
+        self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
 
-        Returns their number, whether the update ends, the sums of their metrics and, where the first one is
-        among them, its largest |ratio - 1|.
+        Returns their number, whether the update ends, the sums of all metrics so far, of which `sums` are
+        those before, and, where the first minibatch is among them, its largest |ratio - 1|.
         """
         config, began = self._config, index
-        ended, sums, first_error = tf.constant(False), tf.zeros(len(self.means) + 1), tf.constant(0.0)
+        ended, first_error = tf.constant(False), tf.constant(0.0)
         while index < end and not ended:
             means, errors = self._runtime.strategy.run(self._train_step, args=(*batch, index))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
