@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 
 import pytest
@@ -28,7 +29,7 @@ with stop.listening(lambda name: note(f"saves for {name}"), lambda: note("lost")
     note("saved")
     sys.exit(stop.exit_code)
 """
-SAVES = f"import pathlib\nsys.path += {[str(ROOT), *sys.path[-1:]]}\n{SAVES}"
+SAVES = f"import pathlib\nsys.path += {[str(ROOT), sysconfig.get_path('purelib')]}\n{SAVES}"
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["parents first", "children first"])

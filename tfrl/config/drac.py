@@ -104,6 +104,7 @@ READER = dataclasses.replace(
     sections=(Task, PPO, DrAC, Network, Hardware, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
+    default_preset=ppo.family_preset,
     defaults={"env": "coinrun"},
     check=validate,
     prog="python -m tfrl.drac",

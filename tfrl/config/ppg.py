@@ -154,6 +154,7 @@ READER = dataclasses.replace(
     sections=(Task, PPO, PPG, Network, Hardware, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
+    default_preset=ppo.family_preset,
     defaults={"env": "coinrun"},
     check=validate,
     prog="python -m tfrl.ppg",

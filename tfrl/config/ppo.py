@@ -279,10 +279,13 @@ RANGES: dict[str, Range] = {
 
 
 def default_preset(env: str) -> str:
-    """The preset of a command that names none: the env's own, its family's, or that of games for images."""
+    """The preset of a command that names none: the env's own, or its family's."""
+    return _OF_ENVS.get(registry.own_name(env)) or family_preset(env)
+
+
+def family_preset(env: str) -> str:
+    """The preset of the env's family, or that of games where a Gymnasium env shows images."""
     env = registry.own_name(env)
-    if env in _OF_ENVS:
-        return _OF_ENVS[env]
     preset = registry.family(env).preset
     return "openai-easy" if preset == "gymnasium" and network.shows_images(env) else preset
 

@@ -74,7 +74,8 @@ class StopRequest:
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, self._note) for number in signals.heeded()}
-        _start(self._listen, reader, on_first, on_second)
+        with signals.held_back():  # from that thread for ever: handlers run in this one
+            _start(self._listen, reader, on_first, on_second)
         signals.let_through()
         try:
             yield
