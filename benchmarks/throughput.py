@@ -1,22 +1,23 @@
 """python -m benchmarks.throughput: env steps a second against the compute floor, in one run.
 
 The floor is what the network alone costs, with the same code's forward pass and gradients and nothing
-else: no envs, no sampling, no optimizer, no logging. An env step takes one forward pass and `epochs`
+else: no envs, no sampling, no optimizer, no logging. An env step of PPO takes one forward pass and `epochs`
 gradients, so
 
     floor = 1 / (forward + epochs * gradient)     seconds a frame, the best batch sizes of those tried,
 
-with each operation on all cores or, if that is faster, in parts side by side as the trainer computes. The
-arithmetic limit is what the same cores would do if all of it ran as fast as a large matrix product: the
-additions and multiplications of the network, three times those of a forward pass for a gradient (the first
-layer needs a little less), at the rate of that product.
+and one of another --algorithm as many of both as `passes` says, with each operation on all cores or, if that
+is faster, in parts side by side as the trainer computes. The arithmetic limit is what the same cores would do
+if all of it ran as fast as a large matrix product: the additions and multiplications of the network, three
+times those of a forward pass for a gradient (the first layer needs a little less), at the rate of that
+product.
 
-Our own figure is what progress.csv of a real `python -m tfrl.ppo_procgen` says, without its first update,
-which traces the graph. The floor is measured before and after it, so that both see the same machine. With
---peer torch the same network's floor in PyTorch is measured too, where it is installed: no PyTorch script can
-be faster than that. --cleanrl measures such a script as well, between two of our runs: CleanRL's
-ppo_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and network), with as many envs and env
-steps.
+Our own figure is what progress.csv of a real `python -m tfrl.ppo` says, without its first update (PPG: its
+first phase), which traces the graph. The floor is measured before and after it, so that both see the same
+machine. With --peer torch the same network's floor in PyTorch is measured too, where it is installed: no
+PyTorch script can be faster than that. --cleanrl measures such a script as well, between two of our runs:
+CleanRL's ppo_procgen.py or ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and
+network), with as many envs and env steps.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +43,7 @@ from rich.table import Table
 from benchmarks import command, speed
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
-from tfrl.config import ppo
+from tfrl.config import reader
 from tfrl.envs.registry import games, specs
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ if TYPE_CHECKING:
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
-_EPOCHS = 3
+
+
+class Passes(NamedTuple):
+    """How often a frame goes through a torso, from its env step to the last gradient of it."""
+
+    forwards: int
+    gradients: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Options:
     precisions: str = "auto"
     """float32, bfloat16 or both with a comma; auto: both where --precision auto of the trainer takes
     bfloat16, else float32 alone."""
+    algorithm: Literal["ppo", "drac", "ppg"] = "ppo"
+    """What to train by."""
     env: str = "coinrun"
     """The game."""
     num_envs: int = 64
@@ -67,7 +76,9 @@ class Options:
     num_steps: int = 256
     """Env steps of a rollout, in each env."""
     updates: int = 3
-    """Updates of our run that count; one more comes first."""
+    """Updates of our run that count; one more comes first. PPG: phases."""
+    policy_updates: int = 2
+    """PPG's updates of a phase, which do not change what an env step takes."""
     floor_seconds: float = 20.0
     """How long each measurement of a floor takes."""
     peer: Literal["none", "torch"] = "none"
@@ -79,18 +90,18 @@ class Options:
 def main(options: Options) -> None:
     """Measures and prints."""
     _check(options)
-    rows = []
+    rows, each = [], passes(_config(options))
     for precision in precisions(options.precisions):
-        before = _floor_of_tensorflow(precision, options.floor_seconds)
+        before = _floor_of_tensorflow(precision, options.floor_seconds, each)
         ours = _our_run(options, precision)
-        after = _floor_of_tensorflow(precision, options.floor_seconds)
+        after = _floor_of_tensorflow(precision, options.floor_seconds, each)
         floor = statistics.mean([before, after])
         row = {"precision": precision, "floor": floor, "floor_before": before, "floor_after": after, **ours}
         row["ratio_to_floor"] = ours["env_steps_per_second"] / floor
-        row["arithmetic_limit"] = _in_process("arithmetic_limit", precision, options.floor_seconds / 4)
+        row["arithmetic_limit"] = _in_process("arithmetic_limit", precision, options.floor_seconds / 4, each)
         row["ratio_to_limit"] = ours["env_steps_per_second"] / row["arithmetic_limit"]
         if options.peer == "torch" and precision == "float32":
-            row["torch_floor"] = _in_process("torch_floor", precision, options.floor_seconds)
+            row["torch_floor"] = _in_process("torch_floor", precision, options.floor_seconds, each)
         if options.cleanrl and precision == "float32":
             row["cleanrl"] = _cleanrl_run(options)
             row["ours_after_cleanrl"] = _our_run(options, precision)["env_steps_per_second"]
@@ -104,6 +115,21 @@ def main(options: Options) -> None:
     for name in dict.fromkeys(key for row in rows for key in row if key != "precision"):
         table.add_row(name, *(f"{row[name]:.3g}" if name in row else "-" for row in rows))
     Console().print(table)
+
+
+def passes(config: Any) -> Passes:
+    """The passes of an algorithm's settings, where separate networks are two torsos.
+
+    PPO acts by one forward pass and learns by a gradient an epoch. DrAC's gradients are of two views of a
+    frame. PPG's auxiliary phase takes the policy's logits anew and then its own epochs; its phases do not
+    change how often a frame is passed through.
+    """
+    torsos = 1 if config.share_torso else 2
+    if config.algorithm == "drac":
+        return Passes(torsos, 2 * torsos * config.epochs)
+    if config.algorithm == "ppg":
+        return Passes(torsos + 1, torsos * (config.epochs + config.aux_epochs))
+    return Passes(torsos, torsos * config.epochs)
 
 
 def precisions(wanted: str) -> list[str]:
@@ -130,7 +156,7 @@ def _check(options: Options) -> None:
     check_ranges(options, {"updates": COUNT, "floor_seconds": Range(0, 3600, above=True)})
     if options.precisions != "auto":
         precisions(options.precisions)
-    if ppo.parse(_flags(options)).env not in games():
+    if _config(options).env not in games():
         raise UserError(
             f"--env must be one of procgen's games, whose frames the floor is of; got {options.env}."
         )
@@ -139,11 +165,22 @@ def _check(options: Options) -> None:
     command.check_program(options.cleanrl, "--cleanrl")
 
 
+def _config(options: Options) -> Any:
+    return reader(options.algorithm).parse(_flags(options))
+
+
 def _flags(options: Options) -> list[str]:
     """The trainer's, of the run to measure."""
-    steps = options.num_envs * options.num_steps * (options.updates + 1)
+    steps = options.num_envs * options.num_steps * _updates_at_once(options) * (options.updates + 1)
     flags = ["--env", options.env, "--total-steps", str(steps), "--eval-episodes", "1"]
+    if options.algorithm == "ppg":
+        flags += ["--policy-updates", str(options.policy_updates)]
     return [*flags, "--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
+
+
+def _updates_at_once(options: Options) -> int:
+    """The updates after which the same work begins anew."""
+    return options.policy_updates if options.algorithm == "ppg" else 1
 
 
 def _our_run(options: Options, precision: str) -> dict[str, Any]:
@@ -151,20 +188,27 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as logdir:
         flags = [*_flags(options), "--precision", precision, "--logdir", logdir, "--run-name", "throughput"]
         started = time.time()
-        trainer = [sys.executable, "-m", "tfrl.ppo_procgen", *flags]
+        trainer = [sys.executable, "-m", f"tfrl.{options.algorithm}", *flags]
         peak_memory_mb = command.finish(trainer, stdout=subprocess.DEVNULL).ru_maxrss / 1024
         with (Path(logdir) / "throughput" / "progress.csv").open() as file:
             updates = list(csv.DictReader(file))
-        first_seconds = float(updates[0]["time/rollout_seconds"]) + float(updates[0]["time/update_seconds"])
         created = (Path(logdir) / "throughput" / "config.yaml").stat().st_mtime
-    counted = updates[1:]
+    each, seconds = _updates_at_once(options), [_seconds_of(row) for row in updates]
+    counted = updates[each:]
+    phases = [sum(seconds[i : i + each]) for i in range(each, len(updates), each)]
+    first_seconds = seconds[0]
     return {
-        "env_steps_per_second": statistics.median(float(u["time/env_steps_per_second"]) for u in counted),
+        "env_steps_per_second": options.num_envs * options.num_steps * each / statistics.median(phases),
         "env_wait_fraction": statistics.median(float(u["time/env_wait_fraction"]) for u in counted),
         "seconds_to_start": created - started,
         "seconds_to_first_update": created - started + first_seconds,
         "peak_memory_mb": peak_memory_mb,
     }
+
+
+def _seconds_of(row: dict[str, str]) -> float:
+    """An update's, by its row of progress.csv."""
+    return float(row["time/rollout_seconds"]) + float(row["time/update_seconds"])
 
 
 def _cleanrl_run(options: Options) -> float:
@@ -176,17 +220,18 @@ def _cleanrl_run(options: Options) -> float:
     return speed.of_script(script, batch, updates).median
 
 
-def _floor_of_tensorflow(precision: str, seconds: float) -> float:
+def _floor_of_tensorflow(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second of the network alone, computed in the faster of two ways."""
     ways = ("whole_floor", "parts_floor")
-    return max(_in_process(way, precision, seconds / len(ways)) for way in ways)
+    return max(_in_process(way, precision, seconds / len(ways), each) for way in ways)
 
 
-def _in_process(measure: str, precision: str, seconds: float) -> float:
+def _in_process(measure: str, precision: str, seconds: float, each: Passes) -> float:
     """What a function below measures in a fresh process, as threads must not disturb the next measurement."""
     return float(
         command.answer(
-            f"from benchmarks.throughput import {measure} as f; print(f({precision!r}, {seconds}))"
+            f"from benchmarks.throughput import Passes, {measure} as f; "
+            f"print(f({precision!r}, {seconds}, {each}))"
         )
     )
 
@@ -195,6 +240,7 @@ def _best(
     forward: Callable[[int], Any],
     gradient: Callable[[int], Any],
     seconds: float,
+    each: Passes,
     gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
 ) -> float:
     """Env steps a second from functions that take a batch size and do one call on it."""
@@ -203,7 +249,7 @@ def _best(
         min(_seconds(partial(function, batch), share) / batch for batch in batches)
         for function, batches in ((forward, _FORWARD_BATCHES), (gradient, gradient_batches))
     ]
-    return 1.0 / (best[0] + _EPOCHS * best[1])
+    return 1.0 / (each.forwards * best[0] + each.gradients * best[1])
 
 
 def _seconds(function: Callable[[], Any], seconds: float) -> float:
@@ -217,13 +263,13 @@ def _seconds(function: Callable[[], Any], seconds: float) -> float:
     return statistics.median(times)
 
 
-def whole_floor(precision: str, seconds: float) -> float:
+def whole_floor(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second of the network alone, in TensorFlow, each operation on all cores."""
     tf, network = _network(precision)
-    return _floor(network, _gradient(tf, network), seconds)
+    return _floor(network, _gradient(tf, network), seconds, each)
 
 
-def parts_floor(precision: str, seconds: float) -> float:
+def parts_floor(precision: str, seconds: float, each: Passes) -> float:
     """The same in parts side by side, as the trainer computes on CPUs."""
     from tfrl.workers import parts, strategy
 
@@ -238,10 +284,10 @@ def parts_floor(precision: str, seconds: float) -> float:
         return tf.map_fn(of_part, parts, fn_output_signature=shapes, parallel_iterations=at_once)
 
     forward = network.forward_pass(on_gpu=False, at_once=at_once)
-    return _floor(forward, gradient, seconds, [n * part * at_once for n in (2, 4)])
+    return _floor(forward, gradient, seconds, each, [n * part * at_once for n in (2, 4)])
 
 
-def arithmetic_limit(precision: str, seconds: float) -> float:
+def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
     tf, network = _network(precision)
     from resnet.counts import mflop
@@ -251,7 +297,7 @@ def arithmetic_limit(precision: str, seconds: float) -> float:
     product = tf.function(lambda: tf.matmul(left, right))
     rate = 2 * 2048**3 / _seconds(lambda: product()[0, 0].numpy(), seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
-    return rate / (1e6 * mflop(network.actor.torso) * (1 + 3 * _EPOCHS))
+    return rate / (1e6 * mflop(network.actor.torso) * (each.forwards + 3 * each.gradients))
 
 
 def _network(precision: str) -> tuple[Any, ActorCritic]:
@@ -294,6 +340,7 @@ def _floor(
     forward: Callable[[Any], Any],
     gradient: Callable[[Any], Any],
     seconds: float,
+    each: Passes,
     gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
 ) -> float:
     """Env steps a second from TensorFlow functions of observations."""
@@ -306,10 +353,10 @@ def _floor(
     }
     forward, gradient = tf.function(forward), tf.function(gradient)
     calls = (lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy())
-    return _best(*calls, seconds, gradient_batches)
+    return _best(*calls, seconds, each, gradient_batches)
 
 
-def torch_floor(precision: str, seconds: float) -> float:
+def torch_floor(precision: str, seconds: float, each: Passes) -> float:
     """The same in PyTorch, float32, channels last (its faster layout on CPUs)."""
     import torch
     from torch import nn
@@ -346,7 +393,7 @@ def torch_floor(precision: str, seconds: float) -> float:
         network.zero_grad()
         network(cache[n].float() / 255.0).square().sum().backward()
 
-    return _best(forward, gradient, seconds)
+    return _best(forward, gradient, seconds, each)
 
 
 if __name__ == "__main__":

@@ -239,6 +239,19 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
     assert throughput.precisions("bfloat16, float32") == ["bfloat16", "float32"]
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, (1, 3)),
+        ({"algorithm": "drac"}, (1, 6)),  # three epochs of two views
+        ({"algorithm": "ppg"}, (3, 14)),  # two networks: one epoch and six; acting by both, old logits by one
+    ],
+)
+def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
+    config = throughput._config(throughput.Options(**options))
+    assert throughput.passes(config) == found
+
+
 def test_trials_are_added_to_those_in_the_results_file(tmp_path):
     path, options = tmp_path / "recovery.json", recovery.Options()
     done = {"settings": options.flags, "weights": "0", "seconds": {}, "trials": [{"fault": "kill"}]}
