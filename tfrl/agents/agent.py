@@ -1,4 +1,4 @@
-"""What collectors, learners and trainers ask of any algorithm.
+"""The agent protocol: all that collectors, learners and trainers ask of an algorithm.
 
 To add one: a file here with a class that follows `Agent`, its settings in `tfrl/config/`, and its command.
 """
@@ -37,7 +37,7 @@ class Agent(Protocol):
 
     @property
     def floats_per_sum(self) -> int:
-        """How many float32 numbers are summed over all replicas at a time, with every gradient step."""
+        """The number of float32 values that one gradient step sums over all replicas."""
 
     @property
     def steps_per_update(self) -> int:
@@ -45,7 +45,7 @@ class Agent(Protocol):
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does in an update, by title, for the table before the first one."""
+        """Descriptions of an update, by title: rows of the table that is printed before training."""
 
     def begin(self) -> None:
         """Takes the weights that a new run is to start from, where the settings name some."""

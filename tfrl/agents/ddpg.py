@@ -43,7 +43,7 @@ class DDPGAgent(ReplayAgent):
         return tf.stack(values)
 
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
-        """What follows is worth, float32 [b], by the slow copies."""
+        """Values of the next observations, float32 [b], by the slow copies of actor and critic."""
         observations = rows["next_observation"]
         return self.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
 

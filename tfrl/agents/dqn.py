@@ -41,7 +41,7 @@ class DQNAgent(ReplayAgent):
 
     @property
     def fits_arrays(self) -> bool:
-        """Whether NumPy can compute the network that acts: one head."""
+        """True if NumPy can compute the network that acts: not a dueling one, which has two heads."""
         return super().fits_arrays and not self._config.dueling
 
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
@@ -51,5 +51,5 @@ class DQNAgent(ReplayAgent):
         return (np.float32(exploration(*ends, env_steps, config.exploration_steps)),)
 
     def progress(self, env_steps: int) -> dict[str, float]:
-        """What it reports of so many env steps."""
+        """Metrics that follow from the number of env steps alone: the learning rate and epsilon."""
         return super().progress(env_steps) | {"train/epsilon": float(self.exploration(env_steps)[0])}

@@ -60,7 +60,7 @@ class DrACAgent(PPOAgent):
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does in an update, by title."""
+        """Descriptions of an update, by title."""
         config = self._config
         how = "a bandit's choice of " + ", ".join(config.augmentations) if self._bandit else config.augment
         use = "of what is learned from (RAD)" if config.augment_use == "rad" else f"x {config.augment_coef}"
@@ -69,7 +69,7 @@ class DrACAgent(PPOAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """As PPO's; says as well which augmentation it was, by its place in `AUGMENTATIONS`."""
+        """Does PPO's update; `train/augmentation` is the place in `AUGMENTATIONS` of the one in use."""
         metrics = super().update(rollout, number, on_step)
         name = self._config.augmentations[max(0, self._last_choice)]
         return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}

@@ -52,7 +52,7 @@ class ImpalaAgent(PPOAgent):
 
     @property
     def floats_per_sum(self) -> int:
-        """What a gradient step sums over replicas, in one collective: gradients and metrics."""
+        """The number of float32 values that one gradient step sums: gradients and metrics."""
         return self.num_parameters + len(_MEANS) + _MOMENTS
 
     @property
@@ -62,7 +62,7 @@ class ImpalaAgent(PPOAgent):
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does in an update, by title."""
+        """Descriptions of an update, by title."""
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.num_minibatches} gradient "
         by = f"{config.actors} actors on Ray" if config.actors else "a thread"

@@ -66,7 +66,7 @@ class PPGAgent(PPOAgent):
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does in a phase, by title."""
+        """Descriptions of a phase, by title."""
         config, size = self._config, self._config.phase_bytes
         passes = f"every {config.policy_updates} updates, {config.aux_epochs} epochs of minibatches of "
         disk = f"{machine.in_words(size)} of rollouts in {config.run_dir / 'phase'}"

@@ -33,7 +33,7 @@ _SECONDS_A_CALL = 1.0  # of gradient steps, after which the terminal may move
 
 
 class Samples(NamedTuple):
-    """What a minibatch is learned from, [b, ...] each; advantages are normalised."""
+    """The samples of a minibatch, [b, ...] each; advantages are normalised."""
 
     observations: tf.Tensor
     actions: tf.Tensor
@@ -118,7 +118,7 @@ class PPOAgent:
 
     @property
     def floats_per_sum(self) -> int:
-        """What a minibatch sums over replicas, in one collective: gradients, metrics, ratio errors."""
+        """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
         return self.num_parameters + len(self.means) + self._runtime.replicas
 
     @property
@@ -128,7 +128,7 @@ class PPOAgent:
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does in an update, by title."""
+        """Descriptions of an update, by title."""
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}

@@ -1,4 +1,4 @@
-"""What DQN, DDPG, TD3 and SAC share: weights as vectors, and gradient steps in a compiled loop.
+"""The common part of DQN, DDPG, TD3 and SAC: weights as vectors, and gradient steps in a compiled loop.
 
 An algorithm is a list of `Phase`s, one for each loss, and says which networks have slow copies. Losses are
 sums over parts of a batch, divided by the global batch; parts are summed in pairs, then over replicas. What
@@ -111,7 +111,7 @@ class ReplayAgent:
 
     @property
     def fits_arrays(self) -> bool:
-        """Whether NumPy can compute the network that acts: the settings alone decide it."""
+        """True if NumPy can compute the network that acts: the settings alone decide it."""
         config = self._config
         return config.torso == "mlp" and config.activation in array_policy.ACTIVATIONS
 
@@ -124,7 +124,7 @@ class ReplayAgent:
         return {name: function.initial() for name, function in self.network.functions.items()}
 
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """What the network's `sample` is told in training, after so many env steps."""
+        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
         return ()
 
     @property
@@ -134,7 +134,7 @@ class ReplayAgent:
 
     @property
     def floats_per_sum(self) -> int:
-        """What the phases of a gradient step sum over replicas."""
+        """The number of float32 values that the phases of a gradient step sum over all replicas."""
         return self.num_parameters + len(self.metric_names)
 
     @property
@@ -144,7 +144,7 @@ class ReplayAgent:
 
     @property
     def summary(self) -> dict[str, str]:
-        """What it does, by title."""
+        """Descriptions of the learning, by title."""
         config = self._config
         envs = f"{config.num_envs}, random for {config.learning_starts:,} env steps"
         each = (
@@ -235,7 +235,7 @@ class ReplayAgent:
         return {f"train/{name}": value for name, value in totals.items()}, errors
 
     def progress(self, env_steps: int) -> dict[str, float]:
-        """What it reports of so many env steps, whatever was learned."""
+        """Metrics that follow from the number of env steps alone: the learning rate."""
         config = self._config
         iteration = env_steps // config.iteration_steps - 1
         return {
