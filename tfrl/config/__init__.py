@@ -49,7 +49,15 @@ def validate(config: Any) -> None:
 
 
 def hyperparameters(config: Any) -> tuple[dict[str, Any], set[str]]:
-    """What a result depends on, by name, and which of it tells this run from others of the same preset."""
+    """The settings that decide a result, and the names of those that differ from the preset's.
+
+    Args:
+      config: the settings of a run of any algorithm.
+
+    Returns:
+      name -> value of all deciding settings; the names that tell the run from others of its preset, `env`
+      and `seed` always among them.
+    """
     of = reader(config.algorithm)
     names = [field.name for section in config.decisive for field in dataclasses.fields(section)]
     values = {

@@ -1,4 +1,4 @@
-"""Where the training envs are stepped: by threads of this process, or by processes of their own."""
+"""The settings of actors: threads of this process, or processes of their own, step the training envs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfrl.cli.settings import Range
 
 @dataclass(frozen=True)
 class Actors:
-    """Who steps the envs. The result is the same."""
+    """The processes that step the envs. The result does not depend on them."""
 
     actors: int = 0
     """Processes on Ray that step the envs, each its share of them; 0: a thread of this process."""
@@ -24,7 +24,7 @@ class Actors:
 
 RANGES = {"actors": Range(0, 1024), "actor_timeout": Range(0, 1e7, above=True)}
 MAY_CHANGE = frozenset(("actors", "ray_address", "actor_timeout"))
-"""What a run may go on with otherwise than it began."""
+"""Names of the settings that a resumed run may change."""
 
 
 def check_installed(config: Any) -> None:

@@ -35,7 +35,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
         "learning_starts": 5000,
     },
 }
-"""What each preset changes in the defaults."""
+"""The settings that each preset changes in the defaults."""
 
 SUMMARIES: Mapping[str, str] = {
     "default": "for any env",

@@ -13,12 +13,12 @@ from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Tors
 
 @dataclass(frozen=True)
 class DDPG:
-    """How it is learned."""
+    """The hyperparameters of DDPG."""
 
     exploration_noise: float = 0.1
     """Standard deviation of the noise upon actions, which are between -1 and 1."""
     noise_correlation: float = 0.0
-    """Of the noise of one exploring step with that of the step before; 0.85 is the paper's
+    """Correlation of the exploration noise of a step with that of the step before; 0.85 is the paper's
     Ornstein-Uhlenbeck process."""
 
 

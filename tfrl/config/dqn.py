@@ -14,7 +14,7 @@ from tfrl.envs.spec import Discrete
 
 @dataclass(frozen=True)
 class DQN:
-    """How it is learned."""
+    """The hyperparameters of DQN."""
 
     target_every: int = 500
     """Gradient steps between two moves of the target network (see --tau)."""
@@ -27,9 +27,9 @@ class DQN:
     prioritized: bool = False
     """Draw transitions in proportion to their errors."""
     priority_exponent: float = 0.6
-    """How much the errors decide; 0: not at all."""
+    """Exponent of the errors in these proportions; 0: all transitions are equally likely."""
     priority_beta: float = 0.4
-    """Exponent of the weights that make up for it, at the beginning of the run; 1 at its end."""
+    """Exponent of the importance weights at the beginning of the run; it grows to 1 at the end."""
     exploration_start: float = 1.0
     """Share of random actions at the beginning."""
     exploration_end: float = 0.05
@@ -49,7 +49,7 @@ class Config(Run, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether something follows --total-steps: the learning rate, or the weights of transitions."""
+        """True if something follows --total-steps: the learning rate, or the weights of transitions."""
         return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
 
 
@@ -101,7 +101,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "hidden": "120,84",
     },
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES = {
     "default": "for any env",

@@ -25,10 +25,10 @@ _OF_COLORS, _OF_SQUARES = ("grayscale", "cutout-color", "color-jitter"), ("rotat
 
 @dataclass(frozen=True)
 class DrAC:
-    """How augmented observations regularise it."""
+    """The hyperparameters that DrAC adds to PPO's."""
 
     augment: Literal[(*AUGMENTATIONS, UCB)] = "crop"
-    """How observations are changed; ucb: a bandit chooses among them before every update (UCB-DrAC)."""
+    """Augmentation of the observations; ucb: a bandit chooses one before every update (UCB-DrAC)."""
     augment_coef: float = 0.1
     """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
     augment_use: Literal["drac", "rad"] = "drac"
@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
     "gymnasium": ppo.PRESETS["gymnasium"],
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
     "openai-easy": "the authors' settings, which are for easy levels",
     "openai-hard": "the same with the levels and envs of PPO's openai-hard",

@@ -19,7 +19,7 @@ _MOST_LAG = 64
 
 @dataclass(frozen=True)
 class IMPALA:
-    """How it is learned."""
+    """The hyperparameters of IMPALA."""
 
     num_envs: int = 64
     """Envs, all workers together; must be divisible by the number of replicas."""
@@ -32,15 +32,16 @@ class IMPALA:
     """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
     while the network learns; 0: they wait for each other."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """rmsprop is the paper's, without momentum."""
+    """Optimizer of the weights; the paper has rmsprop, here without momentum."""
     lr: float = 5e-4
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 over --total-steps, which a run then keeps."""
+    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
+    then keep."""
     epsilon: float = 1e-5
-    """Of the optimizer: adam adds it to the root of the mean square, rmsprop to the mean square itself."""
+    """Epsilon of the optimizer: adam adds it to the root of the mean square, rmsprop to the mean square."""
     rmsprop_decay: float = 0.99
-    """Of the mean square of rmsprop's gradients."""
+    """Decay rate of the mean square of gradients in rmsprop."""
     gamma: float = 0.999
     """Discount of one env step."""
     vtrace_lambda: float = 0.95
@@ -63,8 +64,8 @@ class IMPALA:
     """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
     policy."""
     normalize_random_steps: int = 0
-    """With --normalize-observations: take mean and deviation from so many random env steps before training,
-    and keep them; 0: of all rollouts so far."""
+    """Env steps by random actions before training, from which --normalize-observations takes its mean and
+    deviation for good; 0: from all rollouts so far."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
 
     @property
     def in_parts(self) -> bool:
-        """Whether gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
         return True
 
     @property
@@ -161,7 +162,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "gymnasium": _GYMNASIUM,
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES = {
     "procgen": "easy levels; the defaults below",

@@ -26,7 +26,7 @@ class Torso:
     hidden: str = "64,64"
     """Units of each layer of mlp."""
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
-    """Of the layers of mlp."""
+    """Activation function of the layers of mlp."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def resolved_torso(torso: str, env: str) -> str:
 
 
 def shows_images(env: str) -> bool:
-    """Whether `env` shows images; no for one that there is not."""
+    """True if `env` shows images; False for an env that does not exist."""
     return _observation_rank(env) == 3
 
 

@@ -23,16 +23,16 @@ from tfrl.workers import machine
 
 @dataclass(frozen=True)
 class PPG:
-    """Its auxiliary phase."""
+    """The hyperparameters of the auxiliary phase."""
 
     policy_updates: int = 32
     """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts."""
     aux_epochs: int = 6
     """Passes of the auxiliary phase over these rollouts."""
     aux_minibatches: int = 16
-    """Its gradient steps for each rollout in a pass; --num-steps must be divisible by it."""
+    """Gradient steps of the auxiliary phase for each rollout in a pass; must divide --num-steps."""
     aux_lr: float = 5e-4
-    """Its learning rate; it has an Adam of its own."""
+    """Learning rate of the auxiliary phase, which has an Adam of its own."""
     beta_clone: float = 1.0
     """Weight of the loss that keeps the policy as it was when the phase began."""
 
@@ -69,7 +69,10 @@ class Config(PPG, ppo.Config):
 
     @property
     def auxiliary_step(self) -> AuxiliaryStep:
-        """Of all workers together; parts of --micro-batch rows, or of a divisor where the steps need one."""
+        """Sizes of a gradient step of the auxiliary phase, all workers together.
+
+        Its parts have --micro-batch rows, or a divisor of that where the steps need one.
+        """
         rows = self.steps_per_update // self.aux_minibatches
         micro_batch = math.gcd(self.micro_batch, rows // max(1, self.replicas)) if self.micro_batch else 0
         return AuxiliaryStep(rows, micro_batch, self.least_parts)
@@ -118,7 +121,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-hard": {**ppo.PRESETS["openai-hard"], "total_steps": 100_000_000, **_AUTHORS},
     "gymnasium": {**ppo.PRESETS["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
     "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy",
     "openai-hard": "the authors' settings for hard levels, of their four workers together",

@@ -23,7 +23,7 @@ from tfrl.envs import registry
 
 @dataclass(frozen=True)
 class PPO:
-    """How it is learned."""
+    """The hyperparameters of PPO."""
 
     num_envs: int = 64
     """Envs, all workers together; must be divisible by the number of replicas."""
@@ -41,11 +41,12 @@ class PPO:
     critic_lr: float | None = None
     """The critic's own learning rate, with --no-share-torso; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 over --total-steps, which a run then keeps."""
+    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
+    then keep."""
     anneal_lr: bool = False
     """The same as --lr-schedule linear."""
     clip_ratio: float = 0.2
-    """How far from 1 the ratio of new to old action probability is rewarded."""
+    """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
     clip_value: bool = True
     """Clip the change of the value as well, by the same amount."""
     value_loss: Literal["squared", "huber"] = "squared"
@@ -67,7 +68,7 @@ class PPO:
     free_deviation: bool = False
     """The deviation of continuous actions is a variable of its own, not an output of the network."""
     target_kl: float | None = None
-    """Ends an update's passes once the policy has moved this far (approximate KL, nats); None: never."""
+    """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
     adam_epsilon: float = 1e-5
     """Adam's epsilon."""
     normalize_rewards: bool = True
@@ -76,8 +77,8 @@ class PPO:
     """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
     policy."""
     normalize_random_steps: int = 0
-    """With --normalize-observations: take mean and deviation from so many random env steps before training,
-    and keep them; 0: of all rollouts so far."""
+    """Env steps by random actions before training, from which --normalize-observations takes its mean and
+    deviation for good; 0: from all rollouts so far."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -108,7 +109,7 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
 
     @property
     def in_parts(self) -> bool:
-        """Whether gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
         return True
 
     @property
@@ -244,7 +245,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "clip_value": True,
     },
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES = {
     "openai-easy": "train-procgen's settings for easy levels; the defaults below",

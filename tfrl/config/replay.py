@@ -1,4 +1,4 @@
-"""What the settings of all algorithms that learn from replay share."""
+"""The settings that all algorithms with replay share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PART_ROWS = 128
 
 @dataclass(frozen=True)
 class Replay:
-    """What is kept of the envs' steps, and how much is learned from it."""
+    """Experience replay: how many transitions are kept, and how much is learned from them."""
 
     num_envs: int = 1
     """Envs, all workers together; must be divisible by the number of replicas."""
@@ -46,17 +46,18 @@ class Replay:
     critic_lr: float | None = None
     """The critics' own learning rate, of algorithms with an actor; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls to 0 over --total-steps, which a run then keeps."""
+    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
+    then keep."""
     adam_epsilon: float = 1e-8
     """Adam's epsilon."""
     max_grad_norm: float | None = None
     """The gradient of each network is clipped to this norm; None: not at all."""
     tau: float = 0.005
-    """How far the target networks move towards the learned ones at a time; 1: a copy."""
+    """Step of the target networks towards the learned ones, as a share of the way; 1: a copy."""
 
 
 class ReplaySettings(RLSettings):
-    """What the settings of every algorithm with replay can be asked; a base without fields."""
+    """The properties that the settings of every algorithm with replay have; a base without fields."""
 
     action_kind: type = Box
     """The action space that the algorithm is for; `object` takes both."""
@@ -73,7 +74,7 @@ class ReplaySettings(RLSettings):
 
     @property
     def in_parts(self) -> bool:
-        """Whether gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
         return True
 
     @property
@@ -102,12 +103,12 @@ class ReplaySettings(RLSettings):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether something follows --total-steps."""
+        """True if something follows --total-steps, as a falling learning rate does."""
         return self.lr_schedule != "constant"
 
     @property
     def prioritized_replay(self) -> bool:
-        """Whether transitions are drawn by their errors."""
+        """True if transitions are drawn by their errors."""
         return getattr(self, "prioritized", False)
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
@@ -152,7 +153,7 @@ DEFAULTS: Mapping[str, Any] = {
     "eval_episodes": 64,
     "eval_greedy": True,
 }
-"""What every preset of these algorithms says, where it says nothing else."""
+"""The settings that all presets of these algorithms begin with."""
 
 
 def check(config: Any, ranges: Mapping[str, Range]) -> None:

@@ -1,4 +1,4 @@
-"""Where a reinforcement learning run computes and what it writes: the sections that all algorithms share."""
+"""The sections that all algorithms share: the hardware, and the run's folder with what goes into it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfrl.config.network import Network
 from tfrl.config.task import Task
 
 EPISODES = Range(1, 1_000_000)
-"""Of an evaluation."""
+"""Episodes that an evaluation may have."""
 
 
 @dataclass(frozen=True)
 class Hardware(settings.Hardware):
-    """Where it runs. The result is the same up to rounding."""
+    """The hardware. The result is the same on all, up to rounding."""
 
     env_threads: int = 0
     """Threads that step this process's envs; 0: chosen by the number of cores."""
@@ -32,8 +32,8 @@ class Run(settings.Run):
     """The run's folder."""
 
     run_name: str | None = None
-    """None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the same command goes on with
-    the same run."""
+    """Name of the run's folder; None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the
+    same command goes on with the same run."""
     eval_every: int = 0
     """Updates between evaluations; 0: at the end only."""
     record_every: int = 0
@@ -66,7 +66,7 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
 
 
 class RLSettings:
-    """What the settings of every algorithm can be asked; a base without fields of their dataclasses.
+    """The properties that the settings of every algorithm have; a base without fields.
 
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
@@ -94,7 +94,7 @@ class RLSettings:
 
     @property
     def has_unseen_levels(self) -> bool:
-        """Whether there are levels that training does not play."""
+        """True if there are levels that training does not play."""
         return task.has_unseen_levels(self)
 
     @property
@@ -104,7 +104,7 @@ class RLSettings:
 
     @property
     def small_network(self) -> bool:
-        """Whether XLA and NumPy compute the network faster than convolutions do (docs/architecture.md)."""
+        """True if the network is one that XLA and NumPy compute fastest: an mlp (docs/architecture.md)."""
         return self.torso == "mlp"
 
     @property
@@ -132,7 +132,7 @@ class RLSettings:
 
     @property
     def may_change(self) -> frozenset[str]:
-        """The settings that a run may go on with otherwise than it began: its length is one of them."""
+        """Names of the settings that a resumed run may change: its length is one of them."""
         return frozenset(_MAY_CHANGE | {"total_steps"})
 
 

@@ -17,15 +17,15 @@ from tfrl.envs.spec import Discrete
 
 @dataclass(frozen=True)
 class SAC:
-    """How it is learned."""
+    """The hyperparameters of SAC."""
 
     alpha: float | None = None
     """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
     entropy_target: float | None = None
-    """In nats; None: -1 for each number of a continuous action, 0.98 log A for A discrete actions."""
+    """Entropy to keep, nats; None: -1 for each number of a continuous action, 0.98 log A for A discrete ones."""
     noise_correlation: float = 0.0
-    """Of the noise of one exploring step with that of the step before: close to 1, it explores further. 0:
-    the paper's."""
+    """Correlation of the exploration noise of a step with that of the step before: close to 1, it explores
+    further. 0: the paper's."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -53,7 +53,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3},
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 
 RANGES: dict[str, Range] = {
     "alpha": POSITIVE,

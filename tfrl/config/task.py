@@ -13,7 +13,7 @@ from tfrl.envs import registry
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned."""
+    """The task to learn."""
 
     env: str = "coinrun"
     """A procgen game, a toy or a Gymnasium id; coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0
@@ -31,7 +31,7 @@ class Task:
     solved_at: float | None = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
     seed: int = 1
-    """Decides everything random."""
+    """Seed of everything random."""
 
 
 RANGES = {
@@ -53,7 +53,7 @@ def level_sets(task: Task) -> tuple[str, ...]:
 
 
 def has_unseen_levels(task: Task) -> bool:
-    """Whether training leaves levels out: not where it plays all, or the only one, or there are none."""
+    """True if training leaves levels out: not where it plays all, or the only one, or there are none."""
     levels = "train" in level_sets(task)
     return levels and task.num_levels > 0 and task.distribution_mode != "exploration"
 

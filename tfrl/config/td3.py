@@ -14,14 +14,14 @@ from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Tors
 
 @dataclass(frozen=True)
 class TD3(DDPG):
-    """How it is learned."""
+    """The hyperparameters of TD3."""
 
     policy_delay: int = 2
     """Gradient steps of the critics for one of the actor and of the target networks."""
     target_noise: float = 0.2
     """Standard deviation of the noise upon the target actor's actions."""
     target_noise_clip: float = 0.5
-    """The most of it."""
+    """Bound of that noise."""
 
 
 # A dataclass collects its fields from the last base to the first.
