@@ -1,1 +1,1 @@
-"""How any command starts and ends: flags, settings, errors, output."""
+"""The start and the end of any command: flags, settings, errors, output."""

@@ -13,7 +13,7 @@ Options = TypeVar("Options")
 
 
 def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:
-    """What stands without a flag, in order, and the flags as an `options`.
+    """Reads a command's arguments: returns those without a flag, in order, and the flags as an `options`.
 
     Args:
       options: a dataclass, one flag a field; the text under a field is its help.

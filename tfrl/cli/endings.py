@@ -1,4 +1,4 @@
-"""How every command of tfrl ends: one sentence on stderr and an exit code, no traceback for bad input."""
+"""The end of every command of tfrl: one sentence on stderr and an exit code, no traceback for bad input."""
 
 from __future__ import annotations
 

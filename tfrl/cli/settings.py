@@ -1,4 +1,4 @@
-"""What the settings of all trainers share: how they are read, from flags and files, and which numbers may be.
+"""The common part of all trainers' settings: reading them from flags and files, and the ranges of numbers.
 
 A trainer's settings are one frozen dataclass, such as `Config` in `tfrl/config/ppo.py`. Nothing here
 imports TensorFlow, so that `--help` and a bad setting are answered at once.
@@ -29,20 +29,21 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where it runs."""
+    """The hardware."""
 
     strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
-    """auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else one-device."""
+    """Strategy; auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else
+    one-device."""
     replicas: int = 0
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute capability
-    8.0 on, CPUs with AMX, AMD's with AVX512-BF16), and where a run goes on, what it began with."""
+    """Precision of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute
+    capability 8.0 on, CPUs with AMX, AMD's with AVX512-BF16); a resumed run keeps what it began with."""
     micro_batch: int = 0
     """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
     smaller parts take less memory. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """How workers sum gradients."""
+    """Library by which workers sum gradients."""
     cluster_timeout: float = 120.0
     """Seconds to wait for all workers to appear before giving up."""
     stall_timeout: float = 0.0
@@ -57,9 +58,11 @@ class Run:
     logdir: str = "logs"
     """The run's folder is LOGDIR/RUN_NAME."""
     run_name: str | None = None
-    """None: a name that follows from the other settings, so that the same command goes on with its run."""
+    """Name of the run; None: one that follows from the other settings, so that the same command goes on with
+    its run."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from its checkpoint, if any; never: refuse an existing run; must: refuse a new one."""
+    """Dealing with an existing run. auto: go on from its checkpoint, if any; never: refuse it; must: refuse a
+    new one."""
     checkpoint_every: int = 10
     """Updates between checkpoints."""
     keep_checkpoints: int = 3
@@ -68,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Command:
-    """This command."""
+    """The command itself."""
 
     config: str | None = None
     """A YAML file of settings, such as a run's config.yaml; flags win over it, and --preset over what it has
@@ -81,7 +84,7 @@ MAY_CHANGE = frozenset(
     ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "strategy", "replicas")
     + ("micro_batch", "communication", "cluster_timeout", "stall_timeout")
 )
-"""What any run may go on with otherwise than it began: what it writes, and where it runs."""
+"""Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
 
 # Reading
@@ -224,7 +227,7 @@ def to_yaml(config: Any) -> str:
 
 
 def in_words(preset: Mapping[str, Any]) -> str:
-    """What a preset changes, as flags' names and values."""
+    """The settings that a preset changes, as flags' names and values."""
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
 
 
@@ -239,7 +242,7 @@ class Range(NamedTuple):
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether `value` is inside."""
+        """True if `value` is inside."""
         enough = value > self.low if self.above else value >= self.low
         return enough and value <= self.high
 
@@ -272,7 +275,7 @@ RANGES: Mapping[str, Range] = {
     "checkpoint_every": COUNT,
     "keep_checkpoints": COUNT,
 }
-"""Of what every trainer can be told."""
+"""The ranges of every trainer's numbers."""
 
 
 def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
@@ -284,7 +287,7 @@ def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
 
 
 def expand_home(logdir: str) -> str:
-    """With the home folder for `~`, as a shell would have it, but not in `--logdir=~/x` or in a file."""
+    """Puts the home folder for `~`, as a shell would, but not in `--logdir=~/x` or in a file."""
     return os.path.expanduser(logdir)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
 
 

@@ -44,11 +44,11 @@ class Requests:
 
 
 OURS = Requests()
-"""Of this process, where no part of it has requests of its own to keep."""
+"""The requests of this process, where no part of it has its own to keep."""
 
 
 def heeded() -> list[signal.Signals]:
-    """Those of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
+    """The signals of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
     return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 

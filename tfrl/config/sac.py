@@ -22,7 +22,8 @@ class SAC:
     alpha: float | None = None
     """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
     entropy_target: float | None = None
-    """Entropy to keep, nats; None: -1 for each number of a continuous action, 0.98 log A for A discrete ones."""
+    """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
+    actions."""
     noise_correlation: float = 0.0
     """Correlation of the exploration noise of a step with that of the step before: close to 1, it explores
     further. 0: the paper's."""

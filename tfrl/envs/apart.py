@@ -42,27 +42,27 @@ class Apart:
         self.num_envs, self.observation_spec, self.action_spec, self.exact_state = facts
 
     def observe(self) -> Step:
-        """As `VecEnv.observe`."""
+        """Implements `VecEnv.observe`."""
         return self._ask("observe")
 
     def act(self, actions: np.ndarray) -> None:
-        """As `VecEnv.act`."""
+        """Implements `VecEnv.act`."""
         self._ask("act", actions)
 
     def solved(self) -> np.ndarray:
-        """As `VecEnv.solved`."""
+        """Implements `VecEnv.solved`."""
         return self._ask("solved")
 
     def render(self) -> Sequence[np.ndarray]:
-        """As `VecEnv.render`."""
+        """Implements `VecEnv.render`."""
         return self._ask("render")
 
     def get_state(self) -> list[bytes]:
-        """As `VecEnv.get_state`."""
+        """Implements `VecEnv.get_state`."""
         return self._ask("get_state")
 
     def set_state(self, states: Sequence[bytes]) -> None:
-        """As `VecEnv.set_state`."""
+        """Implements `VecEnv.set_state`."""
         self._ask("set_state", list(states))
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 
 FRAME_SKIP, STACK = 4, 4
 NO_SKIP = {"frameskip": 1, "obs_type": "grayscale"}
-"""What `gymnasium.make` is to be given, because the preprocessing skips frames and makes them grey itself."""
+"""Arguments for `gymnasium.make`: the preprocessing, not the emulator, skips frames and makes them grey."""
 
 
 def preprocess(env: gymnasium.Env) -> gymnasium.Env:
@@ -24,7 +24,7 @@ def preprocess(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def is_atari(env: gymnasium.Env) -> bool:
-    """Whether `preprocess` made this env."""
+    """True if `preprocess` made this env."""
     return isinstance(env, TransformObservation) and hasattr(env.unwrapped, "ale")
 
 

@@ -61,7 +61,7 @@ class Catch:
             self._restart(i)
 
     def solved(self) -> np.ndarray:
-        """Whether the last ball was caught, bool [B]; known while `first` shows the end."""
+        """True where the last ball was caught, bool [B]; known while `first` shows the end."""
         return self._reward > 0
 
     def render(self) -> Sequence[np.ndarray]:
@@ -96,4 +96,4 @@ class Catch:
             self._generators[i].bit_generator.state = state["generator"]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is nothing to free."""

@@ -125,7 +125,7 @@ class GymnasiumVec:
             self._oldest += 1
 
     def solved(self) -> np.ndarray:
-        """Whether the last episode was a success, for envs that say so (`info["is_success"]`), bool [B]."""
+        """True where the last episode was a success, by what envs say (`info["is_success"]`), bool [B]."""
         return self._solved.copy()
 
     def render(self) -> list[np.ndarray]:

@@ -179,10 +179,10 @@ def _hint(namespace: str | None, base: str) -> str:
 
 @functools.cache
 def specs_of(env_id: str) -> tuple[ArraySpec, ActionSpec]:
-    """What an env shows and takes.
+    """The specs of an env's observations and actions.
 
     Raises:
-      ValueError: as `make_env`, or it shows or takes what this program cannot handle.
+      ValueError: as `make_env`, or this program cannot handle the env's observations or actions.
     """
     env = make_env(env_id)
     try:
@@ -225,7 +225,7 @@ def _describe(space: spaces.Space) -> str:
 
 @functools.cache
 def can_repeat(env_id: str) -> bool:
-    """Whether 20 steps from the same seed, twice, are the same, and the id is not marked nondeterministic.
+    """True if two runs of 20 steps from one seed are the same, and the id is not marked nondeterministic.
 
     Replaying an episode brings back the state of such an env alone. Raises as `specs_of`.
     """
@@ -286,7 +286,7 @@ _WITHOUT_OPENGL = (
 
 
 def draws_with_opengl(env_id: str) -> bool:
-    """Whether an env's pictures need OpenGL, or may need it. Raises ValueError if there is no such id."""
+    """True if an env's pictures need OpenGL, or may need it. Raises ValueError if there is no such id."""
     return not str(_find(env_id).entry_point).startswith(_WITHOUT_OPENGL)
 
 

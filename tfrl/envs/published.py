@@ -105,9 +105,9 @@ def _returns() -> tuple[PublishedReturn, ...]:
 def returns_elsewhere(
     env: str, algorithm: str, *, distribution_mode: str = "easy", num_levels: int = 200
 ) -> list[PublishedReturn]:
-    """What other projects published of an env, in any of its versions, and an algorithm or a variant of it.
+    """The returns that other projects published for an env and an algorithm, their versions and variants too.
 
-    Of procgen's games, on as many training levels of the same mode.
+    Those of procgen's games are for as many training levels of the same mode.
     """
     task = f"procgen-{env} {distribution_mode}{num_levels}" if env in _scores() else _without_version(env)
     return [

@@ -92,7 +92,7 @@ def family(env: str) -> Family:
 
 
 def specs(env: str) -> tuple[ArraySpec, ActionSpec]:
-    """What an env shows and takes. Raises ValueError with a sentence if there is none of that name."""
+    """The specs of an env's observations and actions. Raises ValueError, a sentence, if it is unknown."""
     return family(env).specs(env)
 
 
@@ -141,7 +141,7 @@ def frames_per_second(env: str) -> float:
 
 
 def draws_with_opengl(env: str) -> bool:
-    """Whether OpenGL draws an env's frames for people, as far as is known; else they take milliseconds."""
+    """True if, as far as is known, OpenGL draws an env's frames for people; others take milliseconds."""
     if family(env).fps:
         return False
     from tfrl.envs.gymnasium_ids import draws_with_opengl

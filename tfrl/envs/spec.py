@@ -70,10 +70,10 @@ def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int)
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What decides a global vector of envs: the same spec gives the same envs everywhere.
+    """The description of a global vector of envs: the same spec gives the same envs everywhere.
 
-    `num_levels=0` is the full distribution of levels; envs without levels ignore all that is said of them.
-    `num_threads` changes speed alone, and `render`, which makes `VecEnv.render` possible, as well.
+    `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
+    `num_threads`, and `render`, which makes `VecEnv.render` possible, change the speed alone.
     """
 
     name: str

@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     @property
     def terminated(self) -> np.ndarray:
-        """Whether an episode has just ended for good, bool [B]. Before any action, all that is `first`."""
+        """True where an episode has just ended for good, bool [B]. Before any action, the same as `first`."""
         return self.first & ~self.truncated
 
 
@@ -60,7 +60,7 @@ class VecEnv(Protocol):
         """Starts one step with actions [B, *action_spec.shape]; may return while the envs still step."""
 
     def solved(self) -> np.ndarray:
-        """Whether the episode that ended last in each env reached its goal, bool [B]."""
+        """True where the episode that ended last reached its goal, bool [B]."""
 
     def render(self) -> Sequence[np.ndarray]:
         """Frames for people, uint8 [H, W, 3] per env; needs `EnvSpec.render`."""

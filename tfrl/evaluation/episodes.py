@@ -49,14 +49,14 @@ class Watcher:
     """Looks on while episodes are played; this one does nothing."""
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Before each step: o_t [B, *shape] and a_t [B, *shape] of all envs, also of idle ones."""
+        """Sees o_t [B, *shape] and a_t [B, *shape] of all envs, idle ones too, before each step."""
 
     def after(self, step: Step) -> None:
-        """After each step: what it came to."""
+        """Sees the outcome of each step."""
 
 
 def split_episodes(episodes: int) -> tuple[int, int]:
-    """How many envs, and how many episodes in each: at least `episodes` in all, rounded up."""
+    """The number of envs and of episodes in each, for at least `episodes` in all."""
     num_envs = min(episodes, _MOST_ENVS)
     return num_envs, -(-episodes // num_envs)
 

@@ -1,1 +1,1 @@
-"""What envs gave: rollouts, replay, and the running statistics of both."""
+"""Experience from envs: rollouts, replay, and the running statistics of both."""

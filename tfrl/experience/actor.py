@@ -27,7 +27,7 @@ class BehaviorPolicy(ActingPolicy, Protocol):
 
 
 class EnvStates(NamedTuple):
-    """Where envs stand: their global indices and, for each, its state, observation and `first` flag."""
+    """The state of envs: their global indices and, for each, its state, observation and `first` flag."""
 
     indices: list[int]
     states: list[bytes]
@@ -75,7 +75,7 @@ class EnvActor:
         return Collected(rollout, after)
 
     def get_state(self) -> EnvStates:
-        """Where the envs stand now."""
+        """The envs' present state."""
         return EnvStates(*self._collector.get_state())
 
     def set_state(self, states: Mapping[int, bytes]) -> None:

@@ -137,7 +137,7 @@ class Collector:
 
     @property
     def exact_state(self) -> bool:
-        """Whether a state that is put back goes on exactly; after `set_state`, whether the last one did."""
+        """True if a state that is put back goes on exactly; after `set_state`, if the last one did."""
         return all(group.env.exact_state for group in self._groups)
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:

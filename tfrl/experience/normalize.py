@@ -197,17 +197,17 @@ class EpisodeStatistics:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many episodes have ended as the means are over."""
+        """True once as many episodes have ended as the means are over."""
         return len(self._recent) == _WINDOW
 
     @property
     def mean_return(self) -> float:
-        """Of the last 100 episodes; NaN before the first has ended."""
+        """The mean return of the last 100 episodes; NaN before the first has ended."""
         return float(np.mean([r for r, _ in self._recent])) if self._recent else float("nan")
 
     @property
     def mean_length(self) -> float:
-        """In env steps, of the last 100 episodes; NaN before the first has ended."""
+        """The mean length of the last 100 episodes, in env steps; NaN before the first has ended."""
         return float(np.mean([n for _, n in self._recent])) if self._recent else float("nan")
 
     def get_state(self) -> dict[str, np.ndarray]:

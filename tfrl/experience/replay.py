@@ -119,7 +119,7 @@ class Replay:
 
     @property
     def can_sample(self) -> bool:
-        """Whether there is a transition of n steps."""
+        """True once there is a transition of n steps."""
         return len(self) >= self._n_step
 
     # Sampling

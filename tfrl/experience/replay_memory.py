@@ -1,4 +1,4 @@
-"""How much memory a replay needs, known before there is one; imports no TensorFlow."""
+"""The memory that a replay needs, known before there is one; imports no TensorFlow."""
 
 from __future__ import annotations
 

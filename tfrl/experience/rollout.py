@@ -1,4 +1,4 @@
-"""What envs gave over T steps, in arrays sized by the specs of observations and actions."""
+"""Rollouts: T steps of envs, in arrays sized by the specs of observations and actions."""
 
 from __future__ import annotations
 

@@ -57,12 +57,12 @@ class DeterministicActor(_ActorAndCritics):
         return tf.cast(tf.tanh(tf.cast(outputs[0], tf.float64)), tf.float32)
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """What `sample` gives, of float32 [B, D] in NumPy."""
+        """The actions of `sample`, from outputs float32 [B, D], in NumPy."""
         noisy = self.act_greedily(outputs) + np.float32(self._noise_scale) * noise
         return np.minimum(np.maximum(noisy, np.float32(-1)), np.float32(1))
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """What `greedy` gives, of float32 [B, D] in NumPy."""
+        """The actions of `greedy`, from outputs float32 [B, D], in NumPy."""
         return np.tanh(outputs.astype(np.float64)).astype(np.float32)
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -102,11 +102,11 @@ class StochasticActor(_ActorAndCritics):
         return self.distribution(outputs[0]).mode()
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """What `sample` gives, of float32 [B, P] in NumPy."""
+        """The actions of `sample`, from outputs float32 [B, P], in NumPy."""
         return self.distribution.act(outputs, noise)[0]
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """What `greedy` gives, of float32 [B, P] in NumPy."""
+        """The actions of `greedy`, from outputs float32 [B, P], in NumPy."""
         return self.distribution.act_greedily(outputs)
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -132,16 +132,16 @@ class ActorCritic(tf.Module):
 
     @property
     def is_small(self) -> bool:
-        """Whether it is so small that XLA gains more than oneDNN's convolutions: an mlp."""
+        """True if it is so small that XLA gains more than oneDNN's convolutions: an mlp."""
         return self.actor.torso.name == "mlp"
 
     def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
-        """What `__call__` gives, for acting: CPUs compute it in parts, `at_once` at a time."""
+        """Returns `__call__` for acting: CPUs compute it in parts, `at_once` at a time."""
         signature = [tf.TensorSpec([self.distribution.parameters_size]), tf.TensorSpec([])]
         return self._in_parts(self, signature, on_gpu, at_once)
 
     def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
-        """What `values` gives, in such parts."""
+        """Returns `values` for acting, in such parts."""
         if (
             not self.is_small
         ):  # as it has always been: without the policy's head, convolutions round otherwise
@@ -169,7 +169,7 @@ class ActorCritic(tf.Module):
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether each of a few actions has a probability."""
+        """True if each of a few actions has a probability."""
         return isinstance(self.distribution.action_spec, Discrete)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
@@ -213,7 +213,7 @@ class ActorCritic(tf.Module):
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
-        """What gradients are taken of, in the order of `named_variables`."""
+        """The variables that gradients are taken of, in the order of `named_variables`."""
         return [v for v in self.named_variables.values() if v.trainable]
 
     def get_weights(self) -> dict[str, np.ndarray]:

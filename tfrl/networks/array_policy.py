@@ -28,7 +28,7 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def fits(network: ActorCritic) -> bool:
-    """Whether NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
+    """True if NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
     torso = network.actor.torso
     if torso.name != "mlp":
         return False
@@ -37,7 +37,7 @@ def fits(network: ActorCritic) -> bool:
 
 
 def features(x: np.ndarray, layers: Layers, activation: str) -> np.ndarray:
-    """What an mlp makes of vectors, float32 [B, 1, units] of [B, 1, D]; each row is multiplied by itself."""
+    """An mlp's features, float32 [B, 1, units], of vectors [B, 1, D]; each row is multiplied by itself."""
     activate = ACTIVATIONS[activation]
     for kernel, bias in layers:
         x = x @ kernel
@@ -120,7 +120,7 @@ class Cache:
 
     @property
     def policy(self) -> ArrayPolicy:
-        """By the weights of now."""
+        """The policy with the present weights."""
         if self._policy is None:
             self._policy = ArrayPolicy(self._network)
         return self._policy

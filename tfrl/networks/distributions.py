@@ -40,7 +40,7 @@ class Distribution(ABC):
 
     @staticmethod
     def deviation_size(action_spec: ActionSpec) -> int:
-        """How many parameters, the last ones, say how far actions vary; 0 where none says that alone."""
+        """The number of parameters, the last ones, that say no more than how far actions vary; 0 if none."""
         return 0
 
     @staticmethod
@@ -67,15 +67,15 @@ class Distribution(ABC):
     @staticmethod
     @abstractmethod
     def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What `sample` and `log_prob` give, up to rounding, in NumPy (see `tfrl.networks.array_policy`)."""
+        """The actions and log pi(a) of `sample_with_log_prob`, up to rounding, by NumPy alone."""
 
     @staticmethod
     @abstractmethod
     def act_greedily(parameters: np.ndarray) -> np.ndarray:
-        """What `mode` gives, up to rounding, in NumPy."""
+        """The actions of `mode`, up to rounding, in NumPy."""
 
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `sample`, and the actions' log pi(a), float32 [B]."""
+        """The actions of `sample`, and their log pi(a), float32 [B]."""
         actions = self.sample(noise)
         return actions, self.log_prob(actions)
 
@@ -219,7 +219,7 @@ class TanhNormal(Distribution):
         return _squash(self._mean + self._std * tf.cast(noise, tf.float64))
 
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `sample`, and log pi(a), float32 [B], with the gradients that SAC needs.
+        """The actions of `sample`, and their log pi(a), float32 [B], with the gradients that SAC needs.
 
         It is computed from z (Haarnoja et al. 2018, arXiv:1812.05905, appendix C), so that it loses nothing
         where tanh rounds to +-1.
@@ -340,7 +340,7 @@ class ActionDistribution:
 
     @property
     def deviation_size(self) -> int:
-        """How many parameters, the last ones, can be variables of their own (see `Actor`)."""
+        """The number of parameters, the last ones, that can be variables of their own (see `Actor`)."""
         return self._kind.deviation_size(self.action_spec)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
@@ -360,7 +360,7 @@ class ActionDistribution:
         return self._kind.act_greedily(parameters)
 
     def counts(self, actions: np.ndarray) -> np.ndarray:
-        """How often actions [..., *shape] fell into each bin, int64 [bins of all numbers of an action].
+        """Counts of actions [..., *shape] by bin, int64 [bins of all numbers of an action].
 
         Those of several workers add up.
         """

@@ -1,4 +1,4 @@
-"""What a run leaves for others: plain arrays and a SavedModel, both free of any strategy."""
+"""Exports: plain arrays and a SavedModel for others to use, both free of any strategy."""
 
 from __future__ import annotations
 

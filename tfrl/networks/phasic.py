@@ -55,14 +55,14 @@ class PhasicActorCritic(ActorCritic):
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
-        """What the policy phase takes gradients of: all but the auxiliary head."""
+        """The variables that the policy phase takes gradients of: all but the auxiliary head's."""
         return [
             v for name, v in self.named_variables.items() if v.trainable and not name.startswith("auxiliary/")
         ]
 
     @property
     def auxiliary_phase_variables(self) -> list[keras.Variable]:
-        """What the auxiliary phase takes gradients of."""
+        """The variables that the auxiliary phase takes gradients of."""
         return [v for v in self.named_variables.values() if v.trainable]
 
 

@@ -38,7 +38,7 @@ class PolicyNetwork(Protocol):
         """The probability of each action, float32 [B, A]."""
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """What the SavedModel gives, by name."""
+        """The outputs of the SavedModel, by name."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """All weights as float32 arrays by name."""

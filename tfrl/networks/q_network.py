@@ -58,13 +58,13 @@ class QNetwork(FunctionalNetworks):
         return tf.argmax(outputs[0], axis=-1, output_type=tf.int32)
 
     def act(self, outputs: np.ndarray, noise: np.ndarray, epsilon: float | None = None) -> np.ndarray:
-        """What `sample` gives, of float32 [B, A] in NumPy."""
+        """The actions of `sample`, from outputs float32 [B, A], in NumPy."""
         epsilon = np.float32(self._epsilon if epsilon is None else epsilon)
         at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
         return np.where(noise[:, 0] < epsilon, at_random, self.act_greedily(outputs))
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """What `greedy` gives, of float32 [B, A] in NumPy."""
+        """The actions of `greedy`, from outputs float32 [B, A], in NumPy."""
         return outputs.argmax(axis=1).astype(np.int32)
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 WEIGHTS_FILE = "weights.npz"
-"""Of an export: the weights as plain arrays."""
+"""Name of an export's file with the weights as plain arrays."""
 PREFIX = "weights/"
-"""Of weights among other arrays, in checkpoints."""
+"""Beginning of the names of weights among a checkpoint's arrays."""
 
 
 def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

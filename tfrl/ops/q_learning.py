@@ -226,7 +226,9 @@ def deterministic_actor_loss(q: tf.Tensor) -> tf.Tensor:
 
 
 def soft_actor_loss(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
-    """alpha log pi(a|o) - min_i Q_i(o, a), a ~ pi (Haarnoja et al. 2018, arXiv:1812.05905, eq. 9).
+    """The actor's loss of SAC (Haarnoja et al. 2018, arXiv:1812.05905, eq. 9).
+
+        alpha log pi(a|o) - min_i Q_i(o, a),    a ~ pi
 
     Args:
       qs: float [N, B], Q_i(o, a); the gradient flows through the action.

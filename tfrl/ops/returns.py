@@ -132,7 +132,7 @@ def vtrace(
 def n_step_returns(
     rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last_value: tf.Tensor, *, n: int
 ) -> tf.Tensor:
-    """n-step returns (Sutton and Barto 2018, eq. 7.1).
+    """Returns of n steps (Sutton and Barto 2018, eq. 7.1).
 
         G_t = r_t + d_t r_{t+1} + d_t d_{t+1} r_{t+2} + ... + d_t ... d_{t+n-1} V_{t+n}
 

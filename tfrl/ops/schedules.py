@@ -16,12 +16,12 @@ def constant(step: int, steps: int) -> float:
 
 
 def linear(step: int, steps: int) -> float:
-    """From 1 at step 0 to 0 at step `steps`."""
+    """Falls from 1 at step 0 to 0 at step `steps`."""
     return 1.0 - step / steps
 
 
 def cosine(step: int, steps: int) -> float:
-    """From 1 to 0 as half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)."""
+    """Falls from 1 to 0 as half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)."""
     return 0.5 * (1.0 + math.cos(math.pi * step / steps))
 
 
