@@ -172,22 +172,24 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, small, tmp_path):
     assert_same(found, weights)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(make, small, tmp_path, replicas):
+@pytest.mark.parametrize(("replicas", "moments"), [(1, (1, 2, 3, 5, 1 + PARTS)), (2, (6,))])
+def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(make, small, tmp_path, replicas, moments):
     whole = make(small())
     states = []  # before each call of `update`
     for at in range(2 + PARTS):
         if at:
-            shutil.copytree(tmp_path / "logs/small/phase", tmp_path / f"{at}/small/phase")
+            shutil.copytree(tmp_path / "logs/small/phase", tmp_path / f"{at}")
         state, part = whole.get_state()
         states.append(({k: np.copy(v) for k, v in state.items()}, part, whole.session.step))
         whole.update()
     assert whole.session.step == 2
     history, weights = finish(whole, 1)
-    for at in (1, 2, 3, 5, 1 + PARTS) if replicas == 1 else (6,):
+    other = make(small(replicas=replicas, logdir=str(tmp_path / "others")))  # one, for the sake of tracing
+    for at in moments:
         state, part, step = states[at]
         assert step == 1
-        other = make(small(replicas=replicas, logdir=str(tmp_path / str(at))))
+        shutil.rmtree(tmp_path / "others/small/phase", ignore_errors=True)
+        shutil.copytree(tmp_path / f"{at}", tmp_path / "others/small/phase")
         other.session.step = step
         other.set_state(state, [part])
         found_history, found = finish(other, 2)
