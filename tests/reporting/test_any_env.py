@@ -9,6 +9,7 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
+from tfrl.config import drac
 from tfrl.config.ppo import PRESETS, Config
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
@@ -106,6 +107,25 @@ def test_algorithms_are_told_apart(tmp_path):
     assert "<td>other</td>" in render([*ours, theirs], groups, {})
     titles = [ax.get_title() for ax in plots.training(comparison.group([theirs])).axes]
     assert "policy loss" in titles and "first ratio error" in titles, "all of its metrics, by their names"
+
+
+def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
+    """By pairs of runs, game by game; games that only one of them has do not count."""
+    for game in ("fruitbot", "bigfish"):
+        for seed in (1, 2):
+            make_run(tmp_path / "ppo", game, seed, total_steps=40_000)
+            make_run(tmp_path / "drac", game, seed, total_steps=40_000, kind=drac.Config)
+    make_run(tmp_path / "ppo", "coinrun", 1, total_steps=40_000)
+    folders = [tmp_path / "ppo", tmp_path / "drac"]
+    assert report.main([*map(str, folders)]) == 0
+    groups = comparison.group([runs.load(path) for path in runs.find(folders)])
+    ((names, games),) = comparison.paired_returns(groups, "test").items()
+    assert names == ("ppo", "drac") and [(len(x), len(y)) for x, y in games] == [(2, 2), (2, 2)]
+    wins = [(x[:, None] > y).mean() for x, y in games]
+    page = shown((tmp_path / "ppo" / "report.html").read_text())
+    row = re.search(r"<td>ppo over drac</td><td>([\d.]+) \[.*?\]</td><td>2 games</td><td>4 and 4</td>", page)
+    assert float(row[1]) == pytest.approx(np.mean(wins), abs=0.006)
+    assert "probability of improvement, unseen levels [95% interval]" in page
 
 
 def test_level_sets_are_named_by_the_env():

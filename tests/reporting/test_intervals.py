@@ -144,3 +144,37 @@ def test_equal_steps_are_kept_as_they_are():
 
 def test_no_curve_gives_nothing():
     assert all(part.size == 0 for part in intervals.over_seeds([(np.zeros(0), np.zeros(0))]))
+
+
+def slow_improvement(pairs):
+    shares = []
+    for ours, theirs in pairs:
+        wins = [1.0 if x > y else 0.5 if x == y else 0.0 for x in ours for y in theirs]
+        shares.append(sum(wins) / len(wins))
+    return sum(shares) / len(shares)
+
+
+def test_probability_of_improvement_counts_pairs_of_runs():
+    pairs = [(np.array([1.0, 3.0]), np.array([2.0])), (np.array([5.0]), np.array([5.0, 4.0, 9.0]))]
+    assert intervals.probability_of_improvement(pairs) == pytest.approx((1 / 2 + 1.5 / 3) / 2)
+    generator = np.random.default_rng(0)
+    pairs = [(generator.integers(0, 5, n), generator.integers(1, 6, m)) for n, m in ((3, 4), (1, 2), (5, 5))]
+    assert intervals.probability_of_improvement(pairs) == pytest.approx(slow_improvement(pairs))
+    other_way = [(theirs, ours) for ours, theirs in pairs]
+    both = intervals.probability_of_improvement(pairs) + intervals.probability_of_improvement(other_way)
+    assert both == pytest.approx(1.0), "ties are halves"
+
+
+def test_the_interval_of_an_improvement_agrees_with_a_slow_reference():
+    generator = np.random.default_rng(1)
+    pairs = [(generator.normal(0.4, 1, n), generator.normal(0, 1, m)) for n, m in ((3, 4), (2, 2))]
+    drawing, values = np.random.default_rng(5), np.zeros(300)
+    for ours, theirs in pairs:
+        mine = ours[drawing.integers(len(ours), size=(300, len(ours)))]
+        other = theirs[drawing.integers(len(theirs), size=(300, len(theirs)))]
+        values += [slow_improvement([pair]) / 2 for pair in zip(mine, other, strict=True)]
+    found = intervals.improvement_interval(pairs, resamples=300, seed=5)
+    assert found == pytest.approx(tuple(np.quantile(values, (0.025, 0.975))))
+    assert found[0] <= intervals.probability_of_improvement(pairs) <= found[1]
+    alone = [(np.array([1.0]), np.array([2.0]))]
+    assert all(map(np.isnan, intervals.improvement_interval(alone))), "one run says nothing of the spread"

@@ -156,6 +156,28 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
+def paired_returns(
+    groups: Sequence[Group], level_set: str
+) -> dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]]:
+    """The evaluated returns [runs] of every two variants, by their labels: a pair a game that both have.
+
+    A pair of variants is there once, in the order of the groups.
+    """
+    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    evaluated = []
+    for g in groups:
+        if level_set in g.level_sets:
+            returns = g.returns(level_set)
+            evaluated.append((g, returns[np.isfinite(returns)]))
+    order = variants(groups)
+    for g, ours in evaluated:
+        for other, theirs in evaluated:
+            same_game = (g.env, g.mode) == (other.env, other.mode)
+            if same_game and order.index(g.label) < order.index(other.label) and ours.size and theirs.size:
+                found.setdefault((g.label, other.label), []).append((ours, theirs))
+    return found
+
+
 def notes(groups: Sequence[Group]) -> list[str]:
     """Sentences that readers of a report about these groups must know."""
     found = [note for g in groups for note in g.notes()]

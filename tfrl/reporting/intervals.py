@@ -100,6 +100,46 @@ def profile_band(
     return low, high
 
 
+Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+def probability_of_improvement(pairs: Pairs) -> float:
+    """The probability that a run of one variant beats a run of another on the same game, a mean over games.
+
+    Equation 3 of the paper: in each game the share of pairs of runs in which the first has more, with ties as
+    a half (the Mann-Whitney statistic).
+
+    Args:
+      pairs: scores of both variants, [runs] and [other runs], for each game.
+    """
+    return float(np.mean([_share_above(*pair) for pair in pairs]))
+
+
+def improvement_interval(
+    pairs: Pairs, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Returns the ends of its stratified bootstrap interval, drawn as in `stratified_bootstrap`.
+
+    NaNs where every game has one run of each variant.
+    """
+    if max(len(scores) for pair in pairs for scores in pair) < 2:
+        return float("nan"), float("nan")
+    generator = np.random.default_rng(seed)
+    values = np.zeros(resamples)
+    for pair in pairs:
+        drawn = [scores[generator.integers(len(scores), size=(resamples, len(scores)))] for scores in pair]
+        values += _share_above(*drawn) / len(pairs)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def _share_above(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The share of pairs in which the first has more, [..., n] and [..., m] to [...]."""
+    difference = first[..., :, None] - second[..., None, :]
+    return ((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1))
+
+
 def over_seeds(
     curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

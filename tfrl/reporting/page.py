@@ -84,6 +84,7 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
         _notes(groups),
         _results(groups),
         _aggregates(groups),
+        _improvements(groups),
     ]
     for name, (heading, caption) in _CAPTIONS.items():
         if name in pictures:
@@ -175,6 +176,27 @@ def _aggregates(groups: Sequence[Group]) -> str:
     if not rows:
         return ""
     header = ["normalised scores of all runs [95% interval]", "IQM", "mean", "median"]
+    return "<p></p>" + _table(header, rows)
+
+
+def _improvements(groups: Sequence[Group]) -> str:
+    """Returns a table of which variant beats which, "" where there is one alone."""
+    pairs = comparison.paired_returns(groups, "test")
+    rows = []
+    for (name, other), games in pairs.items():
+        chance, (low, high) = (
+            intervals.probability_of_improvement(games),
+            intervals.improvement_interval(games),
+        )
+        interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
+        runs = [sum(len(of_game[k]) for of_game in games) for k in (0, 1)]
+        cells = [f"{chance:.2f}{interval}", _count(len(games), _kind(groups)), f"{runs[0]} and {runs[1]}"]
+        rows.append([f"{name} over {other}", *cells])
+    if not rows:
+        return ""
+    titles = {level_set_title(g.env, "test") for g in groups}
+    where = titles.pop() if len(titles) == 1 else "evaluation"
+    header = [f"probability of improvement, {where} [95% interval]", "", "over", "runs"]
     return "<p></p>" + _table(header, rows)
 
 
