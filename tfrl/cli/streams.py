@@ -62,14 +62,14 @@ class Unbreakable:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream's own."""
+        """Implements the method of the stream itself."""
         encoding = self._stream.encoding or "utf-8"
         with surviving(self._stream):
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
-        """As the stream's own."""
+        """Implements the method of the stream itself."""
         with surviving(self._stream):
             self._stream.flush()
 

@@ -243,7 +243,7 @@ class RayCollector:
         return self._rollout
 
     def get_state(self) -> EnvStates:
-        """Where the envs stood after the last rollout that was taken."""
+        """The envs' state after the last rollout that was taken."""
         places = [seat.after for seat in self._seats]
         return EnvStates(
             [index for place in places for index in place.indices],

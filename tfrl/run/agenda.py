@@ -1,4 +1,4 @@
-"""Which run of a suite is next, where other suites, on other machines say, work through the same ones.
+"""The agenda of a suite: which run is next, where suites on other machines, say, work through the same ones.
 
 A run belongs to whoever holds its lock: from the moment in which a suite chooses it, before anything is
 started, until the suite knows what came of it. The trainer gets the lock from its suite, and keeps it where
@@ -24,7 +24,7 @@ _STOPPED = ".stopped"  # in a run's folder, for the other suites: it was ended b
 
 
 class Agenda:
-    """What this process knows of each run, by its number. A context: it holds no lock any more after it.
+    """The state of each run of a suite, as this process knows it. A context: after it, no lock is held.
 
     Args:
       folders: of the runs, in the order in which to train them.

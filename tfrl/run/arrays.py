@@ -34,7 +34,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
 
 
 def num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """How much the arrays hold."""
+    """The size of the arrays in memory, in bytes."""
     return sum(np.asarray(array).nbytes for array in arrays.values())
 
 

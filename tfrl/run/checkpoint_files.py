@@ -21,12 +21,12 @@ MANIFEST = "manifest.json"
 
 
 class FaultError(Exception):
-    """Why a checkpoint cannot be written or read, as the second half of a sentence."""
+    """A checkpoint cannot be written or read; the text is the reason, as the second half of a sentence."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `CheckpointStore.load` found: the arrays as they were saved, `parts` in the workers' order.
+    """A checkpoint that was read: the arrays as they were saved, `parts` in the workers' order.
 
     `pieces` are those of all workers.
     """
@@ -47,7 +47,7 @@ def with_pieces(
 
 
 def pieces_of(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """What a worker's part says of its pieces."""
+    """The entries of a worker's pieces in its part: name of the file, size in bytes, what it is about."""
     return unpack_json(part[pieces.KEY]) if pieces.KEY in part else []
 
 
@@ -103,7 +103,7 @@ def seal(manifest: Mapping[str, Any]) -> bytes:
 
 
 def is_whole(folder: Path, update: int) -> bool:
-    """Whether all of a checkpoint is there and matches its checksums. Raises OSError."""
+    """True if all of a checkpoint is there and matches its checksums. Raises OSError."""
     try:
         read_folder(folder, update, folder.parent / pieces.FOLDER)
     except FaultError:

@@ -1,4 +1,4 @@
-"""What people see of a run: a live bar in a terminal; a plain line every few seconds in a pipe or in CI.
+"""The display of a run: a live bar in a terminal; a plain line every few seconds in a pipe or in CI.
 
 The training loop only leaves numbers here. A thread of the console's own shows them, so that the display also
 moves while one long TensorFlow call runs, and leaving a number costs next to nothing.
@@ -113,7 +113,7 @@ class Console:
 
 
 class Progress:
-    """How far the run is. One thread writes it and another reads it, each field by itself."""
+    """The progress of the run. One thread writes it and another reads it, each field by itself."""
 
     def __init__(
         self,
@@ -191,11 +191,11 @@ class Progress:
         return f"ETA {_duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
 
     def metric_texts(self) -> list[str]:
-        """What the last update brought, as far as there is anything."""
+        """Texts for the metrics of the last update that are worth showing; none before the first."""
         return self._highlights(self._metrics)
 
     def line(self) -> str:
-        """All of it in one plain line."""
+        """The whole progress in one plain line."""
         parts = [self.percent_text(), self.steps_text(), *self.metric_texts()]
         parts.insert(3 if len(parts) > 2 else 2, self.eta_text())
         return " | ".join([*parts, self.phase])

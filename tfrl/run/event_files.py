@@ -23,7 +23,7 @@ from typing import Any
 from tfrl.run import files
 
 PATTERN = "events.out.tfevents.*"
-"""What TensorBoard takes for an event file, whoever wrote it."""
+"""Pattern of the names that TensorBoard takes for event files, whoever wrote them."""
 _OWN = ".tfrl"
 _LENGTH = struct.Struct("<Q")
 _DATA = 12  # where a record's data begins

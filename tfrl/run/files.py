@@ -87,12 +87,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether it says that a disk, or a user's share of it, is full."""
+    """True if the error says that a disk, or a user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def reason(error: OSError) -> str:
-    """Why, in the operating system's words, as a part of a sentence; libraries' own errors may have none."""
+    """The operating system's words for an error, as a part of a sentence, or else the library's."""
     return error.strerror or next(iter(str(error).splitlines()), "") or type(error).__name__
 
 

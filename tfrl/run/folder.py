@@ -1,4 +1,4 @@
-"""May this run be written where its settings say? Answered before anything is touched, without TensorFlow."""
+"""Checks that a run may be written where its settings say, before anything is touched, without TensorFlow."""
 
 import dataclasses
 import errno
@@ -29,7 +29,7 @@ _OTHERS = ("export", "videos", "plots", EVALUATION_FILE, "report.html", event_fi
 
 
 class RunSettings(Protocol):
-    """What any trainer's settings tell of its run's folder; a dataclass, whose fields are compared."""
+    """The settings of any trainer that concern its run's folder; a dataclass, whose fields are compared."""
 
     logdir: str
     resume: str
@@ -94,7 +94,7 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Whether the run in this folder goes on from a checkpoint, if one of them is valid, or begins."""
+    """True if the run in this folder has checkpoints; whether one of them is valid is not looked at."""
     return bool(CheckpointStore(run / "checkpoints", keep=1).updates())
 
 
@@ -116,7 +116,7 @@ def check_run_folder(config: RunSettings) -> None:
 
 
 def is_of(run: Path, setting: str) -> bool:
-    """Whether the run in a folder is of the trainer with this setting: "env" is PPO's, "dataset" resnet's."""
+    """True if the folder's run is of the trainer with this setting: "env" is tfrl's, "dataset" resnet's."""
     try:
         lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
     except OSError:

@@ -88,7 +88,7 @@ def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterato
 
 
 def is_held(run: Path) -> bool | None:
-    """Whether a process trains the run; None where that is for another machine to say.
+    """True if a process trains the run; None where only another machine can tell.
 
     The lock itself is asked, not the process that has signed it: after a reboot that number may be another
     one's. To ask takes a share of it for microseconds; a trainer that begins just then tries again.

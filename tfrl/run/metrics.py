@@ -1,4 +1,4 @@
-"""Where a run's metrics go: `progress.csv` and TensorBoard's event file, both against env steps."""
+"""Writers of a run's metrics: `progress.csv` and TensorBoard's event file, both against env steps."""
 
 import contextlib
 import csv
@@ -176,7 +176,7 @@ class NullMetricsWriter:
         """Does nothing."""
 
     def event_bytes(self) -> int:
-        """None."""
+        """Returns 0: nothing is written."""
         return 0
 
     def flush(self) -> None:
@@ -239,7 +239,7 @@ def logged_steps(progress: Path) -> int:
 
 
 def is_foreign(progress: Path) -> bool:
-    """Whether another program has written this progress.csv: its first column is none of ours."""
+    """True if another program has written this progress.csv: its first column is none of ours."""
     columns = _read_columns(progress)
     return len(columns) > 1 and columns[0] not in _STEP_COLUMNS
 

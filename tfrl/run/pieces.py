@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def is_saved(self) -> bool:
-        """Whether a checkpoint has it."""
+        """True if a checkpoint has it."""
         return self._path is not None
 
     def load(self) -> dict[str, np.ndarray]:
@@ -70,12 +70,15 @@ class Piece:
 
 
 def entry(piece: Piece, path: Path) -> dict[str, Any]:
-    """What a checkpoint says of a piece that is in a file."""
+    """The entry of a piece in a checkpoint: name of its file, size in bytes, what it is about."""
     return {"file": path.name, "bytes": path.stat().st_size, "about": piece.about}
 
 
 def fault(path: Path, size: int) -> str | None:
-    """Why a file is not the piece of that name and size, as the second half of a sentence. Raises OSError."""
+    """Returns the reason why a file is not the piece of that name and size, as the second half of a sentence.
+
+    None if it is that piece. Raises OSError.
+    """
     digest, found = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

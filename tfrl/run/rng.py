@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Use(IntEnum):
-    """What numbers are for. The values are part of a run's identity: never renumber."""
+    """Uses of random numbers. The values are part of a run's identity: never renumber."""
 
     ACTION = 0
     MINIBATCH = 1
@@ -68,7 +68,7 @@ def minibatch_steps(
     num_minibatches: int,
     steps_each: int | None = None,
 ) -> np.ndarray:
-    """Which time steps of each env make up each minibatch: int32 [E, M, B, steps_each].
+    """The time steps of each env that make up each minibatch: int32 [E, M, B, steps_each].
 
     Every env gives every minibatch the same number of steps (stratified by env), so all topologies form the
     same global minibatches without moving any data. By default they are T / M, which leaves none out.

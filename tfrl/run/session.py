@@ -1,4 +1,4 @@
-"""What any trainer needs around its loop: checkpoints, the run's folder, clock, stop requests, the end.
+"""The surroundings of any trainer's loop: checkpoints, the run's folder, clock, stop requests, the end.
 
 A trainer is a loop that uses a `Session`: tfrl/training/on_policy.py, resnet/supervised/trainer.py.
 """
@@ -61,7 +61,7 @@ def open_session(
 
 
 class Session:
-    """What a trainer needs around its loop. All workers make the same calls in the same order.
+    """The surroundings of a trainer's loop. All workers make the same calls in the same order.
 
     Attributes:
       runtime, console, stop, watchdog: as given.
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the present step has its checkpoint."""
+        """True if the present step has its checkpoint."""
         return self._saved_at == self.step
 
     def changed(self) -> None:
@@ -227,7 +227,7 @@ class Session:
         self._unsaved = fault
 
     def kept(self) -> str:
-        """What remains of a run that fails now, as the end of a sentence."""
+        """Tells what remains of a run that fails now, as the end of a sentence."""
         saved = self._store.updates()
         if not saved:
             return "there is no checkpoint yet"
@@ -266,7 +266,7 @@ class Session:
             self.writer.describe(settings)
 
     def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
-        """Whether an earlier process has come to these weights and done all of it, down to results.json.
+        """True if an earlier process has come to these weights and done all, down to results.json.
 
         A collective: a shared disk may show the file to one worker before another.
         """
@@ -285,7 +285,7 @@ class Session:
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
-        """Around the export and the results, which the chief writes."""
+        """Surrounds the export and the results, which the chief writes."""
         self.writer.close()
         self.phase("exporting")
         try:

@@ -104,11 +104,11 @@ class StopRequest:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal came, which, unlike the file, cannot go away again: the run will stop."""
+        """True once a signal came, which, unlike the file, cannot go away again: the run will stop."""
         return bool(self.exit_code)
 
     def requested(self) -> bool:
-        """Whether this worker was told to stop."""
+        """True if this worker was told to stop."""
         return self.signalled or self._stop_file.is_file()
 
     def forget_file(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run of any trainer says of itself before it trains."""
+"""Rows of the table that any trainer prints before it trains."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tfrl.workers.strategy import Runtime
 
 
 def network(name: str, width: int, num_parameters: int) -> str:
-    """What any trainer trains."""
+    """The network, in words: its name, width and size."""
     return f"{name}, {f'width {width}, ' if width != 1 else ''}{num_parameters:,} parameters"
 
 
 def hardware(runtime: Runtime) -> dict[str, str]:
-    """Where any trainer computes."""
+    """Rows that say where the trainer computes."""
     return {
         "computes on": f"{runtime.device}, {runtime.precision}",
         "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
@@ -23,7 +23,7 @@ def hardware(runtime: Runtime) -> dict[str, str]:
 
 
 def folder(config: RunSettings) -> dict[str, str]:
-    """Where any trainer writes."""
+    """Rows that say where the trainer writes."""
     return {"run": str(config.run_dir), "curves": tensorboard(config)}
 
 

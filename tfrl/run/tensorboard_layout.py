@@ -1,4 +1,4 @@
-"""How TensorBoard shows a run: charts with the curves that belong together, and a row of hyperparameters."""
+"""The layout of a run in TensorBoard: charts of curves that belong together, and a row of hyperparameters."""
 
 from __future__ import annotations
 

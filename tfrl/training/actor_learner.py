@@ -52,7 +52,7 @@ class AheadCollector(Protocol):
         """Waits for the oldest rollout that was begun; its buffers stay until `rollouts_held` later ones."""
 
     def get_state(self) -> EnvStates:
-        """Where the envs stood after the last rollout that was taken."""
+        """The envs' state after the last rollout that was taken."""
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index. Call it before the first `begin`."""
@@ -120,7 +120,7 @@ class ThreadCollector:
         return collected.rollout
 
     def get_state(self) -> EnvStates:
-        """Where the envs stood after the last rollout that was taken."""
+        """The envs' state after the last rollout that was taken."""
         return self._after
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
@@ -214,7 +214,7 @@ class ActorLearner(OnPolicyLearner):
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What is the same on all workers, the older weights among it, and this worker's envs."""
+        """The arrays that are the same on all workers, older weights among them, and this worker's envs."""
         state, part = super().get_state()
         for number, weights in self._weights.items():
             if number == self._session.step:  # the agent's own, of an update that was broken off

@@ -1,4 +1,4 @@
-"""How `python -m tfrl.ALGORITHM` goes from its arguments to the end of a run."""
+"""The course of `python -m tfrl.ALGORITHM`, from its arguments to the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What learners of all kinds share: the agent as a player, how episodes went, which actions were taken."""
+"""The common part of all learners: the agent as a player, statistics of episodes and of actions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LearnerBase:
         return self.agent.draw_noise(generator, steps)
 
     def episode_metrics(self) -> dict[str, float]:
-        """Of the last 100 episodes."""
+        """The `rollout/` metrics: means of the last 100 episodes."""
         config, mean = self._config, self._episodes.mean_return
         score = normalized_return(config.env, config.distribution_mode, mean)
         return {
@@ -69,12 +69,12 @@ class LearnerBase:
 
     @property
     def solved(self) -> bool:
-        """Whether the last 100 episodes have come to --solved-at, the same on all workers."""
+        """True once the last 100 episodes have come to --solved-at, the same on all workers."""
         wanted = self._config.solved_at
         return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
 
     def action_counts(self, actions: np.ndarray) -> list[int]:
-        """How often all workers' actions [..., *shape] fell into each bin of a histogram. A collective."""
+        """Counts of all workers' actions [..., *shape] by bin of a histogram. A collective."""
         return self._runtime.sum_over_workers(self._distribution.counts(actions)).tolist()
 
     def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
@@ -112,7 +112,7 @@ def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
 
 
 def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of the arrays whose names begin so, without it: the inverse of `with_prefix`."""
+    """The arrays whose names begin with the prefix, by the rest of the name: the inverse of `with_prefix`."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 

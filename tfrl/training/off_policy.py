@@ -173,7 +173,7 @@ class OffPolicyLearner(LearnerBase):
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What is the same on all workers; this worker's envs, and its replay without the pieces."""
+        """The arrays that are the same on all workers; this worker's envs and replay, without the pieces."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
         state["taken"] = np.array(self._taken)
         return state, env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())

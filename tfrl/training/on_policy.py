@@ -158,7 +158,7 @@ class OnPolicyLearner(LearnerBase):
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What is the same on all workers, and this worker's envs."""
+        """The arrays that are the same on all workers, and this worker's envs."""
         state = self.agent.get_state()
         state |= with_prefix("normalizer/", self._rewards.get_state())
         state |= with_prefix("episodes/", self._episodes.get_state())
@@ -167,7 +167,7 @@ class OnPolicyLearner(LearnerBase):
         return state, env_states.pack(self.collector)
 
     def pieces(self) -> Sequence[Piece]:
-        """None: all of the state changes with every update."""
+        """Returns no pieces: all of the state changes with every update."""
         return ()
 
     def set_state(

@@ -1,4 +1,4 @@
-"""What a run does besides learning: evaluates, keeps its best policy, shows itself.
+"""The duties of a run besides learning: evaluations, its best policy, videos.
 
 None of it touches the training envs or the run's random numbers, so a run takes the same steps without it.
 """

@@ -71,7 +71,7 @@ class PhasicLearner(OnPolicyLearner):
         return dataclasses.replace(update, metrics=metrics)
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """As PPO; keeps what the auxiliary phase will learn from."""
+        """Learns as PPO does, and keeps what the auxiliary phase will learn from."""
         metrics = super().learn(rollout)
         self._tidy()
         observations = rollout.by_env(rollout.observations[:, :-1])  # [T, B, ...]

@@ -29,14 +29,14 @@ from tfrl.workers.tf_config import TFConfig
 
 @dataclass(frozen=True)
 class Update:
-    """What an update leaves to be written; as JSON in the checkpoint of one whose evaluation is not done."""
+    """The results of an update that are to be written; JSON in the checkpoint of one not yet evaluated."""
 
     metrics: dict[str, float]
     action_counts: list[int]
 
 
 class Learner(Protocol):
-    """What an algorithm brings to the loop: experience, an agent that learns from it, and its state.
+    """The learner protocol: experience, an agent that learns from it, and their state, for the outer loop.
 
     Attributes:
       agent: the agent.
@@ -70,7 +70,7 @@ class Learner(Protocol):
 
     @property
     def solved(self) -> bool:
-        """Whether --solved-at has been reached, the same on all workers."""
+        """True once --solved-at has been reached, the same on all workers."""
 
     def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
         """The values to draw for an update's `action_counts`, by the end of the chart's name."""
@@ -79,7 +79,7 @@ class Learner(Protocol):
         """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
 
     def pieces(self) -> Sequence[Piece]:
-        """What of this worker's state is written once, for this checkpoint and later ones."""
+        """The parts of this worker's state that are written once, for this checkpoint and later ones."""
 
     def set_state(
         self,
