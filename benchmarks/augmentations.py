@@ -27,7 +27,7 @@ SCALE, MARGIN, HEADING = 2, 2, 16  # pixels of the sheet for one of a frame's, b
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     batch_size: int = 2048
     """Frames of a batch."""

@@ -18,18 +18,18 @@ from resnet.supervised import config
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     dataset: str = "procgen_frames/returns"
     """The data set."""
     model: str = "resnet20"
     """A network of the zoo."""
     epochs: int = 3
-    """Of the network; the linear model gets ten, with Adam."""
+    """Epochs of the network; the linear model gets ten, with Adam."""
     image_size: int = 0
     """Pixels that images are resized to, square; 0: as they are."""
     logdir: str = "logs/baselines"
-    """Where the runs lie."""
+    """Folder of the runs."""
 
 
 def main(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""How a benchmark is started, and how it starts others: like every command, with errors of one sentence."""
+"""Starts a benchmark, and starts others for it: like every command, with errors of one sentence."""
 
 from __future__ import annotations
 

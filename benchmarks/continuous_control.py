@@ -48,7 +48,7 @@ _RETURN = "final_return="
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to compare."""
+    """The comparison."""
 
     torchrl: str = ""
     """The script of TorchRL's tutorial."""
@@ -63,17 +63,17 @@ class Options:
     runs: int = 3
     """Rounds, of which the median counts."""
     floor_seconds: float = 10.0
-    """How long each measurement of a floor takes."""
+    """Seconds of each measurement of a floor."""
     precision: str = "auto"
     """Our --precision."""
     learn: bool = False
     """Compare returns with TorchRL's script in place of speeds."""
     seeds: str = "1..10"
-    """With --learn: seeds with commas between, 1..3 for 1,2,3."""
+    """Seeds of --learn with commas between, 1..3 for 1,2,3."""
     episodes: int = 10
-    """With --learn: of the evaluation at the end."""
+    """Episodes of the evaluation at the end, with --learn."""
     logdir: str = "logs/continuous-control"
-    """With --learn: where our runs' folders and TorchRL's lines are, so that the same command goes on."""
+    """Folder of our runs and of TorchRL's lines, with --learn, so that the same command goes on."""
 
 
 def main(options: Options) -> None:

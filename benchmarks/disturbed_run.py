@@ -26,7 +26,7 @@ _LINE = 200  # bytes, more than a note has
 
 @dataclass(frozen=True)
 class Note:
-    """What a worker noted last: it began `phase` at `at`, when `update` updates were finished."""
+    """The last note of a worker: it began `phase` at `at`, when `update` updates were finished."""
 
     at: float
     process: int
@@ -81,7 +81,7 @@ class DisturbedRun:
 
     @property
     def output(self) -> str:
-        """What it wrote on the screen so far."""
+        """The text that it has written on the screen so far."""
         return (self.folder / "output").read_text(errors="replace")
 
     def note(self, worker: int) -> Note | None:
@@ -101,7 +101,7 @@ class DisturbedRun:
         return CheckpointStore(self.path / "checkpoints", keep=1).updates()
 
     def staged(self) -> bool:
-        """Whether a checkpoint is half written."""
+        """True if a checkpoint is half written."""
         return any((self.path / "checkpoints").glob("*.tmp"))
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:

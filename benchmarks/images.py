@@ -33,12 +33,12 @@ NAMES = ("ours", "keras_fit", "replicas2")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     model: str = "resnet20"
     """A network of the zoo."""
     normalization: Literal["batch", "group"] = "batch"
-    """Of residual networks."""
+    """Normalisation in residual networks."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is for hardware that has it."""
     image_size: int = 32

@@ -34,7 +34,7 @@ _DENSE = 1_015_808  # env steps up to which the published curves have every upda
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to train."""
+    """The training."""
 
     env: str = "fruitbot"
     """The game."""
@@ -43,9 +43,9 @@ class Options:
     seeds: str = "1"
     """Seeds with commas between, a run each; 1..3 is the same as 1,2,3."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the torso."""
+    """Precision of the torso."""
     logdir: str = "logs/learning"
-    """Where the run's folder is."""
+    """Folder of the runs."""
     plot: str | None = None
     """A PNG of our curves and the published ones."""
 

@@ -27,7 +27,7 @@ from tfrl.reporting import runs
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """A task, and the return that it must reach.
 
     Attributes:
       flags: the trainer's.
@@ -50,18 +50,18 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to train."""
+    """The training."""
 
     envs: str = ",".join(TASKS)
     """Envs, with commas between."""
     seeds: str | None = None
     """Seeds with commas between, 1..3 for 1,2,3; None: each env's own number of them."""
     episodes: int = 100
-    """Of the evaluation at the end."""
+    """Episodes of the evaluation at the end."""
     precision: str = "auto"
     """The trainer's --precision."""
     logdir: str = "logs/gymnasium"
-    """Where the runs' folders are."""
+    """Folder of the runs."""
     plot: str | None = None
     """A PNG of the learning curves."""
 

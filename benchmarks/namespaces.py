@@ -16,7 +16,7 @@ ADDRESSES = ("10.77.13.1", "10.77.13.2")
 
 
 def available() -> bool:
-    """Whether this machine lets us make them."""
+    """True if this machine lets us make network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"tfrl-try-{os.getpid()}"

@@ -55,12 +55,12 @@ Trial = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to try."""
+    """The trials."""
 
     faults: str = "kill,term,hang,disk"
-    """Of kill (SIGKILL), term (SIGTERM), hang (SIGSTOP), disk (a full disk; needs root), with commas."""
+    """Faults: kill (SIGKILL), term (SIGTERM), hang (SIGSTOP), disk (a full disk; needs root), with commas."""
     trials: int = 10
-    """Of each fault; 10 have each moment with each worker once."""
+    """Trials of each fault; 10 have each moment with each worker once."""
     results: str = "recovery.json"
     """Trials are added to this file."""
     updates: int = 90

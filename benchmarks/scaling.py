@@ -40,7 +40,7 @@ _EXTRA_FLOATS = 5  # metrics that travel with the gradients; each replica adds o
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     torso: str = "impala"
     """The network, which decides bytes and compute."""
@@ -57,7 +57,7 @@ class Options:
     cable: float = 1.0
     """Gb/s between two network namespaces, in which the model is tried too, where root may make them."""
     out: str | None = None
-    """Where to write the figures as JSON."""
+    """The JSON file to write the figures to."""
 
 
 def main(options: Options) -> None:
@@ -136,7 +136,7 @@ def efficiency(
     per_byte: float,
     options: Options,
 ) -> float:
-    """Of weak scaling: the share of an update that a worker computes.
+    """The efficiency of weak scaling: the share of an update that a worker computes.
 
     A byte takes as long as TensorFlow's transport took here, or as the link takes, whichever is slower.
     """

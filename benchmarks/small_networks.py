@@ -38,7 +38,7 @@ _FEW = 200  # calls of what takes microseconds
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     presets: str = "torchrl,cleanrl,gymnasium"
     """Presets of PPO with commas between; gymnasium is CartPole-v1 with the defaults."""

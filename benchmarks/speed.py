@@ -1,4 +1,4 @@
-"""How fast a trainer is, ours or another's script: both are watched from outside, at the ends of updates.
+"""The speed of a trainer, ours or another's script: both are watched from outside, at the ends of updates.
 
 Wall time is what counts on a quiet machine. Processor time says the same where other processes share it.
 """
@@ -30,14 +30,14 @@ class Mark(NamedTuple):
     """The end of an update."""
 
     seconds: float
-    """Of the wall clock."""
+    """Time of the wall clock."""
     cpu_seconds: float
-    """That the process has used since it began, all of its threads together."""
+    """Processor time of the process since it began, all of its threads together."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one run was; env steps a second count from the end of the first update, which compiles."""
+    """The speed of one run; env steps a second count from the end of the first update, which compiles."""
 
     median: float
     """Env steps a second, the median of the updates."""
@@ -46,11 +46,11 @@ class Speed:
     per_cpu_second: float
     """Env steps in a second of processor time, over the same span."""
     wall_seconds: float
-    """Of the whole process, with its imports and all that follows the last update."""
+    """Wall time of the whole process, with its imports and all that follows the last update."""
     cpu_seconds: float
-    """Of the same."""
+    """Processor time of the same."""
     peak_memory_mb: float
-    """Resident."""
+    """Highest resident memory, in megabytes."""
 
 
 def of_script(words: Sequence[str], steps: int, updates: int) -> Speed:

@@ -54,7 +54,7 @@ _GRADIENT_BATCHES = (256, 512)
 
 
 class Passes(NamedTuple):
-    """How often a frame goes through a torso, from its env step to the last gradient of it."""
+    """Passes of a frame through a torso, from its env step to the last gradient of it."""
 
     forwards: int
     gradients: int
@@ -62,13 +62,13 @@ class Passes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The measurement."""
 
     precisions: str = "auto"
     """float32, bfloat16 or both with a comma; auto: both where --precision auto of the trainer takes
     bfloat16, else float32 alone."""
     algorithm: Literal["ppo", "drac", "ppg"] = "ppo"
-    """What to train by."""
+    """Algorithm of the trainer."""
     env: str = "coinrun"
     """The game."""
     num_envs: int = 64
@@ -80,11 +80,11 @@ class Options:
     policy_updates: int = 2
     """PPG's updates of a phase, which do not change what an env step takes."""
     floor_seconds: float = 20.0
-    """How long each measurement of a floor takes."""
+    """Seconds of each measurement of a floor."""
     peer: Literal["none", "torch"] = "none"
-    """Also measure PyTorch's floor."""
+    """Framework whose floor is measured beside ours."""
     cleanrl: str = ""
-    """Also measure CleanRL's script: the command that starts it, `python cleanrl/ppo_procgen.py` say."""
+    """Command that starts CleanRL's script, `python cleanrl/ppo_procgen.py` say, to measure it as well."""
 
 
 def main(options: Options) -> None:
@@ -133,7 +133,7 @@ def passes(config: Any) -> Passes:
 
 
 def precisions(wanted: str) -> list[str]:
-    """What --precisions stands for. Raises UserError for another precision."""
+    """The precisions that --precisions stands for. Raises UserError for another one."""
     if wanted != "auto":
         found = [name.strip() for name in wanted.split(",")]
         if not {*found} <= {"float32", "bfloat16"}:

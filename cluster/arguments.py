@@ -1,4 +1,4 @@
-"""What the cluster commands share: flags and their faults, told the way all of tfrl's commands tell them."""
+"""The common part of the cluster's commands: flags, and errors told the way all of tfrl's commands do."""
 
 import argparse
 from typing import NoReturn

@@ -52,7 +52,7 @@ class StopSignals:
 
     @property
     def kill(self) -> bool:
-        """Whether it was told more than once."""
+        """True if it was told more than once."""
         return self._requests.again
 
     @property
@@ -68,16 +68,16 @@ class StopSignals:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     culprit: int | None
     """The worker that failed first, if one did."""
     code: int
     """Its exit code; of an attempt without failure, the workers'."""
     told: bool
-    """Whether the workers had been told to stop before that."""
+    """True if the workers had been told to stop before that."""
     saved: bool
-    """Whether the run made a checkpoint."""
+    """True if the run made a checkpoint."""
 
 
 class Launcher:
@@ -192,7 +192,7 @@ def _failed(codes: Sequence[int | None], *, told: bool, saved: bool) -> Ending:
 
 
 def stop_code(codes: Sequence[int | None]) -> int:
-    """With which code workers ended that were stopped, 130 or 143; 0 if none has."""
+    """The code with which workers ended that were stopped, 130 or 143; 0 if none has."""
     return max((code for code in codes if code in STOPPED), default=0)
 
 
@@ -204,7 +204,7 @@ def first_failure(codes: Sequence[int | None]) -> int | None:
 
 
 def describe(worker: int, code: int, host: str | None) -> str:
-    """How a worker ended, for people: "worker 1 died (killed by signal 9)"."""
+    """Says how a worker ended, for people: "worker 1 died (killed by signal 9)"."""
     name = f"worker {worker}" if host is None else f"worker {worker} on {host}"
     if code == BAD_SETTINGS:
         return f"{name} refused its settings (exit code {code})"

@@ -1,4 +1,4 @@
-"""Where the launcher's workers run: addresses, and each one's share of this machine's cores and GPUs."""
+"""Places of the launcher's workers: addresses, and each one's share of this machine's cores and GPUs."""
 
 import json
 import os

@@ -63,7 +63,7 @@ class Team:
 
     @property
     def running(self) -> bool:
-        """Whether any worker still runs."""
+        """True while any worker still runs."""
         return None in self.codes
 
     def pump(self, seconds: float) -> None:

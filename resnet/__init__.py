@@ -19,7 +19,7 @@ __all__ = ["Entry", "build", "check_for_ppo", "check_size", "classifier", "entry
 
 @dataclass(frozen=True)
 class Entry:
-    """What the zoo knows of a network before it is built.
+    """The zoo's entry for a network, known before it is built.
 
     `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
     that of the paper, which `python -m resnet` counts parameters and MFLOP for. `normalization` is the

@@ -17,11 +17,11 @@ _GAME, _ROWS = (64, 64, 3), 128  # procgen's images, and how many of them a spee
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured."""
+    """The measurements."""
 
     speed: bool = False
-    """Also measure, on this machine's CPU, the env steps a second of PPO that a network of games allows: one
-    pass to act and three to learn, of its passes alone, for images of 64 x 64."""
+    """Measure, too, the env steps a second of PPO that a network of games allows on this machine's CPU: the
+    time of one pass to act and three to learn alone, for images of 64 x 64."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a model costs: parameters and arithmetic."""
+"""Counts of a model: parameters and arithmetic."""
 
 from __future__ import annotations
 

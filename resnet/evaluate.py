@@ -26,10 +26,10 @@ _USAGE = "python -m resnet.evaluate RUN"
 
 @dataclass(frozen=True)
 class Options:
-    """How it is tested."""
+    """The test."""
 
     format: Literal["keras", "saved-model"] = "keras"
-    """Which file of export/ is loaded."""
+    """Format of the model in export/ that is loaded."""
     strategy: Literal["none", "one-device", "mirrored"] = "none"
     """The strategy under which it is loaded and runs."""
     replicas: int = 0

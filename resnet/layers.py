@@ -1,4 +1,4 @@
-"""What all networks of the zoo share: named and seeded layers, inputs and heads."""
+"""The layers, inputs and heads of all networks of the zoo, with names and seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many env steps a second a network leaves PPO, by the time of its passes on this machine."""
+"""The env steps a second that a network leaves PPO, by the time of its passes on this machine."""
 
 from __future__ import annotations
 

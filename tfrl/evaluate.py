@@ -28,7 +28,7 @@ _USAGE = "python -m tfrl.evaluate RUN"
 
 @dataclass(frozen=True)
 class Options:
-    """What is played."""
+    """The evaluation."""
 
     levels: Literal["train", "test", "both"] = "both"
     """The run's training levels, the full distribution, or both; an env without levels has one set."""
@@ -39,11 +39,11 @@ class Options:
     envs: str | None = None
     """Other envs than the run's, with commas between."""
     seed: int | None = None
-    """Decides levels and actions; None: the run's, which plays what the evaluation in training plays."""
+    """Seed of levels and actions; None: the run's, which plays what the evaluation in training plays."""
     checkpoint: str = "last"
-    """last, best (by the return in evaluations) or the number of an update."""
+    """Checkpoint to play: last, best (by the return in evaluations) or the number of an update."""
     precision: Literal["run", "float32", "bfloat16"] = "run"
-    """Of the torso; run: that of the run."""
+    """Precision of the torso; run: that of the run."""
     out: str | None = None
     """The JSON file that is written; None: eval.json in the run's folder."""
 

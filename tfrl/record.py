@@ -30,7 +30,7 @@ _TILES = Range(1, 100)  # a larger grid is more than players show
 
 @dataclass(frozen=True)
 class Options(Recording):
-    """What is recorded."""
+    """The video."""
 
     format: Literal["mp4", "gif"] = "mp4"
     """A gif is shown in half the size."""

@@ -21,7 +21,7 @@ _GRACE_SECONDS = 600.0  # for a first update
 
 @dataclass(frozen=True)
 class Options:
-    """It has no flags of its own."""
+    """No flags beside --help."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -49,7 +49,7 @@ machines that share LOGDIR and get the same command divide the runs among themse
 
 @dataclass(frozen=True)
 class Options:
-    """What is trained."""
+    """The suite."""
 
     algorithms: str = "ppo"
     """Algorithms with commas between: ppo,ppg,drac."""

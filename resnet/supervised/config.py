@@ -31,7 +31,7 @@ from tfrl.cli.settings import (
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned."""
+    """The task to learn."""
 
     model: str = "resnet-mini"
     """A network of the zoo; `python -m resnet` lists the names."""
@@ -41,7 +41,7 @@ class Task:
     preset: Literal["default", "he-cifar10"] = "default"
     """A whole set of defaults, listed above; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
-    """Of the residual networks; PPO takes torsos with group or none. Others have none."""
+    """Normalisation in the residual networks; PPO takes torsos with group or none. Others have none."""
     width: int = 1
     """Multiplies the channels of impala and impala-pooled."""
     image_size: int = 0
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Learning:
-    """How it is learned."""
+    """The hyperparameters."""
 
     epochs: int = 3
     """Passes over the training images."""
@@ -67,17 +67,18 @@ class Learning:
     lr: float = 0.05
     """The learning rate, at its highest."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    """step: a tenth of it from half of the steps on, a hundredth from three quarters; cosine: down to 0."""
+    """Course of the rate. step: a tenth from half of the steps on, a hundredth from three quarters; cosine:
+    down to 0."""
     warmup: int = 100
     """Steps over which the rate first grows from 0."""
     weight_decay: float = 2e-4
-    """Of the residual networks' kernels: half of it, times the sum of their squares, is added to the loss, as
-    papers have it. Others have none."""
+    """Weight decay of the residual networks' kernels: half of it, times the sum of their squares, is added to
+    the loss, as papers have it. Others have none."""
 
 
 @dataclass(frozen=True)
 class Hardware(settings.Hardware):
-    """Where it runs. With normalization group or none the result is the same up to rounding."""
+    """The hardware. With normalization group or none the result is the same on all, up to rounding."""
 
     micro_batch: int = 0
     """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
@@ -91,13 +92,13 @@ class Run(settings.Run):
     """The run's folder."""
 
     run_name: str | None = None
-    """None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
+    """Name of the run; None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
     checkpoint_every: int = 200
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: int = 20
     """Steps that a row of progress.csv, and a point of the curves, stand for."""
     pictures: bool = False
-    """Also draw the first layer's weights in TensorBoard and the network in plots/model.png."""
+    """Draw the first layer's weights in TensorBoard and the network in plots/model.png, too."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -121,12 +122,12 @@ class Config(Run, Hardware, Learning, Task):
 
     @property
     def may_change(self) -> frozenset[str]:
-        """What the run may go on with otherwise than it began."""
+        """Names of the settings that a resumed run may change."""
         return settings.MAY_CHANGE | {"pictures"}
 
     @property
     def in_parts(self) -> bool:
-        """Whether all that is large is computed in parts: no, as batch normalization needs whole batches."""
+        """True if all that is large is computed in parts: never, batch normalization needs whole batches."""
         return False
 
     @property
@@ -136,7 +137,7 @@ class Config(Run, Hardware, Learning, Task):
 
     @property
     def small_network(self) -> bool:
-        """Whether the network is too small to gain by bfloat16: none of them is."""
+        """True if the network is too small to gain by bfloat16: none of them is."""
         return False
 
     @property
@@ -146,7 +147,7 @@ class Config(Run, Hardware, Learning, Task):
 
     @property
     def steps_per_update(self) -> int:
-        """How far a gradient step goes on the x-axis: images."""
+        """The images of a gradient step, which are counted on the x-axis."""
         return self.batch_size
 
 
@@ -167,10 +168,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 1000,
     },
 }
-"""What each preset changes in Config's defaults."""
+"""The settings that each preset changes in Config's defaults."""
 
 MOST_IMAGES = 1_000_000
-"""Of a gradient step or a test, at once."""
+"""Most images that a gradient step or a test has at once."""
 
 _RANGES: dict[str, Range] = {
     **settings.RANGES,

@@ -244,7 +244,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of every batch is this worker's: `replicas` of the `workers * replicas` in all."""
+    """This worker's part of every batch: `replicas` of the `workers * replicas` in all."""
 
     batch_size: int
     worker: int = 0

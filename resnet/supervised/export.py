@@ -1,4 +1,4 @@
-"""What a supervised run leaves: plain arrays, a Keras model and a SavedModel, free of any strategy."""
+"""Exports of a supervised run: plain arrays, a Keras model and a SavedModel, free of any strategy."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Learner:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(int(np.prod(v.shape)) for v in self._variables)
 
     # Training

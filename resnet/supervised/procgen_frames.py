@@ -33,7 +33,7 @@ _DEGREES = ("low", "middle", "high")
 
 @dataclass(eq=False)
 class FramesConfig(tfds.core.BuilderConfig):
-    """What is played and what is asked.
+    """A configuration of the data set: the games that are played, and the label.
 
     Args:
         games: the games, each with the same share of the images.

@@ -22,7 +22,7 @@ def rows(
     steps: int,
     parameters: int,
 ) -> dict[str, str]:
-    """What is about to be trained, and where; `found` is the checkpoint that it goes on from, if any."""
+    """Rows that say what is to be trained, and where; `found` is the checkpoint that it goes on from."""
     shape = " x ".join(map(str, dataset.image_shape))
     sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
     lines = {
@@ -39,7 +39,7 @@ def rows(
 
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:
-    """What the progress line shows of a row of metrics."""
+    """The texts of the progress line for a row of metrics."""
     if not metrics:
         return []
     texts = [f"{metrics['time/images_per_second']:,.0f} images/s", f"loss {metrics['train/loss']:.3f}"]
@@ -66,5 +66,5 @@ def table(config: Config, result: Mapping[str, float]) -> tuple[list[str], list[
 
 
 def next_commands(config: Config) -> list[str]:
-    """What to type after a run."""
+    """The commands to type after a run."""
     return [shlex.join(["python", "-m", "resnet.evaluate", str(config.run_dir)]), tensorboard(config)]

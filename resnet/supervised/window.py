@@ -41,7 +41,7 @@ class Window:
         }
 
     def get_state(self) -> list[float]:
-        """For a checkpoint."""
+        """The state, as values for a checkpoint."""
         return self._sums.tolist()
 
     @classmethod

@@ -28,7 +28,7 @@ from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.strategy import Runtime
 
 TARGET = "target_"
-"""Before the name of a network, the name of its slow copy."""
+"""Prefix of a network's name that gives the name of its slow copy."""
 
 Weights = Mapping[str, tf.Tensor]
 Rows = Mapping[str, tf.Tensor]

@@ -54,7 +54,7 @@ def heeded() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Inside, signals of STOP_CODES wait, in the kernel, until the end of it or `let_through`.
+    """Makes signals of STOP_CODES wait, in the kernel, until the end of the context or `let_through`.
 
     Around what a signal would break (the import of TensorFlow), or where one would be lost: TensorFlow
     installs a SIGTERM handler of its own when it connects workers, and swallows the signal. Enter it in the

@@ -24,7 +24,7 @@ def open_missing() -> None:
 
 @contextlib.contextmanager
 def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
-    """Inside, it is no error if `stream` takes nothing any more, such as a closed pipe or terminal."""
+    """Goes on where `stream` takes nothing any more, such as a closed pipe or terminal."""
     try:
         yield
     except BrokenPipeError:

@@ -211,7 +211,7 @@ def published_scores(group: Group) -> Mapping[str, np.ndarray]:
 
 
 def returns_of_others(group: Group) -> list[PublishedReturn]:
-    """What other projects published of the group's env, in any version, and its algorithm."""
+    """The returns that other projects published for the group's env, in any version, and its algorithm."""
     config = group.runs[0].config
     if config.start_level:
         return []

@@ -23,7 +23,7 @@ Probabilities = Callable[[np.ndarray], np.ndarray] | None
 
 @dataclass(frozen=True)
 class Recording:
-    """What is recorded."""
+    """The video."""
 
     episodes: int = 4
     """Episodes, side by side in a grid, each on its own level."""

@@ -59,7 +59,7 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end, or to --solved-at, and left results."""
+        """True if it has come to its end, or to --solved-at, and left results."""
         if self.results is None:
             return False
         wanted, reached = self.config.solved_at, self.results.get("episode_return")
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """What its torso was computed in: "float32" or "bfloat16", or "auto" where nobody knows yet."""
+        """The precision of its torso: "float32" or "bfloat16", or "auto" where nobody knows yet."""
         return str((self.results or {}).get("precision", self.config.precision))
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +146,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def published_applies(config: Any) -> bool:
-    """Whether train-procgen's published curves are of the same task: easy, 200 levels from 0."""
+    """True if train-procgen's published curves are of the same task: easy, 200 levels from 0."""
     same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
     return same and normalized_return(config.env, "easy", 0.0) is not None
 

@@ -1,4 +1,4 @@
-"""What a policy scores: episodes of a level set and their statistics, as eval.json has them."""
+"""The scores of a policy: episodes of a level set and their statistics, as eval.json has them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def ffmpeg() -> str:
 
 
 class Frames(Protocol):
-    """Where frames uint8 [H, W, 3] of one size go: a file or a window."""
+    """The target of frames uint8 [H, W, 3] of one size: a file or a window."""
 
     def append(self, frame: np.ndarray) -> None:
         """Adds a frame."""

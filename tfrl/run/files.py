@@ -104,7 +104,7 @@ def told_in(words: str) -> OSError | None:
 
 @contextlib.contextmanager
 def tensorflow_writes() -> Iterator[None]:
-    """Inside, TensorFlow's own errors for a disk (a full one, mostly) are OSErrors, as Python's are."""
+    """Turns TensorFlow's own errors for a disk (a full one, mostly) into OSErrors, as Python's are."""
     import tensorflow as tf
 
     try:

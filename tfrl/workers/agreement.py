@@ -1,4 +1,4 @@
-"""What must be equal on all workers of a run, for the rendezvous to compare."""
+"""The fingerprint of a worker: all that must be equal on all workers of a run, for the rendezvous."""
 
 from __future__ import annotations
 

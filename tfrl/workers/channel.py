@@ -1,4 +1,4 @@
-"""What workers say to each other before TensorFlow starts: JSON objects, one a line, each checked on arrival.
+"""Messages between workers before TensorFlow starts: JSON objects, one a line, each checked on arrival.
 
 Anything may connect to a port, or answer there. So every field of a message must be of its own type and of a
 sane size before it counts, and text that may reach a terminal holds no control characters. All else is
@@ -90,13 +90,13 @@ class Hello:
         return cls(_field(message, "worker", int), plain(_field(message, "who", str)), fingerprint)
 
     def message(self) -> dict[str, Any]:
-        """As it is sent."""
+        """The JSON object to send."""
         return {"tfrl": "hello", **vars(self)}
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the chief tells all of its workers again and again: who is missing. They answer with the round."""
+    """The chief's repeated message to its workers: who is missing. They answer with the round."""
 
     missing: list[str]
     round: int
@@ -119,7 +119,7 @@ def answered_round(message: Mapping[str, Any], newest: int) -> int:
 
 
 def refusal(message: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """Why the chief sends a worker away, and whether another start may help; None if it does not."""
+    """The chief's reason to send a worker away, and True if another start may help; None if it may stay."""
     if "error" not in message:
         return None
     again = _field(message, "again", bool) if "again" in message else False
@@ -127,7 +127,7 @@ def refusal(message: Mapping[str, Any]) -> tuple[str, bool] | None:
 
 
 def is_go(message: Mapping[str, Any]) -> bool:
-    """Whether the chief lets a worker go."""
+    """True if the chief lets a worker go."""
     return "go" in message and _field(message, "go", bool)
 
 

@@ -1,4 +1,4 @@
-"""Where workers differ, in words, from what each says of itself."""
+"""Differences between workers, in words, from what each says of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where gradients are summed, for every trainer: parts of a batch, in pairs, and one all-reduce.
+"""Sums of gradients, for every trainer: parts of a batch, in pairs, and one all-reduce.
 
 The additions are the same ones however many replicas share the parts: without that, rounding grows to a
 different run within a few dozen steps of Adam (docs/architecture.md).

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: its memory, its cores, and what they can do.
+"""The machine, as far as this process may use it: memory, cores, and what they can do.
 
 A container or SLURM may leave it less than there is, by control groups (man 7 cgroups).
 """
@@ -42,7 +42,7 @@ def cpu_features(system: Path = Path("/")) -> frozenset[str]:
 
 
 def cpu_maker(system: Path = Path("/")) -> str:
-    """Who made the CPU, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" where Linux does not tell."""
+    """The CPU's maker, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" where Linux does not tell."""
     return _cpuinfo("vendor_id", system)
 
 

@@ -1,4 +1,4 @@
-"""From settings and TF_CONFIG to a strategy, and the few collectives that the rest of tfrl needs."""
+"""The strategy, from settings and TF_CONFIG, and the few collectives that the rest of tfrl needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s"
 
 
 class TrainerSettings(Protocol):
-    """Where any trainer runs (see `tfrl.cli.settings.Hardware`), and the size of its steps."""
+    """The hardware of any trainer (see `tfrl.cli.settings.Hardware`), and the size of its steps."""
 
     strategy: str
     replicas: int
@@ -53,11 +53,11 @@ class TrainerSettings(Protocol):
 
     @property
     def small_network(self) -> bool:
-        """Whether the network is too small to gain by bfloat16."""
+        """True if the network is too small to gain by bfloat16."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether its trainer computes all that is large in parts, which CPU cores then share."""
+        """True if its trainer computes all that is large in parts, which CPU cores then share."""
 
 
 class Runtime:
@@ -91,12 +91,12 @@ class Runtime:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes what is written once."""
+        """True if this worker writes what is written once."""
         return self.worker == 0
 
     @property
     def device(self) -> str:
-        """For people: what computes."""
+        """The devices that compute, for people: "2 x GPU"."""
         kind = "GPU" if self.uses_gpu else "CPU"
         return f"{self.local_replicas} x {kind}" if self.local_replicas > 1 else kind
 
@@ -191,7 +191,7 @@ class Runtime:
 
 
 def set_up_tensorflow() -> None:
-    """What every process that computes asks of TensorFlow, before anything else uses it; twice is once."""
+    """Sets TensorFlow's options in a process that computes, before anything uses it; twice is once."""
     # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
     tf.config.optimizer.set_experimental_options({"remapping": False})
     # float32 is to mean that on GPUs, too: by default Ampere and later round convolutions to ten bits.
@@ -315,7 +315,7 @@ def resolve_precision(name: str, system: Path = Path("/"), *, small: bool = Fals
 
 
 def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
-    """What an error of TensorFlow's means for the user: a PeerError where another worker is to blame.
+    """The error for the user that one of TensorFlow's means: a PeerError where another worker is to blame.
 
     `missing` is asked who is missing, as the beginning of a sentence, then.
     """

@@ -48,12 +48,12 @@ class TFConfig:
 
     @property
     def num_workers(self) -> int:
-        """How many processes train together; evaluators are not among them."""
+        """The number of processes that train together; evaluators are not among them."""
         return len(self.workers)
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this process only follows the run's checkpoints."""
+        """True if this process only follows the run's checkpoints."""
         return self.task_type == "evaluator"
 
     @property
@@ -65,7 +65,7 @@ class TFConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes the run's files: the chief, or worker 0 where no chief is named."""
+        """True if this process writes the run's files: the chief, or worker 0 where no chief is named."""
         return not self.is_evaluator and self.worker == 0
 
     @property
@@ -75,7 +75,7 @@ class TFConfig:
         return addresses[self.task_index] if addresses else None
 
     def name(self, worker: int) -> str:
-        """What messages call a worker: "worker 1 (b:2222)"."""
+        """The name of a worker in messages: "worker 1 (b:2222)"."""
         return f"worker {worker} ({self.workers[worker]})"
 
     def to_json(self) -> str:

@@ -46,7 +46,7 @@ _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a worker's file says."""
+    """The content of a worker's file."""
 
     phases: int
     """Phases begun so far. All workers go through the same ones, so the lowest number is behind."""
@@ -55,7 +55,7 @@ class Heartbeat:
     update: int
     phase: str
     at: str
-    """Where its main thread is."""
+    """The place in the code where its main thread is."""
     age: float
     """Seconds since the last beat."""
     signs: int
@@ -152,7 +152,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """For what has no steps and takes any time, a download say: inside, each second counts as a step."""
+        """Surrounds what has no steps and takes any time, a download say: each second counts as a step."""
         self._unhurried = True
         try:
             yield
@@ -173,7 +173,7 @@ class Watchdog:
             self._folder.rmdir()  # by the last one
 
     def missing(self) -> str:
-        """Who is missing, as the beginning of a sentence, after TensorFlow has lost a connection.
+        """Tells who is missing, as the beginning of a sentence, after TensorFlow has lost a connection.
 
         The watching ends here: the process is about to end anyway.
         """
