@@ -80,10 +80,10 @@ def main(options: Options) -> None:
         found.append((task, train([*task.flags, *more], seeds, options.logdir)))
     Console().print(_table(found))
     if options.plot:
-        from tfrl.reporting import comparison, plots
+        from tfrl.reporting import comparison, curve_plots
 
         groups = comparison.group([run for _, of_task in found for run in of_task])
-        plots.learning_curves(groups).savefig(options.plot, dpi=120)
+        curve_plots.learning_curves(groups).savefig(options.plot, dpi=120)
 
 
 def train(flags: Sequence[str], seeds: Sequence[int], logdir: str) -> list[runs.Run]:

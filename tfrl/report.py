@@ -50,7 +50,7 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     Raises:
       UserError: the folder cannot be written in.
     """
-    from tfrl.reporting import comparison, page, plots
+    from tfrl.reporting import comparison, curve_plots, page
 
     groups = comparison.group(loaded)
     for note in comparison.notes(groups):
@@ -76,21 +76,21 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
         raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
     for run in loaded:
         try:
-            plots.save_learning_curve(run)
+            curve_plots.save_learning_curve(run)
         except OSError as error:  # a run of somebody else's, say
             tell(f"warning: cannot write the learning curve in {run.path}: {files.reason(error)}.")
     return written
 
 
 def _pictures() -> dict[str, Callable]:
-    from tfrl.reporting import plots
+    from tfrl.reporting import curve_plots, score_plots
 
     return {
-        "learning_curves": plots.learning_curves,
-        "final_scores": plots.final_scores,
-        "generalization_gap": plots.level_gap,
-        "performance_profiles": plots.performance_profiles,
-        "training": plots.training,
+        "learning_curves": curve_plots.learning_curves,
+        "final_scores": score_plots.final_scores,
+        "generalization_gap": score_plots.level_gap,
+        "performance_profiles": score_plots.performance_profiles,
+        "training": curve_plots.training,
     }
 
 

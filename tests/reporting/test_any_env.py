@@ -13,7 +13,7 @@ from tfrl.config import drac
 from tfrl.config.ppo import PRESETS, Config
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
-from tfrl.reporting import comparison, plots, runs
+from tfrl.reporting import comparison, curve_plots, runs
 from tfrl.reporting.page import render
 from tfrl.run import results
 
@@ -105,7 +105,7 @@ def test_algorithms_are_told_apart(tmp_path):
     differing = comparison.differences([ours[0], theirs])
     assert differing["algorithm"] == ["ppo", "other"] and differing["tau"] == ["-", "0.1"]
     assert "<td>other</td>" in render([*ours, theirs], groups, {})
-    titles = [ax.get_title() for ax in plots.training(comparison.group([theirs])).axes]
+    titles = [ax.get_title() for ax in curve_plots.training(comparison.group([theirs])).axes]
     assert "policy loss" in titles and "first ratio error" in titles, "all of its metrics, by their names"
 
 
@@ -159,12 +159,12 @@ def test_a_run_that_was_solved_early_is_done(tmp_path):
 def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
     settings = {} if env == "fruitbot" else _GYMNASIUM | {"run_name": "run"}
     run = runs.load(make_run(tmp_path, env, total_steps=40_000, **settings))
-    returns = plots.learning_curve(run).axes[0]
+    returns = curve_plots.learning_curve(run).axes[0]
     assert len(returns.lines) == lines
     np.testing.assert_array_equal(
         returns.lines[-1].get_ydata()[-1], run.final_return("test" if lines == 2 else "train")
     )
-    path = plots.save_learning_curve(run)
+    path = curve_plots.save_learning_curve(run)
     before = path.stat().st_mtime_ns
-    plots.save_learning_curve(run)
+    curve_plots.save_learning_curve(run)
     assert path.stat().st_mtime_ns == before, "nothing new"

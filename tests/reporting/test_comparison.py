@@ -10,7 +10,7 @@ from made_runs import make_run
 
 from tfrl import report
 from tfrl.envs.published import published_curve
-from tfrl.reporting import comparison, page, plots, runs
+from tfrl.reporting import comparison, curve_plots, page, runs, score_plots
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_statistics_over_games_of_other_lengths_say_so(make):
 
 
 def test_curves_of_seeds_end_together_and_go_on_alone(make):
-    figure = plots.learning_curves(comparison.group([make(seed=1), make(seed=2, updates=30)]))
+    figure = curve_plots.learning_curves(comparison.group([make(seed=1), make(seed=2, updates=30)]))
     (panel,) = figure.axes
     mean, *alone = (
         line for line in panel.lines if line.get_linestyle() == "-" and line.get_color() != "#8A8A8A"
@@ -160,7 +160,7 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
     figures = {}
     for steps in (100_000, 1_000_000):  # the published test curves begin at 163,840
         run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
-        figures[steps] = plots.learning_curves(comparison.group([run]))
+        figures[steps] = curve_plots.learning_curves(comparison.group([run]))
     labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
     assert "train-procgen (published), training levels" in labels[100_000]
     assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
@@ -168,9 +168,9 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
 
 def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
     every = [make(env="coinrun", total_steps=40_000, num_levels=0), make(env="maze", total_steps=40_000)]
-    figure = plots.level_gap(comparison.group(every))
+    figure = score_plots.level_gap(comparison.group(every))
     assert [label.get_text().split()[0] for label in figure.axes[0].get_yticklabels()] == ["maze"]
-    assert plots.level_gap(comparison.group(every[:1])) is None
+    assert score_plots.level_gap(comparison.group(every[:1])) is None
 
 
 @pytest.mark.parametrize(
@@ -183,5 +183,5 @@ def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
 )
 def test_the_value_loss_is_named_as_it_is_computed(make, clip_value, what):
     loaded = [make(total_steps=40_000, clip_value=clip) for clip in clip_value]
-    figure = plots.training(comparison.group(loaded))
+    figure = curve_plots.training(comparison.group(loaded))
     assert figure.axes[1].get_title() == f"value loss ({what})"

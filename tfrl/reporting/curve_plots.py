@@ -1,0 +1,236 @@
+"""Pictures of curves against env steps: returns, episode lengths, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from tfrl.envs.published import published_curve
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.reporting import intervals
+from tfrl.reporting.comparison import Group, variants
+from tfrl.reporting.plot_style import (
+    GREY,
+    color_of,
+    dash_of,
+    dot,
+    legend,
+    marker_of,
+    panels,
+    several_seeds,
+    styled,
+)
+from tfrl.reporting.runs import Run, published_applies
+from tfrl.run import files
+from tfrl.run.folder import RESULTS_FILE
+from tfrl.run.metrics import PROGRESS_FILE
+
+_PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}  # of the grey curves, by level set
+_PLAIN = "while training", "evaluation"  # of curves that are not all of games with levels
+
+
+@styled
+def learning_curves(groups: Sequence[Group]) -> Figure | None:
+    """Draws episode return against env steps, a panel an env, with the published curves of the same task."""
+    games = _by_game(groups)
+    figure, axes = panels(len(games), width=4.6, height=3.1)
+    names = variants(groups)
+    for ax, ((env, mode), members) in zip(axes, games.items(), strict=False):
+        end = max(run.env_steps for g in members for run in g.runs)
+        for level_set in _published_level_sets(members):
+            _published_curve(ax, env, level_set, end)
+        for g in members:
+            _own_curves(ax, g, names.index(g.label))
+        ax.set_title(env if mode == "easy" else f"{env} ({mode})")
+        ax.set_xlim(0, end * 1.03 or 1)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+    figure.supxlabel("env steps")
+    figure.supylabel("episode return (raw reward)")
+    legend(figure, _curve_handles(groups, names))
+    return figure
+
+
+@styled
+def learning_curve(run: Run) -> Figure:
+    """Draws one run's returns and episode lengths against env steps, while training and in evaluations."""
+    config = run.config
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6))
+    for ax, name in zip(axes, ("return", "length"), strict=True):
+        ax.plot(*run.points(f"rollout/episode_{name}"), color=color_of(0), label="while training")
+        for v, level_set in enumerate(reversed(config.level_sets), start=1):
+            title = level_set_title(config.env, level_set)
+            style = {"color": color_of(v), "marker": marker_of(v), "markersize": 4, "linestyle": dash_of(v)}
+            if name == "length":
+                ax.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
+                continue
+            _band(ax, run, level_set, color_of(v))
+            label = title if title == "evaluation" else f"evaluation, {title}"
+            ax.plot(*run.evaluations(level_set), label=label, **style)
+        what = "episode return (raw reward)" if name == "return" else "episode length (env steps)"
+        ax.set_title(f"{config.env}, seed {config.seed}: {what}")
+        ax.set_xlim(0, run.env_steps * 1.03 or 1)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supxlabel("env steps")
+    legend(figure, axes[0].get_legend_handles_labels()[0])
+    return figure
+
+
+def save_learning_curve(run: Run) -> Path:
+    """Writes `plots/learning_curve.png` in the run's folder, unless it is there and newer than its progress.
+
+    Returns its path. Raises OSError where it cannot be written.
+    """
+    path = run.path / "plots" / "learning_curve.png"
+    sources = [run.path / name for name in (PROGRESS_FILE, RESULTS_FILE)]
+    newest = max((file.stat().st_mtime for file in sources if file.exists()), default=0.0)
+    if not path.exists() or path.stat().st_mtime <= newest:
+        files.make_folder(path.parent)
+        with files.replacing(path) as staged:
+            learning_curve(run).savefig(staged)
+    return path
+
+
+def _band(ax: Axes, run: Run, level_set: str, color: str) -> None:
+    """Draws a deviation of the episodes' returns on both sides of an evaluation's mean."""
+    (at, mean), (there, deviation) = (
+        run.points(f"eval_{level_set}/{name}") for name in ("return", "return_std")
+    )
+    if len(at) and np.array_equal(at, there):
+        ax.fill_between(at, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
+
+
+_OF_ALL_ALGORITHMS = {
+    "rollout/episode_length": "episode length (env steps)",
+    "time/env_steps_per_second": "throughput (env steps/s)",
+}
+_MOST_LINES = 6
+
+
+def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
+    """The metrics to draw, by what the settings of each algorithm say of them."""
+    titles: dict[str, str] = {}
+    for run in runs:
+        of_run = run.config.metric_titles or {
+            name: name.removeprefix("train/").replace("_", " ")
+            for name in run.progress
+            if name.startswith("train/")
+        }
+        for column, title in of_run.items():
+            if titles.setdefault(column, title) != title:
+                titles[column] = f"{title.partition(' (')[0]} (not the same in all runs)"
+    return titles | _OF_ALL_ALGORITHMS
+
+
+@styled
+def training(groups: Sequence[Group]) -> Figure | None:
+    """Draws losses, KL, entropy and throughput against env steps: a line a run, by variant where many."""
+    names, runs = variants(groups), [run for g in groups for run in g.runs]
+    titles = _training_titles(runs)
+    figure, axes = panels(len(titles), width=3.7, height=2.5, columns=3)
+    end = max(run.env_steps for run in runs)
+    if len(runs) > _MOST_LINES:  # no mean: runs of different games and lengths have none
+        styles = [names.index(g.label) for g in groups for _ in g.runs]
+        labels = [f"{name}, a line for each of {styles.count(v)}" for v, name in enumerate(names)]
+        width = {"linewidth": 0.7, "alpha": max(0.25, min(0.6, 6 / len(runs)))}
+    else:
+        styles, labels, width = range(len(runs)), [run.name for run in runs], {"linewidth": 1.2}
+    for ax, (column, title) in zip(axes, titles.items(), strict=True):
+        for run, v in zip(runs, styles, strict=True):
+            ax.plot(*run.points(column), color=color_of(v), linestyle=dash_of(v), **width)
+        ax.set_title(title)
+        ax.set_xlim(0, end * 1.03)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    figure.supxlabel("env steps")
+    lines = enumerate(labels)
+    legend(
+        figure, [Line2D([], [], color=color_of(v), linestyle=dash_of(v), label=label) for v, label in lines]
+    )
+    return figure
+
+
+# Parts of panels
+
+
+def _own_curves(ax: Axes, g: Group, v: int) -> None:
+    curves = [run.points("rollout/episode_return") for run in g.runs]
+    steps, mean, low, high = intervals.over_seeds(curves)
+    ax.plot(steps, mean, color=color_of(v), linestyle=dash_of(v))
+    if len(g.runs) > 1:
+        ax.fill_between(steps, low, high, color=color_of(v), alpha=0.18, linewidth=0)
+        for alone in curves:
+            ax.plot(*_beyond(alone, steps), color=color_of(v), linestyle=dash_of(v), linewidth=0.7)
+    evaluations = [run.evaluations("test") for run in g.runs]
+    steps, values = intervals.at_shared_steps(evaluations)
+    marker = {"color": color_of(v), "marker": marker_of(v), "markerfacecolor": "white", "linestyle": ""}
+    marker |= {"clip_on": False, "zorder": 4}
+    mean = values.mean(axis=0)
+    spread = np.stack([mean - values.min(0), values.max(0) - mean]) if len(g.runs) > 1 else None
+    if len(steps):
+        ax.errorbar(steps, mean, spread, markeredgewidth=1.5, capsize=2, **marker)
+    for at, alone in evaluations:
+        others = ~np.isin(at, steps)
+        if others.any():  # unclipped, nothing at all would have no place in the layout
+            ax.plot(at[others], alone[others], markersize=3.5, **marker)
+
+
+def _beyond(curve: tuple[np.ndarray, np.ndarray], steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a run's curve with NaN where all seeds are, between `steps` [P], so that no line is drawn."""
+    at, values = curve
+    shared = (at > steps[0]) & (at < steps[-1]) if len(steps) else np.zeros(len(at), bool)
+    return at, np.where(shared, np.nan, values)
+
+
+def _published_curve(ax: Axes, env: str, level_set: str, end: float) -> None:
+    steps, runs = published_curve(env, level_set)
+    shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
+    steps, runs = steps[shown], runs[:, shown]
+    ax.fill_between(steps, runs.min(0), runs.max(0), color=GREY, alpha=0.22, linewidth=0)
+    ax.plot(steps, runs.mean(0), color=GREY, linestyle=_PUBLISHED_DASHES[level_set], linewidth=1.3)
+
+
+def _published_level_sets(groups: Sequence[Group]) -> list[str]:
+    """The level sets on which the published curve of the same task begins before one of the groups ends."""
+    ends = [
+        (g.env, max(run.env_steps for run in g.runs)) for g in groups if published_applies(g.runs[0].config)
+    ]
+    return [s for s in LEVEL_SETS if any(published_curve(env, s)[0][0] <= end for env, end in ends)]
+
+
+def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D | Patch]:
+    handles: list[Line2D | Patch] = []
+    games = all(TRAIN in g.level_sets for g in groups)
+    training, evaluated = ("training levels", "unseen levels (evaluation)") if games else _PLAIN
+    for v, name in enumerate(names):
+        line = Line2D([], [], color=color_of(v), linestyle=dash_of(v), label=f"{name}, {training}")
+        handles += [line, dot(color_of(v), marker_of(v), f"{name}, {evaluated}", False)]
+    published_env = next((g.env for g in groups if TRAIN in g.level_sets), "")
+    for level_set in _published_level_sets(groups):
+        label = f"train-procgen (published), {level_set_title(published_env, level_set)}"
+        dash = _PUBLISHED_DASHES[level_set]
+        handles.append(Line2D([], [], color=GREY, linestyle=dash, label=label))
+    if several_seeds(groups) or len(handles) > 2 * len(names):
+        handles.append(Patch(color="#CCCCCC", label="band: least to greatest seed"))
+    if any(len({run.env_steps for run in g.runs}) > 1 for g in groups):
+        thin = Line2D(
+            [], [], color="black", linewidth=0.7, marker="o", markersize=3.5, markerfacecolor="white"
+        )
+        thin.set_label("thin line, small marker: one seed, where not all are")
+        handles.append(thin)
+    return handles
+
+
+def _by_game(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
+    games: dict[tuple[str, str], list[Group]] = {}
+    for g in groups:
+        games.setdefault((g.env, g.mode), []).append(g)
+    return games

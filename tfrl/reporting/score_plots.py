@@ -1,0 +1,191 @@
+"""Pictures of final scores: by game, on training and on unseen levels, and over all games."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from tfrl.envs.registry import LEVEL_SETS, level_set_title
+from tfrl.reporting import intervals
+from tfrl.reporting.comparison import Group, published_scores, variants
+from tfrl.reporting.plot_style import (
+    GREY,
+    color_of,
+    dash_of,
+    dot,
+    legend,
+    marker_of,
+    several_seeds,
+    styled,
+    tick,
+)
+
+
+@styled
+def level_gap(groups: Sequence[Group]) -> Figure | None:
+    """Draws final normalised scores on training and on unseen levels, and how far apart they are, by game.
+
+    None where no group has both: where training plays all levels, none are unseen.
+    """
+    groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
+    groups = [g for g in groups if g.runs[0].config.has_unseen_levels]
+    if not groups:
+        return None
+    figure, ax = plt.subplots(figsize=(8.2, 1.5 + 0.5 * len(groups)))
+    names = variants(groups)
+    for y, g in enumerate(groups):
+        published = published_scores(g)
+        if published:
+            _dumbbell(ax, y - 0.2, published, GREY, "d", size=5)
+        scores = {s: g.scores(s) for s in LEVEL_SETS}
+        v = names.index(g.label)
+        _dumbbell(ax, y + 0.12, scores, color_of(v), marker_of(v), size=8)
+        gap = scores["train"].mean() - scores["test"].mean()
+        ax.annotate(
+            f"gap {round(gap, 2) + 0.0:+.2f}",  # no -0.00
+            (1.0, y),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    _game_axis(ax, groups, names)
+    ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
+    handles = [dot(color_of(v), marker_of(v), f"{name}, training levels") for v, name in enumerate(names)]
+    handles += [
+        dot(color_of(v), marker_of(v), f"{name}, unseen levels", False) for v, name in enumerate(names)
+    ]
+    handles += _published_dots(groups)
+    legend(figure, handles)
+    return figure
+
+
+@styled
+def final_scores(groups: Sequence[Group]) -> Figure | None:
+    """Draws final normalised scores on unseen levels by game, each seed, bootstrap intervals and the IQM."""
+    groups = [g for g in groups if g.scores("test").size]
+    if not groups:
+        return None
+    names = variants(groups)
+    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.45 * (len(groups) + len(names))))
+    ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
+    for y, g in enumerate(groups):
+        published = published_scores(g)
+        if published:
+            _interval(ax, y - 0.2, [published["test"]], intervals.mean, GREY, "d")
+        v = names.index(g.label)
+        _interval(ax, y + 0.12, [g.scores("test")], intervals.mean, color_of(v), marker_of(v))
+    _game_axis(ax, groups, names)
+    if len({g.env for g in groups}) > 1:
+        _over_games(ax, groups, names)
+    text = "mean over seeds" if several_seeds(groups) else "one seed"
+    handles = [dot(color_of(v), marker_of(v), f"{name}, {text}") for v, name in enumerate(names)]
+    if several_seeds(groups):
+        handles += [Line2D([], [], color="black", linewidth=1.4, label="95% stratified bootstrap interval")]
+        handles += [tick("one seed")]
+    if any(map(published_scores, groups)):
+        handles += [dot(GREY, "d", "train-procgen (published) at as many env steps")]
+    legend(figure, handles)
+    return figure
+
+
+@styled
+def performance_profiles(groups: Sequence[Group]) -> Figure | None:
+    """Draws the share of runs above each normalised score, on training and on unseen levels."""
+    groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
+    if not groups:
+        return None
+    names = variants(groups)
+    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS])
+    ends = min(0.0, float(every.min()) - 0.02), max(1.0, float(every.max()) + 0.05)
+    thresholds = np.linspace(*ends, 201)
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
+    for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
+        published = [p[level_set] for p in map(published_scores, groups) if p]
+        if published:
+            share = intervals.performance_profile(published, thresholds)
+            ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
+        for v, name in enumerate(names):
+            scores = [g.scores(level_set) for g in groups if g.label == name]
+            share = intervals.performance_profile(scores, thresholds)
+            ax.step(thresholds, share, color=color_of(v), linestyle=dash_of(v), where="post")
+            if max(map(len, scores)) > 1:
+                low, high = intervals.profile_band(scores, thresholds)
+                ax.fill_between(
+                    thresholds, low, high, step="post", color=color_of(v), alpha=0.18, linewidth=0
+                )
+        ax.set_title(level_set_title(groups[0].env, level_set))
+        ax.set_xlabel("normalised score \u03c4")
+        ax.set_ylim(-0.02, 1.02)
+    axes[0].set_ylabel("share of runs with a score above \u03c4")
+    handles = [Line2D([], [], color=color_of(v), linestyle=dash_of(v), label=n) for v, n in enumerate(names)]
+    if several_seeds(groups):
+        handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
+    if any(map(published_scores, groups)):
+        label = "train-procgen (published) at as many env steps"
+        handles.append(Line2D([], [], color=GREY, linewidth=2.6, label=label))
+    legend(figure, handles)
+    return figure
+
+
+# Parts of panels
+
+
+def _over_games(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
+    """Draws the interquartile mean over the games below them, a row a variant."""
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    for v, name in enumerate(names):
+        y = len(groups) + v + 0.3
+        members = [g for g in groups if g.label == name]
+        published = [p["test"] for p in map(published_scores, members) if p]
+        if len(published) == len(members):
+            _interval(ax, y - 0.2, published, intervals.iqm, GREY, "d")
+        _interval(ax, y + 0.12, [g.scores("test") for g in members], intervals.iqm, color_of(v), marker_of(v))
+        labels.append("IQM over games" if len(names) == 1 else f"IQM over games\n{name}")
+    ax.axhline(len(groups) - 0.35, color="black", linewidth=0.8)
+    ax.set_yticks([*range(len(groups)), *(len(groups) + v + 0.3 for v in range(len(names)))], labels)
+    ax.set_ylim(len(groups) + len(names) - 0.1, -0.6)
+
+
+def _interval(
+    ax: Axes, y: float, scores: Sequence[np.ndarray], statistic: intervals.Statistic, color: str, marker: str
+) -> None:
+    """Draws a statistic with its bootstrap interval, and a tick for each run of a single game."""
+    low, high = intervals.stratified_bootstrap(scores, statistic)
+    ax.plot([low, high], [y, y], color=color, linewidth=1.4)
+    ax.plot(statistic(intervals.pooled(scores)), y, color=color, marker=marker, markersize=7, linestyle="")
+    if len(scores) == 1 and len(scores[0]) > 1:
+        ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=color, markersize=9)
+
+
+def _dumbbell(
+    ax: Axes, y: float, scores: dict[str, np.ndarray], color: str, marker: str, *, size: float
+) -> None:
+    ends = [float(scores[s].mean()) for s in LEVEL_SETS]
+    ax.plot(ends, [y, y], color=color, linewidth=1.4, zorder=2)
+    for x, face in zip(ends, (color, "white"), strict=True):
+        ax.plot(x, y, marker=marker, color=color, markerfacecolor=face, markersize=size, markeredgewidth=1.4)
+
+
+def _game_axis(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
+    labels = [g.env if len(names) == 1 else f"{g.env}\n{g.label}" for g in groups]
+    ax.set_yticks(range(len(groups)), labels)
+    ax.set_ylim(len(groups) - 0.4, -0.6)
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    ax.grid(axis="y", visible=False)
+
+
+def _published_dots(groups: Sequence[Group]) -> list[Line2D]:
+    if not any(map(published_scores, groups)):
+        return []
+    name = "train-procgen (published) at as many env steps"
+    return [
+        dot(GREY, "d", f"{name}, training levels"),
+        dot(GREY, "d", f"{name}, unseen levels", False),
+    ]
