@@ -114,7 +114,7 @@ def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
     for game in ("fruitbot", "bigfish"):
         for seed in (1, 2):
             make_run(tmp_path / "ppo", game, seed, total_steps=40_000)
-            make_run(tmp_path / "drac", game, seed, total_steps=40_000, kind=drac.Config)
+            make_run(tmp_path / "drac", game, seed + 2, total_steps=40_000, kind=drac.Config)
     make_run(tmp_path / "ppo", "coinrun", 1, total_steps=40_000)
     folders = [tmp_path / "ppo", tmp_path / "drac"]
     assert report.main([*map(str, folders)]) == 0
