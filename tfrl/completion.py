@@ -13,7 +13,7 @@ from typing import Any
 
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import flag
+from tfrl.cli.flags import flag, without_none
 from tfrl.cli.settings import Reader
 
 _TOOLS = ("evaluate", "record", "report", "status", "suite", "collect")
@@ -94,6 +94,7 @@ def _of_reader(reader: Reader) -> dict[str, list[str]]:
 def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, list[str]]:
     flags: dict[str, list[str]] = {}
     for name, kind in kinds.items():
+        kind = without_none(kind)
         flags[flag(name)] = list(typing.get_args(kind)) if typing.get_origin(kind) is typing.Literal else []
         if kind is bool:
             flags[flag(f"no_{name}")] = []

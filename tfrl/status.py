@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl.cli import command_line, endings
+from tfrl.cli import command_line, endings, words
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
 from tfrl.run import lock
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    words, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
-    folder = Path(command_line.one(words or ["logs"], "folder of runs", _USAGE))
+    places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
+    folder = Path(command_line.one(places or ["logs"], "folder of runs", _USAGE))
     found = runs.find([folder])
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
@@ -68,7 +68,7 @@ def row(run: runs.Run, now: float) -> list[str]:
         f"{run.env_steps / total:.0%}",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{speeds.mean():.0f}" if speeds.size else "-",
-        "-" if left is None else _duration(left),
+        "-" if left is None else words.duration(left),
         str(saved[-1]) if saved else "-",
     ]
 
@@ -84,11 +84,6 @@ def _state(run: runs.Run, now: float) -> str:
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS
     return "running" if held else "interrupted"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tfrl.cli.settings import (
     Reader,
     check_folder_names,
     check_ranges,
-    in_words,
+    preset_in_words,
 )
 
 
@@ -259,7 +259,7 @@ READER = Reader(
     check=validate,
     prog="python -m resnet.train",
     summary="Train a network of the zoo on labelled images.\n\n"
-    f"Preset he-cifar10: {in_words(PRESETS['he-cifar10'])}.",
+    f"Preset he-cifar10: {preset_in_words(PRESETS['he-cifar10'])}.",
     before={"weight_decay": 2e-4},
 )
 parse, from_yaml = READER.parse, READER.from_yaml

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from resnet.catalog import OWN
 from resnet.supervised.download import quick_to_fail
+from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.run.rng import Use, generator
 from tfrl.workers import machine
@@ -175,8 +176,8 @@ def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
     there = machine.memory()
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
-            f"the images of {name} ({part}) take {machine.in_words(needed)}, and there are "
-            f"{machine.in_words(there)} of memory here; a smaller --image-size makes them fit."
+            f"the images of {name} ({part}) take {words.size(needed)}, and there are "
+            f"{words.size(there)} of memory here; a smaller --image-size makes them fit."
         )
 
 

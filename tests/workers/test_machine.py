@@ -79,7 +79,3 @@ def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
         assert done.stdout.split() == [str(2**30)], done.stderr
     finally:
         group.rmdir()
-
-
-def test_sizes_for_people():
-    assert [machine.in_words(n) for n in (999, 201_326_592, 2.5e9)] == ["999 bytes", "201 MB", "2.5 GB"]

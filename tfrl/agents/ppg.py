@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.agents.ppo import PPOAgent
+from tfrl.cli import words
 from tfrl.config.ppg import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
-from tfrl.workers import machine
 from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam
 from tfrl.workers.strategy import Runtime
@@ -69,9 +69,9 @@ class PPGAgent(PPOAgent):
         """Descriptions of a phase, by title."""
         config, size = self._config, self._config.phase_bytes
         passes = f"every {config.policy_updates} updates, {config.aux_epochs} epochs of minibatches of "
-        disk = f"{machine.in_words(size)} of rollouts in {config.run_dir / 'phase'}"
+        disk = f"{words.size(size)} of rollouts in {config.run_dir / 'phase'}"
         if config.phases_kept > 1:
-            disk += f", at times {machine.in_words(config.phases_kept * size)}"
+            disk += f", at times {words.size(config.phases_kept * size)}"
         rows = f"{config.auxiliary_step.rows_per_step:,}"
         return super().summary | {"auxiliary phase": passes + rows, "disk": disk}
 

@@ -36,12 +36,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
+def without_none(kind: Any) -> Any:
+    """Returns T for a type `T | None`, the only union that settings use, and any other type as it is."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):  # of a Literal, the latter
+        return kind
+    (closed,) = set(typing.get_args(kind)) - {types.NoneType}
+    return closed
+
+
 def coerce(value: Any, kind: Any, where: str) -> Any:
     """`value`, text or from YAML, as a field of type `kind`; `where` names the setting in the UserError."""
-    if isinstance(kind, types.UnionType):  # `T | None`, the only kind of union that settings use
+    if (closed := without_none(kind)) is not kind:
         if value is None or str(value).lower() in ("none", "null"):
             return None
-        return coerce(value, typing.get_args(kind)[0], where)
+        return coerce(value, closed, where)
     if typing.get_origin(kind) is typing.Literal:
         return _choice(value, typing.get_args(kind), where)
     readers = {bool: _bool, int: _int, float: _float, str: _str}

@@ -215,7 +215,7 @@ class Reader(Generic[Settings]):
         raise SystemExit(0)
 
     def _preset_help(self, name: str) -> str:
-        changes, summary = in_words(self.presets[name]), self.preset_summaries.get(name, "")
+        changes, summary = preset_in_words(self.presets[name]), self.preset_summaries.get(name, "")
         return f"{name}{summary and f' ({summary})'}{changes and f': {changes}'}."
 
 
@@ -226,7 +226,7 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(named | dataclasses.asdict(config), sort_keys=False)
 
 
-def in_words(preset: Mapping[str, Any]) -> str:
+def preset_in_words(preset: Mapping[str, Any]) -> str:
     """The settings that a preset changes, as flags' names and values."""
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
 

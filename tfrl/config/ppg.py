@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config import ppo
@@ -18,7 +19,6 @@ from tfrl.config.ppo import PPO, multiples_near
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
-from tfrl.workers import machine
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Config(PPG, ppo.Config):
         if needed > free:
             raise UserError(
                 f"up to {rollouts} rollouts of --policy-updates {self.policy_updates} take "
-                f"{machine.in_words(needed)} of disk, and {there} has {machine.in_words(free)}; lower "
+                f"{words.size(needed)} of disk, and {there} has {words.size(free)}; lower "
                 "--policy-updates or --checkpoint-every, or choose another --logdir."
             )
 

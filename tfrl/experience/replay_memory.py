@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.workers import machine
@@ -31,6 +32,6 @@ def check_memory(config: Any, workers: int) -> None:
     fits = int(0.8 * memory / needed * config.replay_size)
     fits -= fits % 10 ** (len(str(fits)) - 1)  # one digit, rounded down
     raise UserError(
-        f"--replay-size {config.replay_size} needs {machine.in_words(needed)}{share}, and there are "
-        f"{machine.in_words(memory)} of memory here; {fits} would fit."
+        f"--replay-size {config.replay_size} needs {words.size(needed)}{share}, and there are "
+        f"{words.size(memory)} of memory here; {fits} would fit."
     )

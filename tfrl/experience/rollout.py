@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.workers import machine
@@ -93,9 +94,9 @@ def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -
 
 def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> UserError:
     """Says that this worker's rollouts do not fit into its memory, and what would make them smaller."""
-    needed = machine.in_words(observation_bytes(spec, num_envs * num_steps // workers))
+    needed = words.size(observation_bytes(spec, num_envs * num_steps // workers))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
         f"--num-envs {num_envs} x --num-steps {num_steps} fill {needed} with observations{share}, and there "
-        f"are {machine.in_words(machine.memory())} of memory here; lower either."
+        f"are {words.size(machine.memory())} of memory here; lower either."
     )

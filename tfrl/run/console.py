@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tfrl.cli import words
 from tfrl.cli.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
@@ -186,9 +187,9 @@ class Progress:
     def eta_text(self) -> str:
         """The time left, "ETA --" while nothing is known of it or it is over, or the time it took."""
         if self.fraction == 1.0:
-            return f"took {_duration(self.elapsed)}"
+            return f"took {words.duration(self.elapsed)}"
         left = self.seconds_left
-        return f"ETA {_duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
+        return f"ETA {words.duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
 
     def metric_texts(self) -> list[str]:
         """Texts for the metrics of the last update that are worth showing; none before the first."""
@@ -327,17 +328,7 @@ def _render(progress: Progress, width: int) -> RenderableType:
         bar.add_column(no_wrap=True, justify="right")
     bar.add_row(ProgressBar(total=1.0, completed=progress.fraction), *texts)
     phase = f"{progress.phase:<10}"  # as wide as "collecting", so that what follows stands still
-    parts = [phase, *progress.metric_texts(), f"elapsed {_duration(progress.elapsed)}"]
+    parts = [phase, *progress.metric_texts(), f"elapsed {words.duration(progress.elapsed)}"]
     while len(parts) > 1 and len(" · ".join(parts)) > width:
         parts.pop()
     return Group(bar, Text(" · ".join(parts), "dim", no_wrap=True, overflow="ellipsis"))
-
-
-def _duration(seconds: float) -> str:
-    """The two largest units: "35 s", "48 min", "2 h 05 min", "3 d 04 h"."""
-    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86_400))
-    if seconds < 60:
-        return f"{int(seconds)} s"
-    if seconds < 3600:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60:02d} min" if days == 0 else f"{days} d {hours % 24:02d} h"

@@ -84,11 +84,3 @@ def _numbers(file: Path) -> list[int]:
         return [int(word) for word in file.read_text().split()]
     except (OSError, ValueError):
         return []
-
-
-def in_words(size: float) -> str:
-    """A number of bytes for people: 2.8 GB."""
-    units = ["bytes", "kB", "MB", "GB", "TB", "PB"]
-    while size >= 1000 and len(units) > 1:
-        size, _ = size / 1000, units.pop(0)
-    return f"{size:.3g} {units[0]}"
