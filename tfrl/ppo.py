@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
     return command.run(
         READER,
         arguments,
-        learner="tfrl.training.on_policy:OnPolicyLearner",
+        learner="tfrl.training.actor_learner:learner_of_settings",
         agent="tfrl.agents.ppo:PPOAgent",
     )
 

@@ -11,7 +11,6 @@ from tfrl.agents.impala import ImpalaAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.config.impala import Config
 from tfrl.experience.collector import Collector
-from tfrl.run import rng
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
@@ -26,7 +25,7 @@ FIELDS = ("observations", "actions", "rewards", "first", "truncated")
 def small(**changes):
     defaults = {"env": "catch", "run_name": "small", "torso": "cookbook", "precision": "float32"}
     sizes = {"num_levels": 0, "num_envs": 8, "num_steps": 12, "num_minibatches": 2, "total_steps": 10_000}
-    return Config(**{**defaults, **sizes, "gamma": 0.97, "env_threads": 1, **changes})
+    return Config(**{**defaults, **sizes, "gamma": 0.97, "lag": 1, "env_threads": 1, **changes})
 
 
 @pytest.fixture
@@ -212,7 +211,7 @@ def test_each_rollout_is_acted_by_the_weights_of_lag_updates_before(learner, lag
     policy = ActorCriticBehavior(config, "float32", at_once=1)
     for update, (found, metrics, _) in enumerate(history):
         policy.set_weights(history[max(0, update - lag)][2])
-        noise = rng.action_noise(config.seed, update, range(8), 12, policy.draw_noise)
+        noise = policy.draw(update, range(8))
         expected = collector.collect(policy, noise, lambda t: None)
         for name in ("observations", "actions", "first"):
             np.testing.assert_array_equal(found[name], getattr(expected, name)[0], err_msg=name)
@@ -289,7 +288,7 @@ def test_closing_breaks_off_a_rollout(learner):
     env = one.collector._actor._collector._groups[0].env
     act = env.act
     env.act = lambda actions: (time.sleep(0.05), act(actions))
-    one._let_go_on(0)
+    one._ahead._let_go_on(0, one.weights())
     began = time.monotonic()
     one.close()
     assert time.monotonic() - began < 5

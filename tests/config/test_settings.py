@@ -30,7 +30,7 @@ def settings_file(folder, text: str) -> str:
 
 def test_the_defaults_are_the_published_ones():
     config = parse([])
-    assert config == dataclasses.replace(Config(), run_name="coinrun-seed1")
+    assert config == dataclasses.replace(Config(), run_name="coinrun-seed1", lag=0)
     assert (config.env, config.preset, config.total_steps) == ("coinrun", "openai-easy", 25_000_000)
     assert (config.num_envs, config.num_steps, config.epochs, config.num_minibatches) == (64, 256, 3, 8)
     assert (config.lr, config.gamma, config.gae_lambda, config.entropy_coef) == (5e-4, 0.999, 0.95, 0.01)

@@ -143,20 +143,10 @@ class PPOAgent:
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
         if self._config.num_envs <= array_policy.MOST_ENVS and self._arrays.fits:
-            return self._act_in_numpy(observations, noise)
+            return self._arrays.act(observations, noise)
         results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
         actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
         return actions, {"log_prob": log_probs, "value": values}
-
-    def _act_in_numpy(
-        self, observations: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        size = observations.shape[:2]
-        observations, noise = (x.reshape(-1, x.shape[-1]) for x in (observations, noise))
-        parameters, values = self._arrays.policy(observations)
-        actions, log_probs = self.network.distribution.act(parameters, noise)
-        extras = {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
-        return actions.reshape(*size, *actions.shape[1:]), extras
 
     @tf.function(reduce_retracing=True)
     def _act(self, observations: Any, noise: Any) -> Any:

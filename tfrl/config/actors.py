@@ -1,13 +1,39 @@
-"""The settings of actors: threads of this process, or processes of their own, step the training envs."""
+"""The settings of actors: who steps the training envs, and how far ahead of the learner."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Range
+from tfrl.config import run
+
+_MOST_LAG = 64
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The lead of the envs over the learner."""
+
+    lag: int | None = None
+    """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
+    while the network learns; 0: they take turns. None: 1 for IMPALA and with --actors, otherwise 0."""
+    free_running: bool = False
+    """Each rollout is acted by the newest weights that there are as it begins, --lag updates old at the most
+    (2): faster, but no two runs are the same."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """True where rollouts are made apart from the learner: in a thread or by actors."""
+        return bool(self.lag or getattr(self, "actors", 0))
+
+    @property
+    def rollouts_held(self) -> int:
+        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
+        return (self.lag or 0) + 1
 
 
 @dataclass(frozen=True)
@@ -15,16 +41,53 @@ class Actors:
     """The processes that step the envs. The result does not depend on them."""
 
     actors: int = 0
-    """Processes on Ray that step the envs, each its share of them; 0: a thread of this process."""
+    """Processes on Ray that step the envs, each its share of them; 0: this process."""
     ray_address: str | None = None
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
     actor_timeout: float = 600.0
     """Seconds that an actor may take for a rollout before it is replaced."""
 
 
-RANGES = {"actors": Range(0, 1024), "actor_timeout": Range(0, 1e7, above=True)}
+RANGES = {
+    "actors": Range(0, 1024),
+    "actor_timeout": Range(0, 1e7, above=True),
+    "lag": Range(0, _MOST_LAG),
+}
 MAY_CHANGE = frozenset(("actors", "ray_address", "actor_timeout"))
 """Names of the settings that a resumed run may change."""
+
+
+def complete(config: Any, *, alone: int = 0) -> Any:
+    """The settings with what follows from others filled in; `alone` is the lag of a run without actors."""
+    config = run.complete(config)
+    if config.lag is not None:
+        return config
+    lag = 2 if config.free_running else 1 if config.actors else alone
+    return dataclasses.replace(config, lag=lag)
+
+
+def check(config: Any) -> None:
+    """Raises UserError if actors cannot share the envs, or settings ask for actors that there are not."""
+    if config.actors and config.num_envs % config.actors:
+        below = config.num_envs // config.actors * config.actors
+        near = f"{below} or {below + config.actors}" if below else f"{config.actors}"
+        raise UserError(
+            f"--num-envs must be divisible by --actors {config.actors}; got {config.num_envs}; "
+            f"{near} would do."
+        )
+    if config.ray_address is not None and not config.actors:
+        raise UserError("--ray-address needs --actors: without them nothing runs on Ray.")
+    if config.free_running and not config.lag:
+        raise UserError("--free-running needs a --lag of 1 or more, the most that rollouts may be behind.")
+
+
+def check_topology(config: Any, workers: int) -> None:
+    """Raises UserError if actors meet workers."""
+    if config.actors and workers > 1:
+        raise UserError(
+            f"--actors {config.actors} serve a single learner, and TF_CONFIG has {workers} workers, which "
+            "step their own envs: leave --actors out."
+        )
 
 
 def check_installed(config: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE
 from tfrl.config import ppo
+from tfrl.config.actors import Actors, Ahead
 from tfrl.config.ppo import PPO
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
@@ -41,7 +42,7 @@ class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
     algorithm: ClassVar[str] = "drac"
-    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Network)
+    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
 
     @property
     def metric_titles(self) -> dict[str, str]:
@@ -101,7 +102,7 @@ def validate(config: Config) -> None:
 READER = dataclasses.replace(
     ppo.READER,
     kind=Config,
-    sections=(Task, PPO, DrAC, Network, Hardware, Run),
+    sections=(Task, PPO, DrAC, Network, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=ppo.family_preset,

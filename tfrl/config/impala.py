@@ -9,12 +9,10 @@ from typing import Any, ClassVar, Literal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, run
-from tfrl.config.actors import Actors
+from tfrl.config.actors import Actors, Ahead
 from tfrl.config.ppo import check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
-
-_MOST_LAG = 64
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,6 @@ class IMPALA:
     num_minibatches: int = 4
     """Gradient steps of a rollout: each learns from a stretch of num-steps / num-minibatches steps of all
     envs, in the order of time."""
-    lag: int = 1
-    """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
-    while the network learns; 0: they wait for each other."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimizer of the weights; the paper has rmsprop, here without momentum."""
     lr: float = 5e-4
@@ -69,11 +64,11 @@ class IMPALA:
 
 
 @dataclass(frozen=True)
-class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
+class Config(Run, Actors, Ahead, Hardware, Network, IMPALA, Task, RLSettings):
     """All settings of an IMPALA run. One field a flag."""
 
     algorithm: ClassVar[str] = "impala"
-    decisive: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network)
+    decisive: ClassVar[tuple[type, ...]] = (Task, IMPALA, Ahead, Network)
 
     preset: str = "procgen"
     """A whole set of defaults, listed above; flags and files win over it. Without it, the env's own."""
@@ -99,11 +94,6 @@ class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
         return True
 
     @property
-    def rollouts_held(self) -> int:
-        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
-        return self.lag + 1
-
-    @property
     def may_change(self) -> frozenset[str]:
         """The settings that a run may change as it goes on; not its length if the rates depend on it."""
         fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
@@ -117,11 +107,7 @@ class Config(Run, Actors, Hardware, Network, IMPALA, Task, RLSettings):
                 f"--num-envs must be divisible by the number of replicas, {replicas}; "
                 f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
             )
-        if self.actors and workers > 1:
-            raise UserError(
-                f"--actors {self.actors} serve a single learner, and TF_CONFIG has {workers} workers, which "
-                "step their own envs: leave --actors out."
-            )
+        actors.check_topology(self, workers)
 
 
 _GYMNASIUM = {
@@ -176,7 +162,6 @@ RANGES: dict[str, Range] = {
     **actors.RANGES,
     "num_steps": COUNT,
     "num_minibatches": COUNT,
-    "lag": Range(0, _MOST_LAG),
     "lr": POSITIVE,
     "epsilon": POSITIVE,
     "rmsprop_decay": FRACTION,
@@ -215,24 +200,18 @@ def validate(config: Config) -> None:
             f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
             f"{config.num_steps} = {config.steps_per_update}; got {config.total_steps}."
         )
-    if config.actors and config.num_envs % config.actors:
-        raise UserError(
-            f"--num-envs must be divisible by --actors {config.actors}; got {config.num_envs}; "
-            f"{multiples_near(config.num_envs, config.actors)} would do."
-        )
-    if config.ray_address is not None and not config.actors:
-        raise UserError("--ray-address needs --actors: without them nothing runs on Ray.")
+    actors.check(config)
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
 
 
 READER = Reader(
     Config,
-    sections=(Task, IMPALA, Network, Hardware, Actors, Run),
+    sections=(Task, IMPALA, Network, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=default_preset,
     defaults={"env": "coinrun"},
-    complete=run.complete,
+    complete=lambda config: actors.complete(config, alone=1),
     check=validate,
     prog="python -m tfrl.impala",
     summary="Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),

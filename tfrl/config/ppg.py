@@ -140,6 +140,8 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     ppo.validate(config, RANGES)
+    if config.is_ahead:
+        raise UserError("ppg steps its envs and learns in turn: leave --actors and --lag out.")
     if not isinstance(registry.specs(config.env)[1], Discrete):
         raise UserError(
             f"ppg is for discrete actions, and those of {config.env} are continuous; ppo trains it."

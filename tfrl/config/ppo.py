@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.config import network, run
+from tfrl.config import actors, network, run
+from tfrl.config.actors import Actors, Ahead
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -83,14 +84,14 @@ class PPO:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Network, PPO, Task, RLSettings):
+class Config(Run, Actors, Ahead, Hardware, Network, PPO, Task, RLSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
 
     `parse` gives checked ones with `run_name` filled in.
     """
 
     algorithm: ClassVar[str] = "ppo"
-    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, Network)
+    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, Ahead, Network)
 
     @property
     def steps_per_update(self) -> int:
@@ -139,7 +140,8 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
     @property
     def may_change(self) -> frozenset[str]:
         """The settings that a run may change as it goes on; not its length if the rates depend on it."""
-        return super().may_change - (set() if self.schedule == "constant" else {"total_steps"})
+        fixed = set() if self.schedule == "constant" else {"total_steps"}
+        return super().may_change - fixed | actors.MAY_CHANGE
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raise UserError if the envs, or a replica's minibatch, do not divide by what there is."""
@@ -150,6 +152,7 @@ class Config(Run, Hardware, Network, PPO, Task, RLSettings):
                 f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
                 f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
             )
+        actors.check_topology(self, workers)
         share = self.rows_per_step // replicas
         if self.micro_batch and share % self.micro_batch:
             raise UserError(
@@ -261,6 +264,7 @@ _SUMMARIES = {
 _OF_ENVS = {"Pendulum-v1": "pendulum"}
 
 RANGES: dict[str, Range] = {
+    **actors.RANGES,
     "num_steps": COUNT,
     "epochs": Range(1, 1000),
     "num_minibatches": COUNT,
@@ -300,6 +304,7 @@ def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
         )
     check_normalization(config)
     _check_sizes(config)
+    actors.check(config)
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
 
@@ -364,12 +369,12 @@ def _divisors_near(value: int, wanted: int) -> str:
 
 READER = Reader(
     Config,
-    sections=(Task, PPO, Network, Hardware, Run),
+    sections=(Task, PPO, Network, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=default_preset,
     defaults={"env": "CartPole-v1"},
-    complete=run.complete,
+    complete=actors.complete,
     check=validate,
     prog="python -m tfrl.ppo",
     summary="Train PPO on a Gymnasium env, a procgen game or a toy.",

@@ -123,6 +123,11 @@ class RLSettings:
         return 1
 
     @property
+    def steps_per_env(self) -> int:
+        """Steps of each env in one update."""
+        return self.steps_per_update // self.num_envs
+
+    @property
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)

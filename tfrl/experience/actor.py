@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tfrl.experience.collector import ActingPolicy, Collector
 from tfrl.experience.rollout import Rollout
-from tfrl.run import rng
+
+Weights = Mapping[str, np.ndarray]
+
+
+class Versioned(NamedTuple):
+    """Weights, and the number of updates behind them."""
+
+    version: int
+    weights: Weights
 
 
 class BehaviorPolicy(ActingPolicy, Protocol):
-    """A policy that acts by weights of others.
+    """A policy that acts by weights of others."""
 
-    Attributes:
-      draw_noise: gives the random numbers of T steps of one env, float32 [T, K].
-    """
-
-    draw_noise: Callable[[np.random.Generator, int], np.ndarray]
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+    def set_weights(self, weights: Weights) -> None:
         """Acts by them from now on."""
+
+    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
+        """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
 
 
 class EnvStates(NamedTuple):
@@ -48,31 +53,31 @@ class EnvActor:
     Args:
       collector: the envs.
       policy: gives actions.
-      seed: of the run.
-      num_steps: T.
     """
 
-    def __init__(self, collector: Collector, policy: BehaviorPolicy, *, seed: int, num_steps: int) -> None:
+    def __init__(self, collector: Collector, policy: BehaviorPolicy) -> None:
         self._collector = collector
         self._policy = policy
-        self._seed = seed
-        self._num_steps = num_steps
         self._ended: float | None = None  # when the last rollout was done
 
     def collect(
-        self, number: int, weights: Mapping[str, np.ndarray], on_step: Callable[[int], None] = lambda t: None
+        self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
     ) -> Collected:
         """Rollout `number` of the run, acted by `weights`; `on_step` gets the number of steps done."""
         began = time.perf_counter()
         idle = 0.0 if self._ended is None else began - self._ended
-        self._policy.set_weights(weights)
-        indices, draw = self._collector.indices, self._policy.draw_noise
-        noise = rng.action_noise(self._seed, number, indices, self._num_steps, draw)
+        self._policy.set_weights(weights.weights)
+        noise = self._policy.draw(number, self._collector.indices)
         rollout = self._collector.collect(self._policy, noise, on_step)
-        rollout.idle_seconds = idle
+        rollout.idle_seconds, rollout.version = idle, float(weights.version)
         after = self.get_state()
         self._ended = time.perf_counter()
         return Collected(rollout, after)
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly; after `set_state`, where the last one did."""
+        return self._collector.exact_state
 
     def get_state(self) -> EnvStates:
         """The envs' present state."""

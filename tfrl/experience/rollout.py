@@ -28,6 +28,7 @@ class Rollout:
       final_observations: by (r, t, b), the last observation of each truncated episode.
       seconds: how long collecting took; env_wait_seconds: the part of it spent waiting for envs.
       idle_seconds: how long an actor that runs beside the learner had to wait before it could begin.
+      version: the updates behind the weights that acted it, of an actor; of several, their mean.
     """
 
     observations: np.ndarray
@@ -40,6 +41,7 @@ class Rollout:
     seconds: float = 0.0
     env_wait_seconds: float = 0.0
     idle_seconds: float = 0.0
+    version: float = 0.0
 
     @classmethod
     def empty(

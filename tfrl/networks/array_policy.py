@@ -118,6 +118,15 @@ class Cache:
         """Says that the weights change."""
         self._policy = None
 
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Drawn actions [R, B, *shape] of observations [R, B, D], their log-probabilities and values."""
+        size = observations.shape[:2]
+        observations, noise = (x.reshape(-1, x.shape[-1]) for x in (observations, noise))
+        parameters, values = self.policy(observations)
+        actions, log_probs = self._network.distribution.act(parameters, noise)
+        extras = {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
+        return actions.reshape(*size, *actions.shape[1:]), extras
+
     @property
     def policy(self) -> ArrayPolicy:
         """The policy with the present weights."""

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrl.agents.behavior import ActorCriticBehavior
+from tfrl.agents import behavior
 from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience.actor import Collected, EnvActor, EnvStates
+from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout, observation_bytes
+from tfrl.remote import parameters
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, ray
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
@@ -49,19 +50,20 @@ class RemoteActor:
         set_up_tensorflow()
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-        self._collector = Collector(spec, indices, replicas=1, num_steps=config.num_steps)
-        policy = ActorCriticBehavior(config, precision, at_once=threads)
-        self._actor = EnvActor(self._collector, policy, seed=config.seed, num_steps=config.num_steps)
+        collector = Collector(spec, indices, replicas=1, num_steps=config.steps_per_env)
+        self._actor = EnvActor(collector, behavior.of_settings(config, precision, at_once=threads))
 
-    def collect(self, number: int, weights: Mapping[str, np.ndarray]) -> Collected:
-        """Rollout `number`, acted by `weights`."""
+    def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
+        """Rollout `number`, acted by `weights`, or by the newest ones of a parameter server."""
+        if weights is None:
+            weights = ray.get(server.pull.remote())
         return self._actor.collect(number, weights)
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> _Ready:
         """Continues from states by global env index, if any."""
         if states is not None:
             self._actor.set_state(states)
-        place, exact = self._actor.get_state(), self._collector.exact_state
+        place, exact = self._actor.get_state(), self._actor.exact_state
         return _Ready(place, exact, socket.gethostname(), os.getpid())
 
 
@@ -76,9 +78,8 @@ class _Ready(NamedTuple):
 
 @dataclass
 class _Order:
-    number: int
-    weights: Any  # a reference
-    result: Any  # the same
+    arguments: tuple  # of `RemoteActor.collect`
+    result: Any  # a reference
 
 
 class _Seat:
@@ -90,6 +91,7 @@ class _Seat:
       timeout: seconds that a rollout may take.
       obey: raises Stopped if the run was told to stop.
       tell: gets a sentence where a process is replaced.
+      look: called now and then while it is waited for.
     """
 
     def __init__(
@@ -100,9 +102,11 @@ class _Seat:
         timeout: float,
         obey: Callable[[], None],
         tell: Callable[[str], None],
+        look: Callable[[], None],
     ) -> None:
         self._name = f"actor {index}"
-        self._make, self._timeout, self._obey, self._tell = make, timeout, obey, tell
+        self._make, self._timeout = make, timeout
+        self._obey, self._tell, self._look = obey, tell, look
         self._orders: deque[_Order] = deque()
         self._deaths = 0
         self._process = make()
@@ -122,9 +126,9 @@ class _Seat:
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
         self.wait_until_ready()
 
-    def begin(self, number: int, weights: Any) -> None:
-        """Orders a rollout; `weights` is a reference to them."""
-        self._orders.append(_Order(number, weights, self._process.collect.remote(number, weights)))
+    def begin(self, *arguments: Any) -> None:
+        """Orders a rollout by the arguments of `RemoteActor.collect`, or references to them."""
+        self._orders.append(_Order(arguments, self._process.collect.remote(*arguments)))
 
     def oldest(self) -> Collected:
         """Waits for the oldest rollout that was ordered."""
@@ -142,6 +146,7 @@ class _Seat:
             try:
                 return ray.get(reference(), timeout=_LOOK_EVERY)
             except ray.exceptions.GetTimeoutError:
+                self._look()
                 if time.monotonic() - began < self._timeout:
                     continue
                 reason = f"has not answered for {self._timeout:g} s"
@@ -164,7 +169,7 @@ class _Seat:
         states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
         self._ready = self._process.begin_at.remote(states)
         for order in self._orders:
-            order.result = self._process.collect.remote(order.number, order.weights)
+            order.result = self._process.collect.remote(*order.arguments)
 
     def kill(self) -> None:
         """Ends the process, also one that is stopped and so cannot hear Ray, if it is on this machine."""
@@ -178,7 +183,7 @@ class _Seat:
 
 
 class RayCollector:
-    """The envs of a run, shared out to processes on Ray; follows `actor_learner.AheadCollector`.
+    """The envs of a run, shared out to processes on Ray; follows `tfrl.training.ahead.AheadCollector`.
 
     Args:
       config: the settings, with the section Actors.
@@ -201,9 +206,9 @@ class RayCollector:
     ) -> None:
         self.indices = list(range(config.num_envs))
         self.observation_spec, self.action_spec = registry.specs(config.env)
-        self._size = (replicas, config.num_steps, config.num_envs // replicas)
+        self._size = (replicas, config.steps_per_env, config.num_envs // replicas)
         self._rollout: Rollout | None = None
-        size = observation_bytes(self.observation_spec, config.num_envs * (config.num_steps + 1))
+        size = observation_bytes(self.observation_spec, config.num_envs * (config.steps_per_env + 1))
         self._cluster = Cluster(config.ray_address, config.actors, int(1.2 * (config.lag + 2) * size))
         share = config.num_envs // config.actors
         threads = max(1, machine.cores() // config.actors)
@@ -213,7 +218,9 @@ class RayCollector:
             mine = self.indices[index * share : (index + 1) * share]
             return kind.remote(config, spec, mine, precision, threads)
 
-        hooks = {"timeout": config.actor_timeout, "obey": obey, "tell": tell}
+        self._newest: Versioned | None = None
+        self._server = parameters.serve() if config.free_running else None
+        hooks = {"timeout": config.actor_timeout, "obey": obey, "tell": tell, "look": self._look}
         self._seats = [_Seat(i, lambda i=i: make(i), **hooks) for i in range(config.actors)]
         try:
             for seat in self._seats:
@@ -223,11 +230,21 @@ class RayCollector:
             raise
         self.exact_state = self._seats[0].exact_state
 
-    def begin(self, number: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Orders rollout `number`, acted by `weights`, of all actors."""
-        reference = ray.put(dict(weights))
+    def offer(self, weights: Versioned) -> None:
+        """Gives the newest weights to the parameter server."""
+        self._newest = weights
+        self._look()
+
+    def _look(self) -> None:
+        """Gives them once more: a server that has died came back without any."""
+        if self._newest is not None:
+            self._server.push.remote(*self._newest)
+
+    def begin(self, number: int, weights: Versioned | None) -> None:
+        """Orders rollout `number`, acted by `weights` or the newest, of all actors."""
+        reference = None if weights is None else ray.put(weights)
         for seat in self._seats:
-            seat.begin(number, reference)
+            seat.begin(number, reference, self._server)
 
     def take(self) -> Rollout:
         """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
@@ -284,3 +301,4 @@ def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
     slowest = max(collected, key=lambda part: part.seconds)
     whole.seconds, whole.env_wait_seconds = slowest.seconds, slowest.env_wait_seconds
     whole.idle_seconds = float(np.mean([part.idle_seconds for part in collected]))
+    whole.version = float(np.mean([part.version for part in collected]))
