@@ -50,6 +50,13 @@ class Agent(Protocol):
     def begin(self) -> None:
         """Takes the weights that a new run is to start from, where the settings name some."""
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes the weights among arrays of another run's `get_state`, and of the rest what is there.
+
+        Raises:
+          ValueError, KeyError: they belong to another network.
+        """
+
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions of the training envs, of half of them at a time.
 

@@ -150,6 +150,11 @@ class PPGAgent(PPOAgent):
 
     # State
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """As PPO; the auxiliary phase keeps its own learning rate. Raises ValueError."""
+        super().begin_with(state)
+        self._auxiliary_optimizer.learning_rate.assign(self._config.aux_lr)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """PPO's, and the auxiliary phase's optimizer."""
         return super().get_state() | self._auxiliary_optimizer.get_state(_OPTIMIZER)

@@ -138,6 +138,10 @@ class PPOAgent:
         if self._config.torso_weights is not None:
             torso_weights.start(self.network, self._config.torso_weights)
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes the weights of another run, and its optimizer where it is there. Raises ValueError."""
+        self.set_state({**self.get_state(), **state})
+
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -155,6 +155,15 @@ class ReplayAgent:
     def begin(self) -> None:
         """There is nothing that a run could start from."""
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes the weights of another run; its slow copies and optimizer where they are there.
+
+        Raises ValueError, KeyError as `set_state`.
+        """
+        joined = self.network.join(weights_of(state))
+        slow = {f"agent/{TARGET}{name}": joined[name] for name in self.slow}
+        self.set_state({**self.get_state(), **slow, **state})
+
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:

@@ -146,7 +146,8 @@ def complete(config: Any) -> Any:
     env = task.own_name(config.env)
     config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config.torso, env))
     name = config.default_run_name if config.run_name is None else config.run_name
-    return dataclasses.replace(config, run_name=name, logdir=expand_home(config.logdir))
+    start = None if config.start_from is None else expand_home(config.start_from)
+    return dataclasses.replace(config, run_name=name, logdir=expand_home(config.logdir), start_from=start)
 
 
 def check(config: Any, ranges: Mapping[str, Range]) -> None:

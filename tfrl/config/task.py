@@ -30,6 +30,9 @@ class Task:
     """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
     solved_at: float | None = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
+    start_from: str | None = None
+    """The folder of another run, from whose newest checkpoint, or export, this one begins: with its weights,
+    optimizer and running statistics, by settings of its own. The networks must be the same."""
     seed: int = 1
     """Seed of everything random."""
 

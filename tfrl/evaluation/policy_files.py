@@ -75,6 +75,17 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
     return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
 
 
+def has_policy(run: Path) -> bool:
+    """Returns whether a run's folder holds a checkpoint or an export, be they damaged or not."""
+    exported = any(file.is_file() for file in _exports(run))
+    return exported or bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+
+
+def _exports(path: Path) -> tuple[Path, Path]:
+    """The files of weights that a run's folder, and an export's, may have."""
+    return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
+
+
 def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
     """Keeps these weights as the run's best unless an earlier evaluation scored higher.
 
@@ -110,7 +121,7 @@ def _best(path: Path, config: Any) -> PolicySource:
 
 
 def _exported(path: Path, config: Any) -> PolicySource:
-    for file in (path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE):
+    for file in _exports(path):
         if file.is_file():
             weights = _read(file)
             if not weights:

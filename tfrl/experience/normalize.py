@@ -75,6 +75,10 @@ class RewardNormalizer:
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from `get_state`."""
         self._returns = state["returns"].copy()
+        self.begin_with(state)
+
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes the moments of `get_state`, of any number of envs, whose episodes are others."""
         self._count, self._mean, self._variance = map(float, state["moments"])
 
 
@@ -134,6 +138,13 @@ class ObservationNormalizer:
         """Continues from `get_state`."""
         self._count = float(state["count"])
         self._set_moments(state["mean"].copy(), state["variance"].copy())
+
+    def begin_with(self, mean: np.ndarray, scale: np.ndarray, *, count: int) -> None:
+        """Takes constants, float32 [D] each, that another run has come to in `count` env steps."""
+        self._count = float(count)
+        variance = 1.0 / np.square(scale.astype(np.float64)) - _EPSILON
+        self._set_moments(mean.astype(np.float64), np.maximum(variance, 0.0))
+        self.scale = scale.copy()
 
 
 def env_moments(observations: np.ndarray) -> np.ndarray:

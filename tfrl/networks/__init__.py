@@ -16,6 +16,12 @@ _MODULES = {
 }
 
 
+def kind(algorithm: str) -> str:
+    """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
+    module = _MODULES[algorithm]
+    return algorithm if module == "actor_and_critics" else module
+
+
 def of_settings(config: Any, precision: str) -> PolicyNetwork:
     """Makes the network that a run's settings describe, of its algorithm's kind.
 

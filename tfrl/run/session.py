@@ -70,6 +70,7 @@ class Session:
       seconds: of training, in all processes of the run.
       found: the checkpoint that this process goes on from, if any.
       progress: what `save` was given as `progress` for that checkpoint; empty without one.
+      started_from: which run's weights this one began with (--start-from), and how long they were trained.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Session:
         self.seconds = 0.0
         self.found: Checkpoint | None = None
         self.progress: dict[str, Any] = {}
+        self.started_from: dict[str, Any] | None = None
         self._config = config
         self._step_name = step_name
         self._store = CheckpointStore(
@@ -121,7 +123,7 @@ class Session:
         """
         found, skipped = self._find()
         mine = -1 if found is None else found.update
-        newest = self._of_workers(mine)
+        newest = self.of_workers(mine)
         if newest.min() < 0 <= newest.max():
             raise PeerError(
                 f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
@@ -137,6 +139,7 @@ class Session:
         self.progress = unpack_json(found.learner["progress"])
         self.step = self._saved_at = found.update
         self.seconds = self.progress["seconds"]
+        self.started_from = self.progress.get("started_from")
         self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
 
@@ -158,7 +161,7 @@ class Session:
         for sentence in sentences:
             self.console.warn(sentence)
 
-    def _of_workers(self, number: int) -> np.ndarray:
+    def of_workers(self, number: int) -> np.ndarray:
         """Every worker's number, int64 [workers]. A collective."""
         numbers = np.zeros(self.runtime.num_workers, np.int64)
         numbers[self.runtime.worker] = number
@@ -197,6 +200,7 @@ class Session:
         self.phase("saving")
         self.writer.flush()
         clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
+        clock["started_from"] = self.started_from
         learner = {**learner, "progress": pack_json(clock | {**progress})}
         try:
             dropped = self._store.save(

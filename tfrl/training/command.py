@@ -15,6 +15,7 @@ from tfrl.experience import rollout
 from tfrl.networks import torso_weights
 from tfrl.run.folder import has_checkpoint
 from tfrl.run.lock import take_run
+from tfrl.training import start_from
 from tfrl.workers import tf_config
 
 
@@ -51,14 +52,22 @@ def run(
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     (check_memory or _check_rollouts)(config, workers)
     config.check_resources()
-    if getattr(config, "torso_weights", None) is not None and not has_checkpoint(config.run_dir):
-        torso_weights.check(config)
+    if not has_checkpoint(config.run_dir):
+        _check_beginning(config)
     with take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start(), held_back():
             from tfrl.training import trainer
 
             make_learner, make_agent = _load(learner), _load(agent)
         return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
+
+
+def _check_beginning(config: Any) -> None:
+    """Raises UserError where what a new run is to begin with is not there, or does not fit."""
+    if config.start_from is not None:
+        start_from.check(config)
+    if getattr(config, "torso_weights", None) is not None:
+        torso_weights.check(config)
 
 
 def _check_rollouts(config: Any, workers: int) -> None:

@@ -15,6 +15,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.distributions import distribution_for
 from tfrl.run.session import Session
+from tfrl.training import start_from
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -39,8 +40,23 @@ class LearnerBase:
         self._episodes = EpisodeStatistics(config.num_envs)
 
     def begin(self) -> None:
-        """Gives a new run the weights that it starts from; one that goes on has its own."""
+        """Gives a new run the weights that it starts from; one that goes on has its own. A collective."""
         self.agent.begin()
+        if self._config.start_from is None:
+            return
+        start = start_from.read(self._config, self._session)
+        self._session.started_from = start.about
+        try:
+            self._begin_with(start.state)
+        except (ValueError, KeyError) as error:
+            raise start_from.refused(self._config, error) from None
+
+    def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes what another run has learned from the arrays of its checkpoint, or its weights alone.
+
+        Raises ValueError or KeyError where they are of another network.
+        """
+        self.agent.begin_with(state)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""

@@ -15,6 +15,7 @@ from tfrl.envs.spec import random_actions
 from tfrl.experience.collector import Collector
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout, too_large
+from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
@@ -156,6 +157,22 @@ class OnPolicyLearner(LearnerBase):
         self.agent.set_observation_scaling(self._observations.mean, self._observations.scale)
 
     # State
+
+    def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes what another run has learned, and the moments of rewards and observations that belong to it.
+
+        Raises ValueError or KeyError where it is of another network.
+        """
+        super()._begin_with(state)
+        if rewards := under("normalizer/", state):
+            self._rewards.begin_with(rewards)
+        if self._observations is not None:
+            if moments := under("observations/", state):
+                self._observations.set_state(moments)
+            else:  # of an export, whose weights have what they come to
+                constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
+                self._observations.begin_with(*constants, count=self._session.started_from["env_steps"])
+            self._set_scaling()
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are the same on all workers, and this worker's envs."""

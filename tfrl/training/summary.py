@@ -6,32 +6,31 @@ from typing import Any
 
 from tfrl.agents.agent import Agent
 from tfrl.envs.registry import TRAIN
-from tfrl.run.checkpoint import Checkpoint
+from tfrl.run.session import Session
 from tfrl.run.summary import folder, hardware, network
-from tfrl.workers.strategy import Runtime
 
 
-def rows(
-    config: Any, runtime: Runtime, agent: Agent, found: Checkpoint | None, logged: int
-) -> dict[str, str]:
+def rows(config: Any, session: Session, agent: Agent, logged: int) -> dict[str, str]:
     """Titles and texts.
 
     Args:
       config: the run's settings.
-      runtime: where it computes.
+      session: where it computes, and where it begins or continues.
       agent: tells what it does in an update.
-      found: the checkpoint that the run continues from, if any.
       logged: the env steps that progress.csv had reached before that.
     """
+    found, start = session.found, session.started_from
     hidden = f" of {config.hidden}" if config.torso == "mlp" else ""
     lines = {
         **_env(config),
-        **hardware(runtime),
+        **hardware(session.runtime),
         "length": _length(config),
         **agent.summary,
         "network": network(config.torso + hidden, config.torso_width, agent.num_parameters),
         **folder(config),
     }
+    if start is not None:
+        lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"
     if found is not None:
         lines["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
     lost, since = (logged, "before the first") if found is None else (logged - found.env_steps, "after that")

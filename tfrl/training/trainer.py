@@ -255,7 +255,7 @@ class Trainer:
         if session.found is None:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
             session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
-        session.console.summary(summary.rows(config, session.runtime, agent, session.found, logged))
+        session.console.summary(summary.rows(config, session, agent, logged))
         session.console.start(config.num_updates * config.steps_per_update, self._env_steps)
 
     def _save(self) -> None:
@@ -293,5 +293,6 @@ class Trainer:
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],
             "eval": evaluation_results(config, self._evaluation),
+            "started_from": session.started_from,
             **{name: getattr(config, name) for name in ("actors", "lag") if hasattr(config, name)},
         }

@@ -1,0 +1,187 @@
+"""--start-from: what a run takes over from another one, on any topology, and what it refuses."""
+
+import functools
+import importlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from processes import Answer, assert_refused
+from refusals import refusal
+
+from tfrl import config as settings
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.console import Console
+from tfrl.run.session import Session
+from tfrl.run.stop import StopRequest
+from tfrl.training import start_from, trainer
+from tfrl.workers import strategy
+from tfrl.workers.watchdog import Watchdog
+
+_GYM = "--env CartPole-v1 --num-envs 4 --num-steps 16 --num-minibatches 2 --epochs 2 --total-steps 256"
+_GYM += " --eval-episodes 2 --normalize-observations --normalize-rewards --hidden 8 --precision float32"
+_GYM += " --lr-schedule constant"
+_REPLAY = "--env Pendulum-v1 --hidden 8 --num-envs 2 --batch-size 8 --learning-starts 20 --iteration-steps 50"
+_REPLAY += " --total-steps 150 --updates-per-step 0.2 --eval-episodes 2 --precision float32"
+FLAGS = {
+    "ppo": _GYM,
+    "ppg": _GYM + " --policy-updates 2 --aux-epochs 1 --aux-minibatches 4",
+    "sac": _REPLAY,
+}
+_AGENTS = {"ppo": "PPOAgent", "ppg": "PPGAgent", "sac": "SACAgent"}
+_LEARNERS = {"ppg": "phasic:PhasicLearner", "sac": "off_policy:OffPolicyLearner"}
+
+
+def config_of(algorithm, logs, name, *flags):
+    where = ["--logdir", str(logs), "--run-name", name]
+    return settings.reader(algorithm).parse([*FLAGS[algorithm].split(), *where, *map(str, flags)])
+
+
+def maker(algorithm):
+    """Makes the learner of a config and a session."""
+    module, _, kind = _LEARNERS.get(algorithm, "on_policy:OnPolicyLearner").partition(":")
+    learner = getattr(importlib.import_module(f"tfrl.training.{module}"), kind)
+    agent = getattr(importlib.import_module(f"tfrl.agents.{algorithm}"), _AGENTS[algorithm])
+    return lambda config, session: learner(config, session, agent)
+
+
+def train(config):
+    assert trainer.train(config, None, maker(config.algorithm)) == 0
+    return json.loads((config.run_dir / "results.json").read_text())
+
+
+def saved(run):
+    """The arrays of a run's newest checkpoint."""
+    return CheckpointStore(run / "checkpoints", keep=3).load(print).learner
+
+
+def begun(config):
+    """What a learner of these settings has before its first update."""
+    watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
+    stop, console = StopRequest(config.run_dir / "stop"), Console(enabled=False)
+    session = Session(config, strategy.make(config, None), console, stop, watchdog, step_name="update")
+    learner = maker(config.algorithm)(config, session)
+    learner.begin()
+    state, _ = learner.get_state()
+    learner.close()
+    return state
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of runs to start from, by algorithm, each trained when it is asked for first."""
+    logs = tmp_path_factory.mktemp("logs")
+
+    def of(algorithm):
+        config = config_of(algorithm, logs, algorithm)
+        if not config.run_dir.exists():
+            train(config)
+        return config.run_dir
+
+    return of
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppg", "sac"])
+def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path, algorithm):
+    there = saved(runs(algorithm))
+    rates = {"ppg": ["--aux-lr", 0.125]}.get(algorithm, [])
+    flags = ["--seed", 7, "--lr", 0.01, "--start-from", runs(algorithm), *rates]
+    state = begun(config_of(algorithm, tmp_path, "second", *flags))
+    taken = (
+        "weights/",
+        "optimizer/",
+        "auxiliary_optimizer/",
+        "agent/",
+        "observations/",
+        "normalizer/moments",
+    )
+    names = {name for name in there if name.startswith(taken)}
+    assert len(names) > 10
+    for name in names:
+        if not (algorithm == "ppg" and name == "auxiliary_optimizer/001"):  # its learning rate
+            np.testing.assert_array_equal(state[name], there[name], err_msg=name)
+    if algorithm == "ppg":
+        assert state["auxiliary_optimizer/001"] == 0.125 != there["auxiliary_optimizer/001"]
+    assert state["episodes/episodes"] == 0
+
+
+def test_it_is_the_same_run_on_any_topology_and_goes_on_with_its_own_checkpoint(small, tmp_path):
+    small = functools.partial(small, logdir=str(tmp_path), torso="linear", total_steps=256, eval_episodes=8)
+    first = tmp_path / "first"
+    train(small(run_name="first"))
+    shutil.copytree(first, tmp_path / "copy")
+    settings_of = {"start_from": str(first), "lr": 1e-3, "checkpoint_every": 1}
+    found = [train(small(run_name=f"on{r}", replicas=r, **settings_of)) for r in (1, 4)]
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+    assert found[0]["started_from"] == {"run": str(first), "env_steps": 256, "update": 2}
+    assert found[0]["env_steps"] == 256
+    assert f"start_from: {first}" in (tmp_path / "on4" / "config.yaml").read_text()
+    shutil.rmtree(first)  # no longer needed
+    again = train(small(run_name="on4", **settings_of | {"total_steps": 384}))
+    assert again["resumed_at"] == [256] and again["started_from"] == found[0]["started_from"]
+    (tmp_path / "copy").rename(first)
+    whole = train(small(run_name="whole", **settings_of | {"total_steps": 384}))
+    assert whole["weights_sha256"] == again["weights_sha256"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_an_export_alone_gives_weights_their_slow_copies_and_their_scaling(runs, tmp_path, algorithm):
+    exported = tmp_path / "exported"
+    shutil.copytree(runs(algorithm), exported, ignore=shutil.ignore_patterns("checkpoints"))
+    state = begun(config_of(algorithm, tmp_path, "second", "--start-from", exported))
+    there = saved(runs(algorithm))
+    for name in there:
+        if name.startswith("weights/"):
+            np.testing.assert_array_equal(state[name], there[name], err_msg=name)
+    if algorithm == "sac":
+        for critic in ("critic1", "critic2"):
+            parts = [state[n] for n in there if n.startswith(f"weights/{critic}/")]
+            slow = state[f"agent/target_{critic}"]
+            assert (
+                slow.size == sum(part.size for part in parts)
+                and np.isin(slow, np.concatenate([p.ravel() for p in parts])).all()
+            )
+        assert not state["agent/actor/mean"].any()
+    else:
+        assert state["observations/count"] == 256
+        np.testing.assert_allclose(state["observations/variance"], there["observations/variance"], rtol=1e-5)
+        assert not state["optimizer/000"]
+
+
+def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
+    first = runs("ppo")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(first / "config.yaml", empty)
+
+    def sentence(*flags, algorithm="ppo", start=first):
+        config = config_of(algorithm, tmp_path, "new", "--start-from", start, *flags)
+        return refusal(start_from.check, config)
+
+    assert "has no checkpoint yet, and no export" in sentence(start=empty)
+    assert "does not exist" in sentence(start=tmp_path / "nowhere")
+    assert "is this very run" in sentence(start=tmp_path / "new")
+    assert "--hidden 8 there, 9 here" in sentence("--hidden", 9)
+    assert "--activation tanh there, relu here" in sentence("--activation", "relu")
+    assert "trained on CartPole-v1" in sentence("--env", "Acrobot-v1")
+    assert "is a run of ppo" in sentence(algorithm="ppg")
+    assert "is a run of ppo" in sentence(algorithm="sac")
+
+
+def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_path):
+    """The settings say that it fits, the checkpoint that it does not."""
+    first = tmp_path / "first"
+    shutil.copytree(runs("ppo"), first)
+    text = (first / "config.yaml").read_text()
+    (first / "config.yaml").write_text(text.replace("hidden: '8'", "hidden: '9'"))
+    config = config_of("ppo", tmp_path, "new", "--start-from", first, "--hidden", 9)
+    start_from.check(config)
+    assert "is of another network or optimizer" in refusal(begun, config)
+
+
+def test_the_command_refuses_before_tensorflow(tmp_path):
+    answer = Answer(
+        *FLAGS["ppo"].split(), "--logdir", tmp_path, "--start-from", tmp_path / "none", module="tfrl.ppo"
+    )
+    assert_refused(answer, "does not exist")

@@ -1,0 +1,97 @@
+"""Runs that begin where another one stands: --start-from RUN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfrl import networks
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
+from tfrl.config.of_run import settings
+from tfrl.envs import registry
+from tfrl.evaluation import policy_files
+from tfrl.networks.weights import PREFIX
+from tfrl.run.checkpoint import CheckpointStore
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from tfrl.run.session import Session
+
+# What decides which weights there are, what they mean, and what the optimizer has of them. Not all algorithms
+# have all of it.
+_SETTINGS = ("torso", "torso_width", "share_torso", "free_deviation", "dueling", "normalize_observations")
+_SETTINGS += ("freeze_torso", "optimizer")
+_OF_MLP = ("hidden", "activation")
+
+
+class Start(NamedTuple):
+    """The state that a run begins with.
+
+    Attributes:
+      state: arrays of a checkpoint, or of an export the weights alone, as `Agent.begin_with` takes them.
+      about: where they are from, for results.json.
+    """
+
+    state: dict[str, np.ndarray]
+    about: dict[str, Any]
+
+
+def check(config: Any) -> None:
+    """Raises UserError if the run of --start-from cannot serve; needs no TensorFlow."""
+    run, name = Path(config.start_from), f"--start-from {config.start_from}"
+    if run.resolve() == config.run_dir.resolve():
+        raise UserError(f"{name} is this very run, which the same command without it goes on with.")
+    if getattr(config, "torso_weights", None) is not None:
+        raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
+    there = settings(run)
+    if not policy_files.has_policy(run):
+        raise UserError(f"{name} has no checkpoint yet, and no export.")
+    _check_same_network(name, config, there)
+
+
+def _check_same_network(name: str, config: Any, there: Any) -> None:
+    """Raises UserError where the settings tell that weights or optimizer of that run do not fit this one."""
+    if networks.kind(config.algorithm) != networks.kind(there.algorithm):
+        raise UserError(
+            f"{name} is a run of {there.algorithm}, whose networks {config.algorithm} cannot begin with."
+        )
+    if registry.specs(config.env) != registry.specs(there.env):
+        raise UserError(
+            f"{name} is of another network: it was trained on {there.env}, whose observations or actions are "
+            f"not those of {config.env}."
+        )
+    names = _SETTINGS + (_OF_MLP if config.torso == "mlp" else ())
+    pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
+    if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
+        raise UserError(f"{name} is of another network or optimizer: {'; '.join(differing)}.")
+
+
+def read(config: Any, session: Session) -> Start:
+    """Reads the run of --start-from, the same on all workers though it may go on meanwhile. A collective.
+
+    Raises UserError if there is nothing, or all of it is damaged.
+    """
+    run = Path(config.start_from)
+    warn = session.console.warn
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    found = store.load(warn)
+    mine = -1 if found is None else found.update
+    oldest = int(session.of_workers(mine).min())
+    if oldest < 0:
+        source = policy_files.find(run, "last", warn)
+        state = {PREFIX + name: array for name, array in source.weights.items()}
+        return Start(state, _about(config, source.env_steps, None))
+    if oldest != mine:
+        found = store.load(warn, oldest)
+    return Start(found.learner, _about(config, found.env_steps, found.update))
+
+
+def _about(config: Any, env_steps: int, update: int | None) -> dict[str, Any]:
+    return {"run": config.start_from, "env_steps": env_steps, "update": update}
+
+
+def refused(config: Any, error: Exception) -> UserError:
+    """The error where weights or optimizer of that run do not fit, though the settings do."""
+    return UserError(f"--start-from {config.start_from} is of another network or optimizer: {error}.")
