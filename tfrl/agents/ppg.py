@@ -151,7 +151,7 @@ class PPGAgent(PPOAgent):
     # State
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """As PPO; the auxiliary phase keeps its own learning rate. Raises ValueError."""
+        """Does as PPO; the auxiliary phase keeps its own learning rate. Raises ValueError."""
         super().begin_with(state)
         self._auxiliary_optimizer.learning_rate.assign(self._config.aux_lr)
 
