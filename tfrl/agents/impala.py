@@ -1,8 +1,7 @@
 """IMPALA (Espeholt et al. 2018, arXiv:1802.01561): actors run ahead of the learner, V-trace puts that right.
 
 A rollout is acted by weights that are some updates older than those that learn from it. A gradient step takes
-a stretch of time of all envs: V-trace by the present weights, in the same pass as the gradient. What acts,
-what evaluates and the state are those of `PPOAgent`.
+a stretch of time of all envs: V-trace by the present weights, in the same pass as the gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfrl.agents.ppo import PPOAgent
+from tfrl.agents.actor_critic_agent import ActorCriticAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
@@ -25,8 +24,8 @@ _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
 _MOMENTS = 4
 
 
-class ImpalaAgent(PPOAgent):
-    """Actor, critic and optimizer under a strategy; follows `tfrl.agents.agent.Agent`.
+class ImpalaAgent(ActorCriticAgent):
+    """An actor-critic that learns by V-trace.
 
     Args:
       config: the settings.

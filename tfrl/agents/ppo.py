@@ -7,19 +7,17 @@ with the metrics, and clipped after that; so N replicas or workers take the step
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import networks
 from tfrl.agents import estimates
+from tfrl.agents.actor_critic_agent import ActorCriticAgent
 from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import array_policy, torso_weights
-from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops import losses, returns
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
@@ -44,8 +42,8 @@ class Samples(NamedTuple):
     further: tuple[tf.Tensor, ...]  # `PPOAgent._further`'s
 
 
-class PPOAgent:
-    """Actor, critic and optimizer under a strategy; follows `tfrl.agents.agent.Agent`.
+class PPOAgent(ActorCriticAgent):
+    """An actor-critic that learns by PPO.
 
     Args:
       config: the settings.
@@ -69,28 +67,11 @@ class PPOAgent:
             "size of updates": ("train/approx_kl", "train/clip_fraction"),
         }
     }
-    extras = {"log_prob": (), "value": ()}
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
-        self._config = config
-        self._runtime = runtime
-        with runtime.strategy.scope():
-            self.network = networks.of_settings(config, runtime.precision)
-            if config.freeze_torso:
-                torso_weights.freeze(self.network)
-            self._variables = self.network.trained_variables
-            self._optimizer = self._make_optimizer()
-            self._optimizer.build(self._variables)
-        self.draw_noise = self.network.distribution.draw_noise
-        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
-        self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        at_once *= runtime.local_replicas
-        self._forward_alone = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self._values_alone = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
-        self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
+        super().__init__(config, runtime)
         self._seconds_per_step: float | None = None
-        self._arrays = array_policy.Cache(self.network)
-        self._compile(small=self.network.is_small and not on_gpu)
+        self._compile(small=self.network.is_small and not runtime.uses_gpu)
 
     def _compile(self, *, small: bool) -> None:
         """Gives small networks to XLA: the gradients of a part and the step, or whole epochs of a single env.
@@ -112,11 +93,6 @@ class PPOAgent:
         return optimizer
 
     @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return sum(int(np.prod(v.shape)) for v in self._variables)
-
-    @property
     def floats_per_sum(self) -> int:
         """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
         return self.num_parameters + len(self.means) + self._runtime.replicas
@@ -132,70 +108,6 @@ class PPOAgent:
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
         return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
-
-    def begin(self) -> None:
-        """Takes the torso of --torso-weights."""
-        if self._config.torso_weights is not None:
-            torso_weights.start(self.network, self._config.torso_weights)
-
-    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of another run, and its optimizer where it is there. Raises ValueError."""
-        self.set_state({**self.get_state(), **state})
-
-    # Acting
-
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
-        if self._config.num_envs <= array_policy.MOST_ENVS and self._arrays.fits:
-            return self._arrays.act(observations, noise)
-        results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
-        actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
-        return actions, {"log_prob": log_probs, "value": values}
-
-    @tf.function(reduce_retracing=True)
-    def _act(self, observations: Any, noise: Any) -> Any:
-        return self._runtime.strategy.run(self._act_on_replica, args=(observations, noise))
-
-    def _act_on_replica(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        parameters, values = self._forward(observations)
-        policy = self.network.distribution(parameters)
-        actions = policy.sample(noise)
-        return actions, policy.log_prob(actions), values
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        if self._arrays.fits:
-            return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)[0]
-        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
-
-    @tf.function(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self._forward_alone(observations)[0]).sample(noise)
-
-    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions [B, *shape]; ignores `noise`."""
-        if self._arrays.fits:
-            return self.network.distribution.act_greedily(self._arrays.policy.parameters(observations))
-        return self._greedy(tf.convert_to_tensor(observations)).numpy()
-
-    @tf.function(reduce_retracing=True)
-    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self._forward_alone(observations)[0]).mode()
-
-    def _values(self, observations: np.ndarray) -> np.ndarray:
-        """V of observations [..., *shape] by the weights of now, float32 [...], on one device."""
-        shape = self._observation_shape
-        leading = observations.shape[: observations.ndim - len(shape)]
-        flat = tf.convert_to_tensor(observations.reshape(-1, *shape))
-        return self._value(flat).numpy().reshape(leading)
-
-    @tf.function(reduce_retracing=True)
-    def _value(self, observations: tf.Tensor) -> tf.Tensor:
-        return self._values_alone(observations)
-
-    @property
-    def _observation_shape(self) -> tuple[int, ...]:
-        return tuple(self.network.actor.torso.input_shape[1:])
 
     # Learning
 
@@ -403,33 +315,6 @@ class PPOAgent:
         if config.clip_value:
             return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
         return losses.value_error(values, targets)
-
-    # State
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The network's weights by name."""
-        return self.network.get_weights()
-
-    def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Standardises observations by float32 [D] each from now on."""
-        self.network.scaling.mean.assign(mean)
-        self.network.scaling.scale.assign(scale)
-        self._arrays.forget()
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer as arrays, the same on every worker."""
-        weights = {f"{PREFIX}{k}": v for k, v in self.network.get_weights().items()}
-        return weights | self._optimizer.get_state()
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`.
-
-        Raises:
-          ValueError: they belong to another network.
-        """
-        self.network.set_weights(weights_of(state))
-        self._arrays.forget()
-        self._optimizer.set_state(state)
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
