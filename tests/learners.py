@@ -1,6 +1,7 @@
-"""The trainer's learner without its loop: a session of one process, no folder, no display."""
+"""Learners without the outer loop: a session of one process, no folder, no display. Imports TensorFlow."""
 
-from tfrl.agents.ppo import PPOAgent
+import importlib
+
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
@@ -9,16 +10,11 @@ from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
+_AGENTS = {"ppo": "PPOAgent", "drac": "DrACAgent", "ppg": "PPGAgent", "impala": "ImpalaAgent"}
 
-class Learner(OnPolicyLearner):
+
+class Stepwise(OnPolicyLearner):
     """Counts its updates itself, also those that a test takes in two parts, and keeps the last rollout."""
-
-    def __init__(self, config):
-        runtime = strategy.make(config, None)
-        stop = StopRequest(config.run_dir / "stop")
-        watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
-        self.session = Session(config, runtime, Console(enabled=False), stop, watchdog, step_name="update")
-        super().__init__(config, self.session, PPOAgent)
 
     def collect(self):
         self.rollout = super().collect()
@@ -35,6 +31,31 @@ class Learner(OnPolicyLearner):
         return done
 
 
+def make(config, kind=OnPolicyLearner):
+    """The learner of these settings, with its session as `session`."""
+    runtime = strategy.make(config, None)
+    stop = StopRequest(config.run_dir / "stop")
+    watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
+    session = Session(config, runtime, Console(enabled=False), stop, watchdog, step_name="update")
+    learner = kind(config, session, _agent_class(config.algorithm))
+    learner.session = session
+    return learner
+
+
+def updated(learner, updates):
+    """The metrics of some updates, without times, and the weights after them."""
+    history = []
+    for _ in range(updates):
+        metrics = learner.update().metrics
+        history.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
+    return history, {name: weight.copy() for name, weight in learner.weights().items()}
+
+
 def train(config):
-    """Trains with PPO as the command does, in this process; the exit code."""
-    return trainer.train(config, None, lambda c, session: OnPolicyLearner(c, session, PPOAgent))
+    """Trains as the algorithm's command does, in this process; the exit code."""
+    agent = _agent_class(config.algorithm)
+    return trainer.train(config, None, lambda c, session: OnPolicyLearner(c, session, agent))
+
+
+def _agent_class(algorithm):
+    return getattr(importlib.import_module(f"tfrl.agents.{algorithm}"), _AGENTS[algorithm])

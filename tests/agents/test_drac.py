@@ -34,7 +34,7 @@ def small(**changes):
 
 @pytest.fixture(scope="module")
 def make():
-    from rollout_learners import make
+    from learners import make
 
     return make
 
@@ -156,7 +156,7 @@ def test_each_pass_augments_otherwise(make):
 
 @pytest.mark.parametrize("augmentation", ["crop", "ucb"])
 def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
-    from rollout_learners import updated
+    from learners import updated
 
     runs = [updated(make(small(augment=augmentation, replicas=r, lr=1e-3)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs
@@ -171,7 +171,7 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
 
 def test_a_state_goes_on_as_if_it_had_never_stopped(make):
     """The bandit has tried all that suit catch by then, and chooses by what they earned."""
-    from rollout_learners import updated
+    from learners import updated
 
     config = small(augment="ucb", lr=1e-3)
     whole = make(config)

@@ -2,22 +2,17 @@
 
 import time
 
+import learners
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfrl.agents.behavior import ActorCriticBehavior
-from tfrl.agents.impala import ImpalaAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.config.impala import Config
 from tfrl.experience.collector import Collector
-from tfrl.run.console import Console
-from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.training.actor_learner import ActorLearner
 from tfrl.training.on_policy import env_spec
-from tfrl.workers import strategy
-from tfrl.workers.watchdog import Watchdog
 
 FIELDS = ("observations", "actions", "rewards", "first", "truncated")
 
@@ -34,12 +29,7 @@ def learner():
     made = []
 
     def make(config):
-        runtime = strategy.make(config, None)
-        watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
-        stop, console = StopRequest(config.run_dir / "stop"), Console(enabled=False)
-        session = Session(config, runtime, console, stop, watchdog, step_name="update")
-        made.append(ActorLearner(config, session, ImpalaAgent))
-        made[-1].session = session
+        made.append(learners.make(config, ActorLearner))
         return made[-1]
 
     yield make

@@ -45,7 +45,7 @@ def small(tmp_path):
 
 @pytest.fixture(scope="module")
 def make():
-    from rollout_learners import make
+    from learners import make
 
     from tfrl.training.phasic import PhasicLearner
 

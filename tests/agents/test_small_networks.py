@@ -1,18 +1,12 @@
 """Small networks: compiled by XLA and acted by in NumPy, they are the same run on any topology."""
 
+import learners
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.agents.ppo import PPOAgent
 from tfrl.config import ppo
 from tfrl.networks import array_policy
-from tfrl.run.console import Console
-from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
-from tfrl.training.on_policy import OnPolicyLearner
-from tfrl.workers import strategy
-from tfrl.workers.watchdog import Watchdog
 
 SHORT = [
     *("--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--epochs", "2"),
@@ -22,12 +16,7 @@ SHORT = [
 
 def make(tmp_path, *flags):
     """A learner without its trainer."""
-    config = ppo.READER.parse([*flags, "--logdir", str(tmp_path), "--run-name", "run"])
-    runtime = strategy.make(config, None)
-    watchdog = Watchdog(tmp_path / "heartbeats", ("here",), 0, stall_timeout=0.0)
-    stop = StopRequest(tmp_path / "stop")
-    session = Session(config, runtime, Console(enabled=False), stop, watchdog, step_name="update")
-    return OnPolicyLearner(config, session, PPOAgent)
+    return learners.make(ppo.READER.parse([*flags, "--logdir", str(tmp_path), "--run-name", "run"]))
 
 
 def run(learner, updates=3):
