@@ -15,6 +15,7 @@ from tfrl.envs.published import normalized_return, published_curve
 # Of progress.csv after env_steps, in order: what is promised to those who read PPO's runs.
 _PROMISED = """
 rollout/episode_return rollout/episode_length rollout/normalized_return rollout/episodes
+rollout/mean_reward rollout/longest_episode
 train/policy_loss train/value_loss train/entropy train/approx_kl train/clip_fraction train/explained_variance
 train/grad_norm train/learning_rate train/first_ratio_error
 eval_train/return eval_train/return_std eval_train/episode_length eval_train/normalized_return
@@ -47,6 +48,8 @@ def make_run(
                 returns[level_set] = value, normalized_return(env, "easy", value)
             row = {name: abs(noise.normal()) for name in COLUMNS if name.startswith(("train/", "time/"))}
             row |= {"rollout/episode_return": next(iter(returns.values()))[0], "rollout/episode_length": 100}
+            row |= {"rollout/mean_reward": row["rollout/episode_return"] / 100}
+            row |= {"rollout/longest_episode": 200}
             row |= {"time/env_steps_per_second": 800 + 20 * noise.normal()}
             if update % 20 == 0 or update == config.num_updates:
                 row |= {f"eval_{s}/return": r[0] for s, r in returns.items()}

@@ -171,6 +171,23 @@ def test_episodes_counted_by_hand():
     assert episodes.mean_length == (2 + 4 + 3 + 1) / 4
 
 
+@pytest.mark.parametrize(("envs", "share_that_ends"), [(1, 0.0), (1, 0.2), (5, 0.2), (40, 1.0)])
+def test_the_last_steps_have_a_mean_reward_and_a_longest_episode(envs, share_that_ends):
+    rng, episodes, lengths = np.random.default_rng(envs), EpisodeStatistics(envs), np.zeros(envs, int)
+    assert math.isnan(episodes.mean_reward) and math.isnan(episodes.longest)
+    for steps in (1, 30, 7):
+        rewards = rng.normal(size=(steps, envs)).astype(np.float32)
+        first = rng.random((steps, envs)) < share_that_ends
+        longest = 0
+        for ends in first:
+            lengths += 1
+            longest = max(longest, *lengths)  # TorchRL's: the largest step count of a batch
+            lengths[ends] = 0
+        episodes.add(rewards, first)
+        assert episodes.longest == longest
+        assert episodes.mean_reward == pytest.approx(sum(map(float, rewards.flat)) / rewards.size)
+
+
 def test_the_mean_is_over_the_last_100_episodes_and_all_are_counted():
     episodes = EpisodeStatistics(1)
     episodes.add(np.arange(250, dtype=np.float32)[:, None], np.ones((250, 1), bool))

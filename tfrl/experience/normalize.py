@@ -177,13 +177,20 @@ def _pairwise_sum(x: np.ndarray) -> np.ndarray:
 
 
 class EpisodeStatistics:
-    """Raw returns and lengths of every finished episode; means are over the last 100."""
+    """Raw returns and lengths of every finished episode; means are over the last 100.
+
+    Attributes:
+      episodes: how many have ended.
+      mean_reward: the mean raw reward of an env step in the last `add`; NaN before it.
+      longest: env steps of the longest episode of the last `add`, whether it has ended or not; NaN before it.
+    """
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
         self.episodes = 0
+        self.mean_reward = self.longest = float("nan")
 
     def add(self, rewards: np.ndarray, first: np.ndarray) -> None:
         """Takes in raw rewards [T, N] and `first` [T, N] of all envs, in the order of time and env."""
@@ -191,6 +198,8 @@ class EpisodeStatistics:
         lengths = self._ended_lengths(first)
         self._recent.extend(zip(returns[first].tolist(), lengths.astype(float).tolist(), strict=True))
         self.episodes += len(lengths)
+        self.mean_reward = float(rewards.mean(dtype=np.float64))
+        self.longest = float(max(self._lengths.max(), lengths.max(initial=0)))
 
     def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
         """The lengths of the episodes that end, in the order of time and env; those that go on grow."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -59,28 +58,41 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
+_OF_UPDATES = {
+    "rollout/mean_reward": "training: mean reward of an env step",
+    "rollout/longest_episode": "training: longest episode of an update (env steps)",
+}
+
+
 @styled
 def learning_curve(run: Run) -> Figure:
-    """Draws one run's returns and episode lengths against env steps, while training and in evaluations."""
-    config = run.config
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6))
-    for ax, name in zip(axes, ("return", "length"), strict=True):
+    """Draws one run against env steps: what updates saw, and returns and episode lengths with evaluations.
+
+    Four panels; the two of updates are left out for runs of earlier versions, which did not note it.
+    """
+    of_updates = {name: title for name, title in _OF_UPDATES.items() if name in run.progress}
+    figure, axes = panels(len(of_updates) + 2, width=4.6, height=3.0, columns=2)
+    figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
+    for ax, (name, title) in zip(axes, of_updates.items(), strict=False):
+        ax.plot(*run.points(name), color=color_of(0))
+        ax.set_title(title)
+    returns, lengths = axes[-2:]
+    returns.set_title("episode return (raw reward)")
+    lengths.set_title("episode length (env steps)")
+    for ax, name in ((returns, "return"), (lengths, "length")):
         ax.plot(*run.points(f"rollout/episode_{name}"), color=color_of(0), label="while training")
-        for v, level_set in enumerate(reversed(config.level_sets), start=1):
-            title = level_set_title(config.env, level_set)
-            style = {"color": color_of(v), "marker": marker_of(v), "markersize": 4, "linestyle": dash_of(v)}
-            if name == "length":
-                ax.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
-                continue
-            _band(ax, run, level_set, color_of(v))
-            label = title if title == "evaluation" else f"evaluation, {title}"
-            ax.plot(*run.evaluations(level_set), label=label, **style)
-        what = "episode return (raw reward)" if name == "return" else "episode length (env steps)"
-        ax.set_title(f"{config.env}, seed {config.seed}: {what}")
+    for v, level_set in enumerate(reversed(run.config.level_sets), start=1):
+        title = level_set_title(run.config.env, level_set)
+        style = {"color": color_of(v), "marker": marker_of(v), "markersize": 4, "linestyle": dash_of(v)}
+        _band(returns, run, level_set, color_of(v))
+        label = title if title == "evaluation" else f"evaluation, {title}"
+        returns.plot(*run.evaluations(level_set), label=label, **style)
+        lengths.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
+    for ax in axes:
         ax.set_xlim(0, run.env_steps * 1.03 or 1)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supxlabel("env steps")
-    legend(figure, axes[0].get_legend_handles_labels()[0])
+    legend(figure, returns.get_legend_handles_labels()[0])
     return figure
 
 

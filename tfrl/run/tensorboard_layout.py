@@ -16,6 +16,15 @@ _CHARTS = {
         ),
         "train/test gap": ("eval/generalization_gap",),
     },
+    "episodes": {
+        "mean reward of an env step": ("rollout/mean_reward",),
+        "length": (
+            "rollout/episode_length",
+            "rollout/longest_episode",
+            "eval_train/episode_length",
+            "eval_test/episode_length",
+        ),
+    },
     "time": {
         "env steps per second": ("time/env_steps_per_second",),
         "seconds": ("time/rollout_seconds", "time/update_seconds"),

@@ -73,7 +73,11 @@ class LearnerBase:
         return self.agent.draw_noise(generator, steps)
 
     def episode_metrics(self) -> dict[str, float]:
-        """The `rollout/` metrics: means of the last 100 episodes."""
+        """The `rollout/` metrics, in the order of progress.csv.
+
+        Means are of the last 100 episodes; `mean_reward`, of an env step, and `longest_episode`, in env steps
+        so far, are of the last update alone.
+        """
         config, mean = self._config, self._episodes.mean_return
         score = normalized_return(config.env, config.distribution_mode, mean)
         return {
@@ -81,6 +85,8 @@ class LearnerBase:
             "rollout/episode_length": self._episodes.mean_length,
             "rollout/normalized_return": float("nan") if score is None else score,
             "rollout/episodes": self._episodes.episodes,
+            "rollout/mean_reward": self._episodes.mean_reward,
+            "rollout/longest_episode": self._episodes.longest,
         }
 
     @property

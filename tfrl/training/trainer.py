@@ -66,7 +66,7 @@ class Learner(Protocol):
         """The agent's weights by name."""
 
     def episode_metrics(self) -> dict[str, float]:
-        """`rollout/` metrics of the last 100 episodes."""
+        """The `rollout/` metrics of episodes by name, in the order of progress.csv."""
 
     @property
     def solved(self) -> bool:
@@ -145,9 +145,8 @@ class Trainer:
     @property
     def _columns(self) -> tuple[str, ...]:
         """The columns of progress.csv after `env_steps`, in order."""
-        rollout = ("episode_return", "episode_length", "normalized_return", "episodes")
         return (
-            *(f"rollout/{name}" for name in rollout),
+            *self._learner.episode_metrics(),
             *self._learner.agent.metric_names,
             *evaluation_columns(self._config.level_sets),
             *self._learner.columns,
