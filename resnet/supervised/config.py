@@ -39,7 +39,7 @@ class Task:
     """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
     tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
     preset: Literal["default", "he-cifar10"] = "default"
-    """A whole set of defaults, listed above; flags and files win over it."""
+    """A whole set of defaults, which --help lists; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
     """Normalisation in the residual networks; PPO takes torsos with group or none. Others have none."""
     width: int = 1

@@ -11,7 +11,7 @@ from refusals import refusal
 
 import resnet.supervised.config
 from tfrl import __main__ as overview
-from tfrl import completion, suite
+from tfrl import completion, config, suite
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
 from tfrl.config.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
@@ -132,6 +132,28 @@ def test_yaml_round_trip(tmp_path, argv):
     path = settings_file(tmp_path, to_yaml(config))
     assert from_yaml(path) == config
     assert parse(["--config", path]) == config
+
+
+@pytest.mark.parametrize("algorithm", [*config.ALGORITHMS, "resnet"])
+def test_a_file_of_settings_says_what_each_is_and_is_read_back_unchanged(tmp_path, algorithm):
+    reader = resnet.supervised.config.READER if algorithm == "resnet" else config.reader(algorithm)
+    settings = reader.parse(["--run-name", "007 # not: a comment"])
+    text = to_yaml(settings)
+    path = settings_file(tmp_path, text)
+    assert reader.from_yaml(path) == settings and reader.parse(["--config", path]) == settings
+    lines = text.splitlines()
+    fields = [field.name for field in dataclasses.fields(settings)]
+    assert [line.partition(":")[0] for line in lines if line and line[0] not in "# "][
+        -len(fields) :
+    ] == fields
+    assert all(lines[at - 1].startswith("# ") for at, line in enumerate(lines) if line.startswith((*fields,)))
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_comment_of_a_setting_is_that_of_the_class_that_words_it_last():
+    text = to_yaml(parse([]))
+    assert "# Updates between checkpoints.\ncheckpoint_every: 10\n" in text
+    assert "None: ENV-seedSEED, coinrun-seed1 say" in " ".join(text.replace("# ", "").split())
 
 
 def test_a_saved_default_name_follows_the_flags(tmp_path):

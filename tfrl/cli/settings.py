@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 import yaml
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.field_help import field_help
 from tfrl.cli.flags import flag, read_flags, read_yaml, shown
 
 Settings = TypeVar("Settings")
+
+_COMMENT_WIDTH = 98
 
 # What every trainer can be told. A trainer's own class adds fields, and gives one again to word its help.
 
@@ -220,10 +224,17 @@ class Reader(Generic[Settings]):
 
 
 def to_yaml(config: Any) -> str:
-    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly."""
+    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly.
+
+    A comment above each setting says what it is.
+    """
     algorithm = getattr(config, "algorithm", None)
-    named = {"algorithm": algorithm} if algorithm else {}
-    return yaml.safe_dump(named | dataclasses.asdict(config), sort_keys=False)
+    lines = [f"algorithm: {algorithm}\n"] if algorithm else []
+    texts = field_help(type(config))
+    for name, value in dataclasses.asdict(config).items():
+        comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
+        lines += ["\n", *(f"# {line}\n" for line in comment), yaml.safe_dump({name: value})]
+    return "".join(lines)
 
 
 def preset_in_words(preset: Mapping[str, Any]) -> str:

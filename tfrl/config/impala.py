@@ -71,7 +71,7 @@ class Config(Run, Actors, Ahead, Hardware, Network, IMPALA, Task, RLSettings):
     decisive: ClassVar[tuple[type, ...]] = (Task, IMPALA, Ahead, Network)
 
     preset: str = "procgen"
-    """A whole set of defaults, listed above; flags and files win over it. Without it, the env's own."""
+    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
 
     @property
     def steps_per_update(self) -> int:

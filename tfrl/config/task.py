@@ -19,7 +19,7 @@ class Task:
     """A procgen game, a toy or a Gymnasium id; coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0
     are the same."""
     preset: str = "openai-easy"
-    """A whole set of defaults, listed above; flags and files win over it. Without it, the env's own."""
+    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
     """Procgen's difficulty; every game has easy and hard. exploration is a single level."""
     num_levels: int = 200

@@ -16,7 +16,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation.episodes import Episodes, split_episodes
 from tfrl.run import rng
 
-_METRICS = ("return", "return_std", "episode_length", "normalized_return")
+_METRICS = ("return", "return_std", "episode_length", "episode_length_std", "normalized_return")
 GAP = "eval/generalization_gap"
 
 
@@ -59,6 +59,7 @@ def evaluation_metrics(task: Any, level_set: str, played: Episodes) -> dict[str,
         mean,
         float(played.returns.std()),
         float(played.lengths.mean()),
+        float(played.lengths.std()),
         math.nan if score is None else score,
     )
     return {f"eval_{level_set}/{name}": value for name, value in zip(_METRICS, values, strict=True)}

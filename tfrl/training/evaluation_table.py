@@ -34,14 +34,13 @@ class EvaluationTable:
         """
         cells = {"env steps": f"{env_steps:,}", "seconds": f"{seconds:,.0f}"}
         for level_set in self._level_sets:
-            mean, std = (metrics[f"eval_{level_set}/{name}"] for name in ("return", "return_std"))
             name = "return" if len(self._level_sets) == 1 else f"return, {level_set}"
-            cells[name] = f"{mean:.2f} \u00b1 {std:.2f}"
-        cells["length"] = f"{metrics['eval_test/episode_length']:.1f}"
+            cells[name] = _spread(metrics, f"eval_{level_set}/return", 2)
+        cells["length"] = _spread(metrics, "eval_test/episode_length", 1)
         cells["critic loss"] = _number(_first(metrics, _CRITIC))
         cells["actor loss"] = _number(_first(metrics, _ACTOR))
         if not self._widths:
-            least = {"env steps": 11, "seconds": 7, "length": 6}
+            least = {"env steps": 11, "seconds": 7, "length": 13}
             self._widths = [
                 max(len(name), least.get(name, 15 if name.startswith("return") else 0)) for name in cells
             ]
@@ -51,6 +50,11 @@ class EvaluationTable:
     def _print(self, cells: Sequence[str]) -> None:
         padded = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
         self._console.message("  ".join(padded))
+
+
+def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
+    """The mean of the episodes and their standard deviation."""
+    return f"{metrics[name]:.{digits}f} \u00b1 {metrics[f'{name}_std']:.{digits}f}"
 
 
 def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float:
