@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from cluster import team
+from tfrl.config import impala
 from tfrl.workers import tf_config
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +220,14 @@ def test_the_job_tries_again_what_can_go_on_and_nothing_else():
     }
 
 
-TYPES = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
+TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
 
 
 def faults(value, schema, path="TFJob"):
@@ -296,6 +305,89 @@ def test_a_tfjob_that_the_operator_would_refuse_is_found(old, new, fault):
         assert fault in faults(job, schema)
     else:
         assert any(found.endswith(fault) for found in tfjob_faults(job)), tfjob_faults(job)
+
+
+def rayjob_faults(job):
+    """What the API server would say of a RayJob, and what keeps KubeRay from running it.
+
+    The rules are those of ray-operator/controllers/ray/utils/validation.go (KubeRay v1.7.0).
+    """
+    found = faults(job, yaml.safe_load((ROOT / "tests" / "rayjob_schema.yaml").read_text()), "RayJob")
+    if found:
+        return found
+    spec = job["spec"]
+    found += [] if (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob") else ["another kind"]
+    if spec.get("submissionMode", "K8sJobMode") not in ("K8sJobMode", "HTTPMode", "InteractiveMode"):
+        found.append("submissionMode")
+    if spec.get("ttlSecondsAfterFinished", 0) and not spec.get("shutdownAfterJobFinishes"):
+        found.append("ttlSecondsAfterFinished needs shutdownAfterJobFinishes")
+    for group in spec["rayClusterSpec"]["workerGroupSpecs"]:
+        if not group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]:
+            found.append("replicas")
+    return found
+
+
+def test_the_rayjob_is_what_the_operator_expects_and_has_a_cpu_for_each_actor():
+    job = resources()["RayJob"]
+    assert rayjob_faults(job) == []
+    spec = job["spec"]
+    python, module, command, *flags = shlex.split(spec["entrypoint"])
+    assert (python, module, command) == ("python", "-m", "tfrl.impala")
+    config = impala.READER.parse(flags)
+    groups = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert config.actors == sum(int(g["rayStartParams"]["num-cpus"]) * g["replicas"] for g in groups)
+    head = spec["rayClusterSpec"]["headGroupSpec"]
+    assert spec["entrypointNumCpus"] == int(head["rayStartParams"]["num-cpus"])  # no actor beside the learner
+    allowed = resources()["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    for group in (head, *groups):
+        assert group["template"]["metadata"]["labels"] == allowed
+    assert spec["rayClusterSpec"]["authOptions"]["mode"] == "token"
+    pins = (ROOT / "requirements-ray.txt").read_text()
+    assert f"ray=={spec['rayClusterSpec']['rayVersion'].rpartition('.')[0]}.*" in pins
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("groupName: actors", "name: actors", "workerGroupSpecs[0].groupName is missing"),
+        ('num-cpus: "8"', "num-cpus: 8", "headGroupSpec.rayStartParams.num-cpus is no string"),
+        ("shutdownAfterJobFinishes: true", "suspend: false", "needs shutdownAfterJobFinishes"),
+        ("maxReplicas: 2", "maxReplicas: 1", "replicas"),
+        ("mountPath:", "path:", "volumeMounts[0].mountPath is missing"),
+    ],
+)
+def test_a_rayjob_that_the_operator_would_refuse_is_found(old, new, fault):
+    text = (CLUSTER / "kubernetes" / "rayjob.yaml").read_text()
+    assert old in text
+    found = rayjob_faults(yaml.safe_load(text.replace(old, new)))
+    assert any(one.endswith(fault) for one in found), found
+
+
+RAY_PYTHON = """
+if [ "$1" != -c ]; then echo "ARGUMENTS $*"; exit ${EXIT_CODE:-0}; fi
+case $2 in *token_hex*) printf secret ;; *) echo "WAITS $3 $4" ;; esac
+"""
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (143, True)])
+def test_the_slurm_script_for_ray_starts_a_head_and_nodes_and_the_learner_on_the_first(tools, code, requeued):
+    write_tool(tools / "scontrol", SLURM)
+    write_tool(tools / "srun", SRUN)
+    write_tool(tools / "python", RAY_PYTHON)
+    write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*"\n')
+    environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
+    command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), "--actors", "40", "--env", "big fish"]
+    done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16", EXIT_CODE=str(code))
+    assert done.returncode == code, done.stderr
+    started = [line for line in done.stdout.splitlines() if line.startswith("RAY")]
+    head = "RAY token secret start --block --head --port 23456 --include-dashboard false --num-cpus 8"
+    node = "RAY token secret start --block --address gpu3:23456 --num-cpus 16"
+    assert sorted(started) == sorted([head, node, node])
+    assert "WAITS gpu3:23456 40\n" in done.stdout
+    trains = "ARGUMENTS -m tfrl.impala --ray-address gpu3:23456 --actors 40 --env big fish"
+    assert trains in done.stdout
+    assert ("requeued 123456" in done.stdout) == requeued
+    assert not list(tools.parents[1].glob(".ray-token*"))
 
 
 @pytest.mark.parametrize("lists_evaluator", [True, False], ids=["training-operator 1.9", "tf-operator 1.0"])
