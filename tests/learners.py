@@ -11,6 +11,7 @@ from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
 _AGENTS = {"ppo": "PPOAgent", "drac": "DrACAgent", "ppg": "PPGAgent", "impala": "ImpalaAgent"}
+_AGENTS |= {name: f"{name.upper()}Agent" for name in ("dqn", "ddpg", "td3", "sac")}
 
 
 class Stepwise(OnPolicyLearner):

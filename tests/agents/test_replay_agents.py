@@ -329,13 +329,13 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     Slow(agent, generator)  # moves the weights
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
     noise = agent.draw_noise(generator, 200)
-    assert agent._in_arrays
+    assert agent.player.in_arrays
     ways = [lambda: agent.act(observations, noise, 5000), lambda: agent.sample(observations, noise)]
     ways.append(lambda: agent.greedy(observations))
     fast = [way() for way in ways]
-    agent._in_arrays = False
+    agent.player.in_arrays = False
     slow = [way() for way in ways]
-    agent._in_arrays = True
+    agent.player.in_arrays = True
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)

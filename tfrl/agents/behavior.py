@@ -9,6 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import networks
+from tfrl.agents.player import Player
+from tfrl.config.replay import ReplaySettings
+from tfrl.envs import registry
+from tfrl.experience import exploration
 from tfrl.experience.actor import BehaviorPolicy
 from tfrl.networks import array_policy
 from tfrl.run import rng
@@ -65,6 +69,64 @@ class ActorCriticBehavior:
         return actions, policy.log_prob(actions), values
 
 
+class ReplayBehavior:
+    """Explores as `ReplayAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`.
+
+    A row of its noise decides the action by itself: it holds the noise of an action, the values of
+    `config.exploration`, and where one is still to be taken at random, that action.
+
+    Args: those of `ActorCriticBehavior`.
+    """
+
+    extras: Mapping[str, tuple[int, ...]] = {}
+
+    def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
+        gpus = tf.config.list_logical_devices("GPU")
+        self._config = config
+        self._spec = registry.specs(config.env)[1]
+        self._device = "/gpu:0" if gpus else "/cpu:0"
+        with tf.device(self._device):
+            self._network = networks.of_settings(config, precision)
+            initial = self._network.functions[self._network.player].initial()
+            self._vector = tf.Variable(initial, trainable=False)
+        sizes = {"on_gpu": bool(gpus), "at_once": at_once}
+        self._player = Player(config, self._network, self._vector.read_value, **sizes)
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Acts by them from now on."""
+        self._vector.assign(self._network.join(weights)[self._network.player])
+        self._player.forget()
+
+    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
+        """The rows of round `number`, float32 [T, B, ...], of envs by their global indices."""
+        config = self._config
+        noise = exploration.noise(config, number, indices, self._network.draw_noise)
+        steps, envs = noise.shape[:2]
+        explored = [config.exploration(exploration.env_steps(config, number, t)) for t in range(steps)]
+        explored = np.broadcast_to(np.array(explored, np.float32)[:, None], (steps, envs, len(explored[0])))
+        actions = exploration.first_actions(config, number, indices)
+        actions = np.zeros((steps, envs, *self._spec.shape)) if actions is None else actions
+        at_random = [exploration.is_random(config, number, t) for t in range(steps)]
+        at_random = np.broadcast_to(np.array(at_random)[:, None, None], (steps, envs, 1))
+        parts = (noise, explored, actions.reshape(steps, envs, -1), at_random)
+        return np.concatenate(parts, axis=2, dtype=np.float32)
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [R, B, *shape] of observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
+        size, rows = observations.shape[:2], noise.reshape(-1, noise.shape[-1])
+        if rows[0, -1]:  # exact: actions are float32, or small numbers
+            action_size = int(np.prod(self._spec.shape))
+            actions = rows[:, -1 - action_size : -1].astype(self._spec.dtype)
+            return actions.reshape(*size, *self._spec.shape), {}
+        width = self._network.noise_size
+        further = len(self._config.exploration(0))
+        observations = observations.reshape(-1, *observations.shape[2:])
+        with tf.device(self._device):
+            actions = self._player.act(observations, rows[:, :width], rows[0, width : width + further])
+        return actions.reshape(*size, *actions.shape[1:]), {}
+
+
 def of_settings(config: Any, precision: str, *, at_once: int) -> BehaviorPolicy:
     """Makes the policy that a run's actors act by; arguments are those of `ActorCriticBehavior`."""
-    return ActorCriticBehavior(config, precision, at_once=at_once)
+    kind = ReplayBehavior if isinstance(config, ReplaySettings) else ActorCriticBehavior
+    return kind(config, precision, at_once=at_once)

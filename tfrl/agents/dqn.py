@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
 from tfrl.ops import q_learning
-from tfrl.ops.schedules import exploration
 
 
 class DQNAgent(ReplayAgent):
@@ -39,17 +36,6 @@ class DQNAgent(ReplayAgent):
         loss = q_learning.td_loss(q, target, rows["weight"], huber_delta=config.huber_delta)
         return loss, {"q_loss": loss, "q_mean": q}, target - q
 
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute the network that acts: not a dueling one, which has two heads."""
-        return super().fits_arrays and not self._config.dueling
-
-    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """Epsilon, the share of random actions."""
-        config = self._config
-        ends = config.exploration_start, config.exploration_end
-        return (np.float32(exploration(*ends, env_steps, config.exploration_steps)),)
-
     def progress(self, env_steps: int) -> dict[str, float]:
         """Metrics that follow from the number of env steps alone: the learning rate and epsilon."""
-        return super().progress(env_steps) | {"train/epsilon": float(self.exploration(env_steps)[0])}
+        return super().progress(env_steps) | {"train/epsilon": float(self._config.exploration(env_steps)[0])}

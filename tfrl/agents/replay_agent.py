@@ -9,7 +9,7 @@ that N replicas or workers take the steps that one would, bit for bit on a CPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import networks
+from tfrl.agents.player import Player
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
-from tfrl.networks import array_policy
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.adam import adam
 from tfrl.ops.q_learning import polyak
@@ -93,10 +93,8 @@ class ReplayAgent:
         self._learned = tuple(learned)
 
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
-        self._forward = self.network.player_pass(on_gpu=on_gpu, at_once=at_once)
-        # For a few envs a call of TensorFlow takes longer than the arithmetic of a small network.
-        self._in_arrays = self.fits_arrays and not runtime.uses_gpu
-        self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
+        read = self._vectors[self.network.player].read_value
+        self.player = Player(config, self.network, read, on_gpu=on_gpu, at_once=at_once)
         # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
         compiles = on_gpu or config.torso == "mlp"
         self._gradients = [
@@ -109,12 +107,6 @@ class ReplayAgent:
             jit_compile=compiles,
         )
 
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute the network that acts: the settings alone decide it."""
-        config = self._config
-        return config.torso == "mlp" and config.activation in array_policy.ACTIVATIONS
-
     def make_phases(self) -> tuple[Phase, ...]:
         """The gradient steps of an update, in order."""
         raise NotImplementedError
@@ -122,10 +114,6 @@ class ReplayAgent:
     def initial(self) -> dict[str, np.ndarray]:
         """The vectors that a run begins with: those of the networks, and what else is learned."""
         return {name: function.initial() for name, function in self.network.functions.items()}
-
-    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
-        return ()
 
     @property
     def num_parameters(self) -> int:
@@ -168,40 +156,15 @@ class ReplayAgent:
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
         """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K] and the env steps."""
-        exploration = self.exploration(env_steps)
-        if self._in_arrays and self._config.num_envs <= array_policy.MOST_ENVS:
-            return self.network.act(self._arrays()(observations), noise, *exploration)
-        return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
+        return self.player.act(observations, noise, self._config.exploration(env_steps))
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        if self._in_arrays:
-            return self.network.act(self._arrays()(observations), noise)
-        return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
-
-    @tf.function(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
-        return self.network.sample(self._outputs(observations), noise, *exploration)
+        return self.player.sample(observations, noise)
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """The best actions [B, *shape]; ignores `noise`."""
-        if self._in_arrays:
-            return self.network.act_greedily(self._arrays()(observations))
-        return self._greedy(tf.convert_to_tensor(observations)).numpy()
-
-    @tf.function(reduce_retracing=True)
-    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
-        return self.network.greedy(self._outputs(observations))
-
-    def _arrays(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The player's forward pass in NumPy by the weights of now."""
-        if self._array_pass is None:
-            weights = self._vectors[self.network.player].numpy()
-            self._array_pass = self.network.array_pass(weights, self._config.activation)
-        return self._array_pass
-
-    def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        return self._forward(self._vectors[self.network.player].read_value(), observations)
+        return self.player.greedy(observations)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env's actions, float32 [steps, K]."""
@@ -235,7 +198,7 @@ class ReplayAgent:
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in fields.items()}
         numbers = (tf.constant(first), tf.constant(count), tf.constant(scale, tf.float32))
         done, sums, errors = self._updates(rows, *numbers)
-        self._array_pass = None
+        self.player.forget()
         totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
         bad = [name for name, value in totals.items() if not np.isfinite(value)]
         if bad:
@@ -369,7 +332,7 @@ class ReplayAgent:
         joined = self.network.join(weights_of(state))
         for name, variable in self._vectors.items():
             variable.assign(joined[name] if name in joined else state[f"agent/{name}"])
-        self._array_pass = None
+        self.player.forget()
 
 
 def _variable(value: np.ndarray) -> tf.Variable:

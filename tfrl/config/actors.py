@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfrl.cli.settings import Range
 from tfrl.config import run
 
 _MOST_LAG = 64
+_ANSWERS_WITHIN = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,25 @@ def check_topology(config: Any, workers: int) -> None:
         )
 
 
-def check_installed(config: Any) -> None:
-    """Raise UserError if the run is to have actors, and Ray is not there."""
-    if getattr(config, "actors", 0) and importlib.util.find_spec("ray") is None:
+def check_ray(config: Any) -> None:
+    """Raises UserError if the run is to have actors, and Ray is not installed or does not answer."""
+    if not getattr(config, "actors", 0):
+        return
+    if importlib.util.find_spec("ray") is None:
         raise UserError(
             f"--actors {config.actors} needs Ray, which is not installed: pip install -r requirements-ray.txt"
         )
+    if config.ray_address not in (None, "auto"):
+        _check_answers(config.ray_address)
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for half a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--ray-address must be HOST:PORT, as `ray start` prints it, or auto; got {address}.")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
+    except OSError as error:
+        reason = error.strerror or "no answer"
+        raise UserError(f"there is no Ray to join at --ray-address {address}: {reason}.") from None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
-from tfrl.config import replay, run
+from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
-from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class DDPG:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
 
     algorithm: ClassVar[str] = "ddpg"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Torso)
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Ahead, Torso)
 
 
 RANGES: dict[str, Range] = {
@@ -44,12 +44,12 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, DDPG, Torso, Hardware, Run),
+    sections=(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Run),
     presets=TASKS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
-    complete=run.complete,
+    complete=actors.complete,
     check=validate,
     prog="python -m tfrl.ddpg",
     summary="Train DDPG on an env with continuous actions.",

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tfrl.cli.settings import COUNT, FRACTION, NATURAL, POSITIVE, Range, Reader
-from tfrl.config import replay, run
-from tfrl.config.replay import DEFAULTS, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config import actors, replay
+from tfrl.config.replay import DEFAULTS, Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 from tfrl.envs.spec import Discrete
+from tfrl.ops import schedules
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,22 @@ class DQN:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
 
     algorithm: ClassVar[str] = "dqn"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Torso)
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Ahead, Torso)
     action_kind: ClassVar[type] = Discrete
 
     @property
     def depends_on_length(self) -> bool:
         """True if something follows --total-steps: the learning rate, or the weights of transitions."""
         return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
+
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Epsilon, the share of random actions, after `env_steps` env steps."""
+        ends = self.exploration_start, self.exploration_end
+        return (np.float32(schedules.exploration(*ends, env_steps, self.exploration_steps)),)
 
 
 _DEFAULTS = {**DEFAULTS, "tau": 1.0, "batch_size": 128, "lr": 2.5e-4, "replay_size": 100_000}
@@ -128,12 +136,12 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, DQN, Torso, Hardware, Run),
+    sections=(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=lambda env: {"CartPole-v1": "cartpole", "catch": "catch"}.get(env, "default"),
     defaults={"env": "CartPole-v1"},
-    complete=run.complete,
+    complete=actors.complete,
     check=validate,
     prog="python -m tfrl.dqn",
     summary="Train DQN on an env with discrete actions.",

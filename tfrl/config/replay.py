@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
-from tfrl.config import run
+from tfrl.config import actors, run
+from tfrl.config.actors import Actors, Ahead
 from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
@@ -99,12 +102,17 @@ class ReplaySettings(RLSettings):
     @property
     def may_change(self) -> frozenset[str]:
         """The settings that a run may change as it goes on; not its length if its steps depend on that."""
-        return super().may_change - ({"total_steps"} if self.depends_on_length else set())
+        fixed = {"total_steps"} if self.depends_on_length else set()
+        return super().may_change - fixed | actors.MAY_CHANGE
 
     @property
     def depends_on_length(self) -> bool:
         """True if something follows --total-steps, as a falling learning rate does."""
         return self.lr_schedule != "constant"
+
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
+        return ()
 
     @property
     def prioritized_replay(self) -> bool:
@@ -120,6 +128,7 @@ class ReplaySettings(RLSettings):
                 f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
                 f"got {self.num_envs}."
             )
+        actors.check_topology(self, workers)
         share = self.batch_size // replicas
         if share % self.part_rows:
             raise UserError(
@@ -129,6 +138,7 @@ class ReplaySettings(RLSettings):
 
 
 RANGES: dict[str, Range] = {
+    **actors.RANGES,
     "iteration_steps": COUNT,
     "replay_size": Range(2, 1e12),
     "learning_starts": COUNT,
@@ -174,6 +184,12 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
             f"--n-step {config.n_step} needs as many steps of each of --num-envs {config.num_envs} in "
             f"--replay-size {config.replay_size} and in --learning-starts {config.learning_starts}."
         )
+    actors.check(config)
+    if config.actors and not config.lag:
+        raise UserError(
+            f"--actors {config.actors} need a --lag of 1 or more with {config.algorithm}, whose envs are "
+            "stepped between gradient steps otherwise."
+        )
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
 
@@ -195,6 +211,8 @@ def _check_actions(config: Any) -> None:
 
 __all__ = [
     "DEFAULTS",
+    "Actors",
+    "Ahead",
     "Hardware",
     "Replay",
     "ReplaySettings",

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
-from tfrl.config import replay, run
+from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
-from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
 
@@ -31,11 +31,11 @@ class SAC:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
     algorithm: ClassVar[str] = "sac"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Torso)
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
     action_kind: ClassVar[type] = object
 
 
@@ -75,12 +75,12 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, SAC, Torso, Hardware, Run),
+    sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
     preset_summaries={**SUMMARIES, "mountain-car": "for MountainCarContinuous-v0, which takes it by itself"},
     default_preset=lambda env: {**OF_ENVS, "MountainCarContinuous-v0": "mountain-car"}.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
-    complete=run.complete,
+    complete=actors.complete,
     check=validate,
     prog="python -m tfrl.sac",
     summary="Train SAC on an env with continuous or discrete actions.",

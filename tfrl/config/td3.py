@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
-from tfrl.config import ddpg, replay, run
+from tfrl.config import actors, ddpg, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
 from tfrl.config.ddpg import DDPG
-from tfrl.config.replay import Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class TD3(DDPG):
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Torso, TD3, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Ahead, Hardware, Torso, TD3, Replay, Task, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
     algorithm: ClassVar[str] = "td3"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Torso)
+    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Ahead, Torso)
 
 
 RANGES: dict[str, Range] = {
@@ -48,12 +48,12 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, TD3, Torso, Hardware, Run),
+    sections=(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Run),
     presets=TASKS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
-    complete=run.complete,
+    complete=actors.complete,
     check=validate,
     prog="python -m tfrl.td3",
     summary="Train TD3 on an env with continuous actions.",

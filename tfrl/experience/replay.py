@@ -85,19 +85,24 @@ class Replay:
 
     def show(self, step: Step) -> None:
         """Takes what the envs show: o_t, and what a_{t-1} led to. Shown twice is shown once."""
-        at, before = self.steps % self._ring, (self.steps - 1) % self._ring
-        self._observations[at] = step.observation
+        self.stand_at(step.observation, step.first)
         if self.steps == 0:
             return
-        if (self._first[before] != step.first).any():
-            # An env that could not go on exactly: its episode was saved as one that goes on.
-            self._pieces = [piece for piece in self._pieces if piece.about["end"] < self.steps]
+        before = (self.steps - 1) % self._ring
         self._rewards[before] = step.reward
-        self._first[before] = step.first
         self._truncated[before] = step.truncated
         if step.final_observation is not None:
             for column, final in zip(np.flatnonzero(step.truncated), step.final_observation, strict=True):
                 self._finals[before, int(column)] = np.array(final)
+
+    def stand_at(self, observations: np.ndarray, first: np.ndarray) -> None:
+        """Takes o_t [B, *shape] and its flags alone, [B]: what it knows of a_{t-1} stays, if that is so."""
+        at, before = self.steps % self._ring, (self.steps - 1) % self._ring
+        self._observations[at] = observations
+        if self.steps and (self._first[before] != first).any():
+            # An env that could not go on exactly: its episode was saved as one that goes on.
+            self._pieces = [piece for piece in self._pieces if piece.about["end"] < self.steps]
+            self._first[before] = first
 
     def act(self, actions: np.ndarray) -> None:
         """Takes a_t [B, *shape], for what was shown; the oldest row gives way to the next."""

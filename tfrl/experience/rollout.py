@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.envs.spec import ActionSpec, ArraySpec
+from tfrl.envs.vec_env import Step
 from tfrl.workers import machine
 
 
@@ -64,6 +65,22 @@ class Rollout:
             first=np.zeros(size, bool),
             truncated=np.zeros(size, bool),
         )
+
+    def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions [B, *shape] of one step after the other, and what they led to, where R = 1."""
+        for t, actions in enumerate(self.actions[0]):
+            cut = np.flatnonzero(self.truncated[0, t])
+            finals = [self.final_observations[0, t, int(b)] for b in cut]
+            yield (
+                actions,
+                Step(
+                    reward=self.rewards[0, t],
+                    observation=self.observations[0, t + 1],
+                    first=self.first[0, t],
+                    truncated=self.truncated[0, t],
+                    final_observation=np.stack(finals) if finals else None,
+                ),
+            )
 
     def by_env(self, array: np.ndarray) -> np.ndarray:
         """An array [R, T, B, ...] of this rollout as [T, R * B, ...]: in the order of the global envs."""

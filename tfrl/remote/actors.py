@@ -24,12 +24,13 @@ from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout, observation_bytes
 from tfrl.remote import parameters
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, ray
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, ray
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
 
 _LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
 _MOST_DEATHS = 3  # of one actor, without a rollout between them
+_START = 300.0  # seconds for a process to import TensorFlow and make its envs, at least
 
 
 class RemoteActor:
@@ -116,7 +117,7 @@ class _Seat:
 
     def wait_until_ready(self) -> None:
         """Waits until the process is there."""
-        ready = self._wait(lambda: self._ready)
+        ready = self._wait(lambda: self._ready, max(_START, self._timeout))
         self.after, self.exact_state = ready.place, ready.exact_state
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
@@ -132,30 +133,31 @@ class _Seat:
 
     def oldest(self) -> Collected:
         """Waits for the oldest rollout that was ordered."""
-        return self._wait(lambda: self._orders[0].result)
+        return self._wait(lambda: self._orders[0].result, self._timeout)
 
     def settle(self, after: EnvStates) -> None:
         """Takes the oldest rollout as done, after which the envs stand at `after`."""
         self._orders.popleft()
         self.after, self._deaths = after, 0
 
-    def _wait(self, reference: Callable[[], Any]) -> Any:
+    def _wait(self, reference: Callable[[], Any], timeout: float) -> Any:
         """What the reference stands for, which is another one once the process was replaced."""
-        began = time.monotonic()
+        end = time.monotonic() + timeout
         while True:
             try:
                 return ray.get(reference(), timeout=_LOOK_EVERY)
             except ray.exceptions.GetTimeoutError:
                 self._look()
-                if time.monotonic() - began < self._timeout:
+                if time.monotonic() < end:
                     continue
-                reason = f"has not answered for {self._timeout:g} s"
+                reason = f"has not answered for {timeout:g} s"
             except ray.exceptions.RayTaskError as error:
                 raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
             except RayError:
                 reason = "has died"
             self._replace(reason)
-            began = time.monotonic()
+            self.wait_until_ready()
+            end = time.monotonic() + timeout
 
     def _replace(self, reason: str) -> None:
         """Puts another process in the place of one that is gone, which plays its part again."""
@@ -165,6 +167,8 @@ class _Seat:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a rollout")
         self._tell(f"{self._name} {reason}; another takes its place, and plays its part again")
         self.kill()
+        if free_cpus(1) < 1:
+            self._tell(f"{self._name} waits until Ray has a CPU free for it")
         self._process = self._make()
         states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
         self._ready = self._process.begin_at.remote(states)
@@ -192,6 +196,7 @@ class RayCollector:
       precision: of the torso, resolved.
       obey: raises Stopped if the run was told to stop.
       tell: gets a sentence where an actor is replaced.
+      beat: tells the run's watchdog that actors are waited for, which have a time-out of their own.
     """
 
     def __init__(
@@ -203,6 +208,7 @@ class RayCollector:
         precision: str,
         obey: Callable[[], None],
         tell: Callable[[str], None],
+        beat: Callable[[], None],
     ) -> None:
         self.indices = list(range(config.num_envs))
         self.observation_spec, self.action_spec = registry.specs(config.env)
@@ -218,7 +224,7 @@ class RayCollector:
             mine = self.indices[index * share : (index + 1) * share]
             return kind.remote(config, spec, mine, precision, threads)
 
-        self._newest: Versioned | None = None
+        self._beat, self._newest = beat, None
         self._server = parameters.serve() if config.free_running else None
         hooks = {"timeout": config.actor_timeout, "obey": obey, "tell": tell, "look": self._look}
         self._seats = [_Seat(i, lambda i=i: make(i), **hooks) for i in range(config.actors)]
@@ -237,6 +243,7 @@ class RayCollector:
 
     def _look(self) -> None:
         """Gives them once more: a server that has died came back without any."""
+        self._beat()
         if self._newest is not None:
             self._server.push.remote(*self._newest)
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 
 from tfrl.cli.errors import TrainingError, UserError
@@ -19,6 +20,7 @@ _OWN = {
 }
 _QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 _STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
+_FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
 _PR_SET_PDEATHSIG = 1
 
 for _name, _value in (_OWN | _QUIET).items():  # read when ray is imported
@@ -50,9 +52,10 @@ class Cluster:
             else:
                 self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                 self._start(num_actors, store_bytes + _STORE_BYTES, quiet)
-        cpus = int(ray.cluster_resources().get("CPU", 0))
-        free = int(ray.available_resources().get("CPU", 0))
-        if address is not None and free < num_actors:
+        if address is None:
+            return
+        cpus, free = int(ray.cluster_resources().get("CPU", 0)), free_cpus(num_actors)
+        if free < num_actors:
             self.close()
             raise UserError(
                 f"--actors {num_actors} need {num_actors} CPUs, and the Ray at {address} has {free} of its "
@@ -64,7 +67,10 @@ class Cluster:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
-            raise UserError(f"there is no Ray to join at --ray-address {address}: {first}") from None
+            raise UserError(
+                f"there is no Ray to join at --ray-address {address}, or it has another token than "
+                f"RAY_AUTH_TOKEN_PATH names (docs/ray.md): {first}"
+            ) from None
 
     def _start(self, num_actors: int, store_bytes: int, quiet: dict) -> None:
         try:
@@ -87,6 +93,14 @@ class Cluster:
             ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def free_cpus(wanted: int) -> int:
+    """CPUs of this process's Ray that nobody has; if they are fewer than wanted, some seconds from now."""
+    end = time.monotonic() + _FREED_WITHIN
+    while (free := int(ray.available_resources().get("CPU", 0))) < wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    return free
 
 
 def end_with_parent() -> None:

@@ -168,7 +168,7 @@ def make_ahead_collector(config: Any, session: Session, *, replicas: int, make: 
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
     sizes = {"replicas": replicas, "precision": session.runtime.precision}
-    hooks = {"obey": session.obey, "tell": session.console.warn}
+    hooks = {"obey": session.obey, "tell": session.console.warn, "beat": session.watchdog.beat}
     return RayCollector(config, env_spec(config), **sizes, **hooks)
 
 

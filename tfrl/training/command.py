@@ -9,7 +9,7 @@ from typing import Any
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.config.actors import check_installed
+from tfrl.config.actors import check_ray
 from tfrl.envs import registry
 from tfrl.experience import rollout
 from tfrl.networks import torso_weights
@@ -47,7 +47,7 @@ def run(
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
-    check_installed(config)
+    check_ray(config)
     workers = 1 if cluster is None else cluster.num_workers
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     (check_memory or _check_rollouts)(config, workers)

@@ -10,14 +10,19 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import random_actions
 from tfrl.experience.replay import Replay
 from tfrl.run import rng
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training import env_states
-from tfrl.training.learner import LearnerBase, MakeAgent, env_spec, under, with_prefix
+from tfrl.training.learner import LearnerBase, MakeAgent, under, with_prefix
+from tfrl.training.playing import PlayedAhead, PlayedInTurn, Playing
 from tfrl.training.trainer import Update
+
+_COLUMNS = (
+    *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
+    *("time/update_seconds", "time/replay_seconds", "time/allreduce_seconds"),
+)
 
 
 class OffPolicyLearner(LearnerBase):
@@ -31,14 +36,10 @@ class OffPolicyLearner(LearnerBase):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    columns = (
-        *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
-        *("time/update_seconds", "time/replay_seconds", "time/allreduce_seconds"),
-    )
-
     def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
-        self.envs = _Envs(config, session.runtime.local_envs(config.num_envs))
         super().__init__(config, session, make_agent)
+        self.envs: Playing = (PlayedAhead if config.is_ahead else PlayedInTurn)(config, session)
+        self.columns = (*_COLUMNS, *self.envs.columns)
         observation, action = registry.specs(config.env)
         self.replay = Replay(
             self.envs.indices,
@@ -75,6 +76,7 @@ class OffPolicyLearner(LearnerBase):
             "time/update_seconds": clock["learning"],
             "time/replay_seconds": clock["replay"],
         }
+        metrics |= self.envs.metrics(session.step - 1, seconds)
         return Update(metrics, self.action_counts(actions))
 
     def _iterate(self, clock: Counter, sums: Counter) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -82,53 +84,21 @@ class OffPolicyLearner(LearnerBase):
 
         Adds the seconds of each kind of work to `clock`, and the metrics of each gradient step to `sums`.
         """
-        config, session, envs, replay = self._config, self._session, self.envs.env, self.replay
-        num_steps, start = config.iteration_steps // config.num_envs, session.step * config.iteration_steps
+        config, session, replay = self._config, self._session, self.replay
+        num_steps, start = config.steps_per_env, session.step * config.iteration_steps
         session.phase("training")
-        noise, random = self._noise(num_steps), self._random_actions(start, num_steps)
-        rewards = np.zeros((num_steps, envs.num_envs), np.float32)
+        action = registry.specs(config.env)[1]
+        rewards = np.zeros((num_steps, len(self.envs.indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
-        taken = np.zeros((*rewards.shape, *envs.action_spec.shape), envs.action_spec.dtype)
-        step = envs.observe()
-        replay.show(step)
-        for t in range(num_steps):
-            env_steps = start + t * config.num_envs
-            explores = env_steps >= config.learning_starts
-            actions = self.agent.act(step.observation, noise[t], env_steps) if explores else random[t]
-            taken[t] = actions
+        taken = np.zeros((*rewards.shape, *action.shape), action.dtype)
+        for t, (actions, step) in enumerate(self.envs.steps(session.step, self.agent, replay)):
+            taken[t], rewards[t], first[t] = actions, step.reward, step.first
             replay.act(actions)
-            envs.act(actions)
-            step = envs.observe()
             replay.show(step)
-            rewards[t], first[t] = step.reward, step.first
-            env_steps += config.num_envs
+            env_steps = start + (t + 1) * config.num_envs
             if env_steps % config.train_every < config.num_envs:
                 self._learn(env_steps, clock, sums)
         return rewards, first, taken
-
-    def _noise(self, num_steps: int) -> np.ndarray:
-        """What exploring actions are drawn by, float32 [T, B, K], of unit variance where it is correlated."""
-        config = self._config
-        noise = rng.action_noise(
-            config.seed, self._session.step, self.envs.indices, num_steps, self.agent.draw_noise
-        )
-        correlation = getattr(config, "noise_correlation", 0.0)
-        if correlation:
-            rest = np.float32((1.0 - correlation**2) ** 0.5)
-            for t in range(1, num_steps):
-                noise[t] = np.float32(correlation) * noise[t - 1] + rest * noise[t]
-        return noise
-
-    def _random_actions(self, start: int, num_steps: int) -> np.ndarray | None:
-        """Those of the steps before --learning-starts, [T, B, *shape]; None where there are none."""
-        config = self._config
-        if start >= config.learning_starts:
-            return None
-        generators = (
-            rng.generator(config.seed, rng.Use.EXPLORATION, self._session.step, i) for i in self.envs.indices
-        )
-        spec = self.envs.env.action_spec
-        return np.stack([random_actions(spec, g, num_steps) for g in generators], axis=1)
 
     def _learn(self, env_steps: int, clock: Counter, sums: Counter) -> None:
         """Takes the gradient steps that are due after so many env steps."""
@@ -175,7 +145,7 @@ class OffPolicyLearner(LearnerBase):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are the same on all workers; this worker's envs and replay, without the pieces."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        state["taken"] = np.array(self._taken)
+        state |= self.envs.get_weights(self._session.step) | {"taken": np.array(self._taken)}
         return state, env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())
 
     def pieces(self) -> Sequence[Piece]:
@@ -196,28 +166,10 @@ class OffPolicyLearner(LearnerBase):
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._taken = int(state["taken"])
+        self.envs.set_weights(state)
         env_states.restore(self.envs, parts, self._config, self._session)
         self.replay.set_state([under("replay/", p) | {"indices": p["indices"]} for p in parts], pieces)
 
     def close(self) -> None:
         """Stops the envs."""
-        self.envs.env.close()
-
-
-class _Envs:
-    """This worker's slice of the global envs; follows `env_states.Envs`."""
-
-    def __init__(self, config: Any, indices: Sequence[int]) -> None:
-        self.indices = list(indices)
-        self.env = registry.make(env_spec(config), self.indices)
-
-    @property
-    def exact_state(self) -> bool:
-        return self.env.exact_state
-
-    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        step = self.env.observe()
-        return self.indices, self.env.get_state(), step.observation, step.first
-
-    def set_state(self, states: dict[int, bytes]) -> None:
-        self.env.set_state([states[i] for i in self.indices])
+        self.envs.close()

@@ -1,0 +1,86 @@
+"""A Ray that the tests of a session share, as on a cluster: started by itself, joined by address."""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import alive, family, until
+
+# On the loopback address alone, as the runs' own; a lost node is found in seconds.
+ENVIRON = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Node:
+    """`ray start` in the foreground, with its processes."""
+
+    def __init__(self, folder, *flags, cpus, **environ):
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
+        command += ["--num-cpus", str(cpus), "--object-store-memory", str(200 * 2**20), *flags]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **ENVIRON, **environ},
+            stdout=(folder / "node.txt").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def actors(self):
+        """The process numbers of the envs' actors on it."""
+        return self.processes(b"ray::RemoteActor")
+
+    def processes(self, begins):
+        """Those of its processes whose command begins so."""
+        found = []
+        for pid in family(self.process.pid)[1:]:
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found += [pid] if name.startswith(begins) else []
+        return found
+
+    def end(self):
+        """Kills it and all of its processes."""
+        pids = family(self.process.pid)
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        until(lambda: not any(map(alive, pids)), 60)
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory):
+    """A Ray with 6 CPUs, and its `address`."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("pip install -r requirements-ray.txt")
+    port = free_port()
+    folder = Path(tmp_path_factory.mktemp("r"))
+    (folder / "token").write_text(secrets.token_hex(32))
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    head = ("--head", "--port", str(port), "--include-dashboard", "false", "--node-ip-address", "127.0.0.1")
+    node = Node(folder, *head, "--temp-dir", str(folder), cpus=6)
+    try:
+        end = time.monotonic() + 180
+        while "runtime started" not in (folder / "node.txt").read_text():
+            assert node.process.poll() is None and time.monotonic() < end, (folder / "node.txt").read_text()
+            time.sleep(0.1)
+        node.address = f"127.0.0.1:{port}"
+        yield node
+    finally:
+        node.end()

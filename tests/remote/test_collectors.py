@@ -1,0 +1,122 @@
+"""Learners whose envs are stepped on Ray take the same steps, on any number of actors, whoever dies."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+from learners import make, updated
+from processes import Answer, assert_refused
+
+from tfrl import config as settings
+from tfrl.cli.errors import UserError
+from tfrl.training.actor_learner import ActorLearner
+from tfrl.training.off_policy import OffPolicyLearner
+
+CATCH = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8"
+CATCH += " --num-steps 12 --num-minibatches 2 --lr 1e-2 --total-steps 100_000"
+REPLAY = "--num-envs 8 --batch-size 16 --iteration-steps 80 --total-steps 8000 --preset default"
+REPLAY += " --learning-starts 100 --train-every 16 --updates-per-step 0.2 --replay-size 400"
+RUNS = {
+    "impala": CATCH + " --lag 1",
+    "ppo": CATCH + " --lag 2 --epochs 2",
+    "dqn": f"--env catch --torso linear --num-levels 0 --n-step 3 --lag 1 {REPLAY}",
+    "sac": f"--env Pendulum-v1 --hidden 16 --lag 2 {REPLAY}",
+}
+UPDATES = 5
+
+
+def parsed(algorithm, *more):
+    return settings.reader(algorithm).parse([*RUNS[algorithm].split(), *map(str, more)])
+
+
+def learner(algorithm, *more):
+    config = parsed(algorithm, *more)
+    kind = ActorLearner if algorithm in ("impala", "ppo") else OffPolicyLearner
+    return contextlib.closing(make(config, kind))
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        np.testing.assert_equal(mine, theirs)  # nan where no episode has ended
+    for name, weight in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], weight, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Gives what some updates come to where a thread steps the envs."""
+    made = {}
+
+    def of(algorithm, updates=UPDATES):
+        if (algorithm, updates) not in made:
+            with learner(algorithm) as one:
+                made[algorithm, updates] = updated(one, updates)
+        return made[algorithm, updates]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count"), [("impala", 4), ("impala", 1), ("ppo", 2), ("dqn", 2), ("sac", 1)]
+)
+def test_any_number_of_actors_is_the_same_run(node, alone, algorithm, count):
+    with learner(algorithm, "--actors", count, "--ray-address", node.address) as one:
+        found = updated(one, UPDATES)
+    assert_same(found, alone(algorithm))
+    lags = [metrics["train/lag"] for metrics in found[0]]
+    lag = parsed(algorithm).lag
+    assert lags == [min(update, lag) for update in range(UPDATES)]
+
+
+def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, capsys):
+    """Killed at random moments: while they start, act, wait; twice in a row. One is stopped."""
+    moment, done = random.SystemRandom(), threading.Event()
+    signals = [signal.SIGKILL] * 4
+
+    def disturb():
+        while signals and not done.wait(moment.uniform(0, 2)):
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(moment.choice(node.actors()), signals[-1])
+                signals.pop()
+
+    updates = 30
+    with learner("impala", "--actors", 2, "--ray-address", node.address, "--actor-timeout", 20) as one:
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        parts = [updated(one, 1)[0][0] for _ in range(10)]
+        while thread.is_alive() and len(parts) < updates - 5:  # as many updates as it takes to kill all
+            parts += updated(one, 1)[0]
+            thread.join(1)
+        done.set()
+        thread.join()
+        os.kill(node.actors()[0], signal.SIGSTOP)
+        found, weights = updated(one, updates - len(parts))
+    assert not signals
+    assert_same((parts + found, weights), alone("impala", updates))
+
+
+def test_running_free_no_rollout_is_older_than_the_limit(node):
+    with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:
+        lags = [metrics["train/lag"] for metrics in updated(one, 8)[0]]
+    assert lags[0] == 0 and max(lags) <= 3 and max(lags) > 0
+
+
+def test_a_ray_with_too_few_cpus_says_how_many_are_needed(node):
+    with pytest.raises(UserError, match="--actors 8 need 8 CPUs, and the Ray at .* has 6 of its 6 free"):
+        learner("impala", "--actors", 8, "--ray-address", node.address)
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", "there is no Ray to join at --ray-address 127.0.0.1:1: Connection refused."),
+        ("ray://there:10001", "--ray-address must be HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_ray_is_told_at_once(node, address, sentence):
+    answer = Answer("--env", "catch", "--actors", 2, "--ray-address", address, module="tfrl.impala")
+    assert_refused(answer, sentence)

@@ -1,0 +1,169 @@
+"""The envs of algorithms with replay: stepped between gradient steps, or a round ahead of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfrl.agents.replay_agent import ReplayAgent
+from tfrl.envs import registry
+from tfrl.envs.vec_env import Step
+from tfrl.experience import exploration
+from tfrl.experience.actor import EnvStates
+from tfrl.experience.collector import Collector
+from tfrl.experience.replay import Replay
+from tfrl.experience.rollout import Rollout
+from tfrl.run.session import Session
+from tfrl.training.ahead import COLUMNS, Ahead, make_ahead_collector
+from tfrl.training.learner import env_spec
+
+
+class Playing(Protocol):
+    """This worker's slice of the global envs, as a learner with replay has it; also an `env_states.Envs`.
+
+    Attributes:
+      indices: the global indices of the envs.
+      exact_state: whether a state that is put back goes on exactly.
+      columns: the names of `metrics`.
+    """
+
+    indices: list[int]
+    exact_state: bool
+    columns: tuple[str, ...]
+
+    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions [B, *shape] and what they led to, of one step after the other of an iteration.
+
+        The replay is first shown where the envs stand; what follows is for the caller to put there.
+        """
+
+    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
+        """Shares of an iteration of `seconds`."""
+
+    def get_state(self) -> EnvStates:
+        """The envs' state after the last iteration."""
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+
+    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+        """The older weights that steps to come are acted by, as of after so many iterations."""
+
+    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from what `get_weights` gave, among other arrays."""
+
+    def close(self) -> None:
+        """Stops the envs."""
+
+
+class PlayedInTurn:
+    """Envs that the agent acts in by its weights of now; follows `Playing`."""
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, config: Any, session: Session) -> None:
+        self._config = config
+        self.indices = list(session.runtime.local_envs(config.num_envs))
+        self._env = registry.make(env_spec(config), self.indices)
+
+    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions and what they led to: each is chosen as it is asked for."""
+        config = self._config
+        noise = exploration.noise(config, iteration, self.indices, agent.draw_noise)
+        random = exploration.first_actions(config, iteration, self.indices)
+        step = self._env.observe()
+        replay.show(step)
+        for t in range(config.steps_per_env):
+            if exploration.is_random(config, iteration, t):
+                actions = random[t]
+            else:
+                env_steps = exploration.env_steps(config, iteration, t)
+                actions = agent.act(step.observation, noise[t], env_steps)
+            self._env.act(actions)
+            step = self._env.observe()
+            yield actions, step
+
+    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
+        """None."""
+        return {}
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly."""
+        return self._env.exact_state
+
+    def get_state(self) -> EnvStates:
+        """The envs' present state."""
+        step = self._env.observe()
+        return EnvStates(self.indices, self._env.get_state(), step.observation, step.first)
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        self._env.set_state([states[i] for i in self.indices])
+
+    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+        """None: the agent acts by its own."""
+        return {}
+
+    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Stops the envs."""
+        self._env.close()
+
+
+class PlayedAhead:
+    """Envs whose rounds are acted by older weights, in a thread or on Ray; follows `Playing`."""
+
+    columns = COLUMNS
+
+    def __init__(self, config: Any, session: Session) -> None:
+        indices = session.runtime.local_envs(config.num_envs)
+        sizes = {"replicas": 1, "num_steps": config.steps_per_env, "rollouts": config.rollouts_held}
+        self._collector = make_ahead_collector(
+            config, session, replicas=1, make=lambda: Collector(env_spec(config), indices, **sizes)
+        )
+        self.indices = self._collector.indices
+        self._ahead = Ahead(config, self._collector)
+        self._rollout: Rollout | None = None
+
+    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
+        if self._rollout is None:  # else the replay has seen where they stand
+            at = self.get_state()
+            order = [at.indices.index(i) for i in self.indices]
+            replay.stand_at(at.observations[order], at.first[order])
+        self._rollout = self._ahead.take(iteration, agent.get_weights())
+        yield from self._rollout.steps()
+
+    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
+        """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
+        return self._ahead.metrics(iteration, self._rollout, seconds)
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly."""
+        return self._collector.exact_state
+
+    def get_state(self) -> EnvStates:
+        """The envs' state after the last round that was taken."""
+        return self._collector.get_state()
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        self._collector.set_state(states)
+
+    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+        """The older weights that rounds to come are acted by, as of after so many iterations."""
+        return self._ahead.get_state(iteration)
+
+    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from what `get_weights` gave, among other arrays."""
+        self._ahead.set_state(state)
+
+    def close(self) -> None:
+        """Stops the envs."""
+        self._collector.close()
