@@ -55,7 +55,7 @@ def row(run: runs.Run, now: float) -> list[str]:
     A run is running while the process that holds its lock lives; on another machine, while its rows come at
     least every few updates. `now` is a time of `time.time`.
     """
-    total = run.config.num_updates * run.config.steps_per_update
+    total = run.config.run_steps
     speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
     returns = run.points("rollout/episode_return")[1]
     saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()

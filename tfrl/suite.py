@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
-    lengths = sum(task.config.num_updates * task.config.steps_per_update for task in tasks)
+    lengths = sum(task.config.run_steps for task in tasks)
     _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
@@ -272,7 +272,7 @@ def _is_done(config: Any) -> bool:
     if not (config.run_dir / RESULTS_FILE).is_file():
         return False
     run = runs.load(config.run_dir)
-    return run.results is not None and run.env_steps >= config.num_updates * config.steps_per_update
+    return run.results is not None and run.env_steps >= config.run_steps
 
 
 if __name__ == "__main__":

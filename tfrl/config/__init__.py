@@ -14,7 +14,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import Reader
 
-ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac")
+ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
 """The names of `python -m tfrl.NAME`, each with a module here that has a `READER`."""
 
 

@@ -71,10 +71,12 @@ class RLSettings:
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
       decisive: the sections that a result depends on.
+      updates_vary: an update has as many env steps as its episodes; `steps_per_update` is the most of them.
     """
 
     algorithm: ClassVar[str]
     decisive: ClassVar[tuple[type, ...]]
+    updates_vary: ClassVar[bool] = False
 
     @property
     def run_dir(self) -> Path:
@@ -131,6 +133,11 @@ class RLSettings:
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)
+
+    @property
+    def run_steps(self) -> int:
+        """Env steps after which a run is complete."""
+        return self.total_steps if self.updates_vary else self.num_updates * self.steps_per_update
 
     def check_resources(self) -> None:
         """Raise UserError if this machine lacks what a run keeps beside its rollouts in memory."""

@@ -140,6 +140,18 @@ def frames_per_second(env: str) -> float:
     return frames_per_second(env)
 
 
+def reward_threshold(env: str) -> float | None:
+    """The mean return from which an env counts as solved; None if nothing is said of it, or it is unknown."""
+    if family(env).names:
+        return None
+    from tfrl.envs.gymnasium_ids import reward_threshold
+
+    try:
+        return reward_threshold(env)
+    except ValueError:  # said by the task's own check
+        return None
+
+
 def draws_with_opengl(env: str) -> bool:
     """True if, as far as is known, OpenGL draws an env's frames for people; others take milliseconds."""
     if family(env).fps:

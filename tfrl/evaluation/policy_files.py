@@ -128,7 +128,7 @@ def _exported(path: Path, config: Any) -> PolicySource:
                 raise UserError(f"{file} is damaged; export the run again.")
             steps = (results.read(path) or {}).get("env_steps")
             if not isinstance(steps, int):
-                steps = config.num_updates * config.steps_per_update
+                steps = config.run_steps
             return PolicySource(config, weights, "export", steps)
     raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
 

@@ -201,6 +201,18 @@ class EpisodeStatistics:
         self.mean_reward = float(rewards.mean(dtype=np.float64))
         self.longest = float(max(self._lengths.max(), lengths.max(initial=0)))
 
+    def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> None:
+        """Takes in one episode of every env, or a part of one where it has not `ended`, bool [N].
+
+        Args:
+          returns: float64 [N], sums of raw rewards.
+          lengths: int64 [N].
+        """
+        returns, lengths = self._returns + returns, self._lengths + lengths
+        self._recent.extend(zip(returns[ended].tolist(), lengths[ended].astype(float).tolist(), strict=True))
+        self.episodes += int(ended.sum())
+        self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0, lengths)
+
     def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
         """The lengths of the episodes that end, in the order of time and env; those that go on grow."""
         steps, envs = np.nonzero(first)

@@ -12,6 +12,7 @@ _MODULES = {
     **dict.fromkeys(("ppo", "drac", "impala"), "actor_critic"),
     "ppg": "phasic",
     "dqn": "q_network",
+    "reinforce": "actor_alone",
     **dict.fromkeys(("ddpg", "td3", "sac"), "actor_and_critics"),
 }
 

@@ -241,7 +241,7 @@ def _settings(run: Run) -> dict[str, str]:
     """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
     config = run.config
     settings = {name: str(value) for name, value in dataclasses.asdict(config).items()}
-    total_steps = f"{config.num_updates * config.steps_per_update:,}"
+    total_steps = f"{config.run_steps:,}"
     return {
         "algorithm": config.algorithm,
         **settings,

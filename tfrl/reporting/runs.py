@@ -64,7 +64,7 @@ class Run:
             return False
         wanted, reached = self.config.solved_at, self.results.get("episode_return")
         solved = wanted is not None and isinstance(reached, int | float) and reached >= wanted
-        return solved or self.env_steps >= self.config.num_updates * self.config.steps_per_update
+        return solved or self.env_steps >= self.config.run_steps
 
     @property
     def precision(self) -> str:

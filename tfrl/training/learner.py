@@ -72,6 +72,11 @@ class LearnerBase:
         """The noise of one evaluation env, float32 [steps, K]."""
         return self.agent.draw_noise(generator, steps)
 
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all finished updates, all workers together."""
+        return self._session.step * self._config.steps_per_update
+
     def episode_metrics(self) -> dict[str, float]:
         """The `rollout/` metrics, in the order of progress.csv.
 

@@ -151,7 +151,7 @@ class Periodic:
 
     def _has_room(self, env_steps: int) -> bool:
         """Whether TensorBoard gets a video now: the budget is spent evenly, up to the run's end."""
-        share = env_steps / (self._config.num_updates * self._config.steps_per_update)
+        share = env_steps / self._config.run_steps
         budget = 1e6 * self._config.event_megabytes * min(1.0, share)
         return self._runtime.is_chief and self._session.writer.event_bytes() < budget
 

@@ -51,6 +51,8 @@ def _env(config: Any) -> dict[str, str]:
 
 
 def _length(config: Any) -> str:
-    steps = config.num_updates * config.steps_per_update
+    steps = config.run_steps
+    if config.updates_vary:
+        return f"{steps:,} env steps, up to the end of an update"
     rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
     return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"

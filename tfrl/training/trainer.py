@@ -65,6 +65,10 @@ class Learner(Protocol):
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
 
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all finished updates, all workers together."""
+
     def episode_metrics(self) -> dict[str, float]:
         """The `rollout/` metrics of episodes by name, in the order of progress.csv."""
 
@@ -140,7 +144,7 @@ class Trainer:
 
     @property
     def _env_steps(self) -> int:
-        return self._session.step * self._config.steps_per_update
+        return self._learner.env_steps
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -194,7 +198,7 @@ class Trainer:
     @property
     def _is_last(self) -> bool:
         """Whether the run is as long as it is to be, or has come to --solved-at."""
-        return self._session.step >= self._config.num_updates or self._learner.solved
+        return self._env_steps >= self._config.run_steps or self._learner.solved
 
     def _conclude(self, update: Update) -> None:
         """Evaluates if it is time, and writes what there is of the update, once; then saves if it is time."""
@@ -255,7 +259,7 @@ class Trainer:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
             session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
         session.console.summary(summary.rows(config, session, agent, logged))
-        session.console.start(config.num_updates * config.steps_per_update, self._env_steps)
+        session.console.start(config.run_steps, self._env_steps)
 
     def _save(self) -> None:
         if not self._session.is_saved:
@@ -293,5 +297,9 @@ class Trainer:
             "normalized_return": episodes["rollout/normalized_return"],
             "eval": evaluation_results(config, self._evaluation),
             "started_from": session.started_from,
-            **{name: getattr(config, name) for name in ("actors", "lag") if hasattr(config, name)},
+            **{
+                name: getattr(config, name)
+                for name in ("actors", "lag", "observers")
+                if hasattr(config, name)
+            },
         }

@@ -1,0 +1,66 @@
+"""Observers on Ray: any number of them gives the bits of a run without, whoever dies; skipped without Ray."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import alive, family, until
+from processes import Training, results, steps_done
+
+FLAGS = "--num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 5 --precision float32"
+
+needs_ray = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode != 0,
+    reason="pip install -r requirements-ray.txt",
+)
+
+
+class Reinforce(Training):
+    """A training process of REINFORCE."""
+
+    module = "tfrl.reinforce"
+
+    def observers(self):
+        """The process numbers of its observers."""
+        found = []
+        for pid in family(self.process.pid)[1:]:
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found += [pid] if name.startswith(b"ray::RemoteObserver") else []
+        return found
+
+
+@needs_ray
+def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
+    """Four, of which one is killed and one stopped; then two, and one: the bits of a run without."""
+    folder = tmp_path / "disturbed"
+    flags = (*FLAGS.split(), "--observer-timeout", 15)
+    training = Reinforce(folder, *flags, "--observers", 4, "--total-steps", 10**8)
+    training.wait_until(1000)
+    observers = training.observers()
+    assert len(observers) == 4
+    os.kill(observers[0], signal.SIGKILL)
+    os.kill(observers[2], signal.SIGSTOP)
+    training.wait_until(steps_done(folder) + 2000)
+    everyone = family(training.process.pid)
+    training.process.send_signal(signal.SIGTERM)
+    code, stdout, stderr = training.end()
+    assert code == 143, stdout + stderr
+    for words in ("has died; another takes its place", "has not answered for 15 s; another takes its place"):
+        assert words in stdout + stderr
+    until(lambda: not any(map(alive, everyone)), 30)
+    for observers in (2, 1):
+        total = steps_done(folder) + 500
+        code, stdout, stderr = Reinforce(
+            folder, *flags, "--observers", observers, "--total-steps", total
+        ).end()
+        assert (code, stderr) == (0, ""), stdout + stderr
+    whole = tmp_path / "whole"
+    code, stdout, stderr = Reinforce(whole, *flags, "--observers", 0, "--total-steps", total).end()
+    assert (code, stderr) == (0, ""), stdout + stderr
+    assert results(folder)["weights_sha256"] == results(whole)["weights_sha256"]
+    assert (results(folder)["observers"], results(whole)["observers"]) == (1, 0)

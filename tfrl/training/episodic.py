@@ -1,0 +1,166 @@
+"""REINFORCE's learner: observers' envs play an episode each, one agent chooses all actions, and learns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfrl.cli.errors import TrainingError
+from tfrl.experience.episodes import Episodes
+from tfrl.experience.observer import Observer, Seen
+from tfrl.run import rng
+from tfrl.run.pieces import Piece
+from tfrl.run.session import Session
+from tfrl.training import env_states
+from tfrl.training.learner import LearnerBase, MakeAgent, env_spec, under, with_prefix
+from tfrl.training.trainer import Update
+
+_DRAWN_AT_ONCE = 64  # steps of an env's random numbers
+_COLLECTING = 0.9  # of an update's time, for the terminal
+
+
+class Observers(Protocol):
+    """All envs of the run, wherever they are; `Observer` is one process's.
+
+    Attributes:
+      observation: [N, *shape]: what the envs show.
+      exact_state: as a `VecEnv`'s.
+    """
+
+    observation: np.ndarray
+    exact_state: bool
+
+    def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
+        """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""
+
+    def settle(self) -> None:
+        """Says that all episodes have ended, or are broken off: from here on envs would be played again."""
+
+    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
+        """Global env indices and, for each, the env's state, observation and `first` flag, as of `settle`."""
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index."""
+
+    def close(self) -> None:
+        """Stops the envs, and their processes."""
+
+
+class EpisodicLearner(LearnerBase):
+    """Learns from an episode of every env at a time; follows `tfrl.training.trainer.Learner`.
+
+    Args:
+      config: the settings of REINFORCE.
+      session: this process's part of the run; `session.step` is the number of finished updates.
+      make_agent: makes the agent from the settings and the runtime.
+    """
+
+    columns = (
+        *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
+        "time/observer_wait_fraction",
+    )
+
+    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+        super().__init__(config, session, make_agent)
+        self.observers = self._make_observers()
+        self._env_steps = 0
+        self._waited = 0.0  # seconds of the present update, for observers
+
+    def _make_observers(self) -> Observers:
+        config, session = self._config, self._session
+        if not config.observers:
+            return Observer(env_spec(config), range(config.num_envs))
+        from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
+
+        return RayObservers(config, env_spec(config), obey=session.obey, tell=session.console.warn)
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all finished updates."""
+        return self._env_steps
+
+    def update(self) -> Update:
+        """Plays an episode in every env, and takes a gradient step."""
+        session, began = self._session, time.perf_counter()
+        episodes = self.play()
+        played = time.perf_counter()
+        session.phase("updating")
+        try:
+            metrics = self.agent.update(episodes)
+        except TrainingError as error:
+            raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+        totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
+        self._episodes.add_one_each(*totals, episodes.ended)
+        seconds = time.perf_counter() - began
+        session.watchdog.measured(seconds)
+        session.step, session.seconds = session.step + 1, session.seconds + seconds
+        self._env_steps += episodes.env_steps
+        metrics |= self.episode_metrics()
+        metrics |= {
+            "time/env_steps_per_second": episodes.env_steps / seconds,
+            "time/rollout_seconds": played - began,
+            "time/update_seconds": seconds - (played - began),
+            "time/observer_wait_fraction": self._waited / (played - began),
+        }
+        return Update(metrics, self.action_counts(episodes.taken(episodes.actions)))
+
+    def play(self) -> Episodes:
+        """An episode of every env, or as much of it as --max-steps allows. The console moves with it."""
+        config, session = self._config, self._session
+        session.phase("collecting")
+        playing, ended = np.ones(config.num_envs, bool), np.zeros(config.num_envs, bool)
+        steps, count, self._waited = [], 0, 0.0
+        for noise in self._noise():
+            shown = self.observers.observation
+            actions, log_probs = self.agent.act(shown, noise)
+            began = time.perf_counter()
+            seen = self.observers.step(actions, playing)
+            self._waited += time.perf_counter() - began
+            steps.append((shown, actions, noise, log_probs, seen.reward, playing))
+            count += int(playing.sum())
+            session.watchdog.beat()
+            session.console.advance_to(self._env_steps + _COLLECTING * count)
+            ended = ended | seen.ended
+            playing = playing & ~seen.ended
+            if not playing.any():
+                break
+        self.observers.settle()
+        return Episodes(*(np.stack(arrays) for arrays in zip(*steps, strict=True)), ended)
+
+    def _noise(self) -> Iterator[np.ndarray]:
+        """The random numbers of each step of an update, float32 [N, K], up to --max-steps of them."""
+        config, update = self._config, self._session.step
+        generators = [rng.generator(config.seed, rng.Use.ACTION, update, i) for i in range(config.num_envs)]
+        for begin in range(0, config.max_steps, _DRAWN_AT_ONCE):
+            drawn = np.stack([self.agent.draw_training_noise(g, _DRAWN_AT_ONCE) for g in generators], axis=1)
+            yield from drawn[: config.max_steps - begin]
+
+    def close(self) -> None:
+        """Stops the envs, and their processes."""
+        self.observers.close()
+
+    # State
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The agent's, the episodes', and the envs'."""
+        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
+        return state | {"env_steps": np.array(self._env_steps)}, env_states.pack(self.observers)
+
+    def pieces(self) -> Sequence[Piece]:
+        """None: all of the state changes with every update."""
+        return ()
+
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """Continues from what `get_state` gave. Raises UserError as all learners' do."""
+        self._set_agent(state)
+        self._episodes.set_state(under("episodes/", state))
+        self._env_steps = int(state["env_steps"])
+        env_states.restore(self.observers, parts, self._config, self._session)
