@@ -94,9 +94,9 @@ def _floor(learner: Any) -> Callable[[], None]:
     agent, kept = learner.agent, {}
     steps, epoch = agent._steps, agent._config.steps_per_epoch
 
-    def keep(batch: Any, index: Any, end: Any) -> Any:
-        kept["batch"] = batch
-        return steps(batch, index, end)
+    def keep(batch: Any, index: Any, end: Any, sums: Any) -> Any:
+        kept["batch"], kept["sums"] = batch, sums
+        return steps(batch, index, end, sums)
 
     agent._steps = keep
     learner.learn(learner.collect())
@@ -107,7 +107,7 @@ def _floor(learner: Any) -> Callable[[], None]:
         import tensorflow as tf
 
         for start, end in zip(index[:-1], index[1:], strict=True):
-            steps(kept["batch"], tf.constant(start), tf.constant(end))[2].numpy()
+            steps(kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])[2].numpy()
 
     return run
 

@@ -6,7 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tfrl.config import ppo
+from tfrl.envs.spec import ArraySpec
+from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy
+from tfrl.run import rng
 
 SHORT = [
     *("--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--epochs", "2"),
@@ -17,6 +20,22 @@ SHORT = [
 def make(tmp_path, *flags):
     """A learner without its trainer."""
     return learners.make(ppo.READER.parse([*flags, "--logdir", str(tmp_path), "--run-name", "run"]))
+
+
+def said(agent, observations, noise):
+    """Actions of observations [B, D], and what an update is told of them, as of a rollout of one step."""
+    rollout = Rollout.empty(
+        *(1, 1, len(observations)),
+        observation=ArraySpec(observations.shape[1:], "float32"),
+        action=agent.network.distribution.action_spec,
+        extras=agent.extras,
+    )
+    rollout.observations[:, 0] = observations
+    rollout.actions[:, 0], extras = agent.act(observations[None], noise[None])
+    for name, values in extras.items():
+        rollout.extras[name][:, 0] = values
+    agent.complete(rollout)
+    return rollout.actions[0, 0], {name: array[0, 0] for name, array in rollout.extras.items()}
 
 
 def run(learner, updates=3):
@@ -54,12 +73,12 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     parameters, values = network(tf.constant(observations))
     drawn = tf.constant(noise)
     policy = network.distribution(parameters)
-    actions, extras = agent.act(observations[None], noise[None])
-    np.testing.assert_allclose(actions[0], policy.sample(drawn), atol=1e-5)
-    log_probs = policy.log_prob(tf.constant(actions[0]))
-    np.testing.assert_allclose(extras["log_prob"][0], log_probs, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(extras["value"][0], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(agent.sample(observations, noise), actions[0])
+    actions, extras = said(agent, observations, noise)
+    np.testing.assert_allclose(actions, policy.sample(drawn), atol=1e-5)
+    log_probs = policy.log_prob(tf.constant(actions))
+    np.testing.assert_allclose(extras["log_prob"], log_probs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(extras["value"], values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(agent.sample(observations, noise), actions)
     np.testing.assert_allclose(agent.greedy(observations), policy.mode(), atol=1e-5)
     assert actions.dtype == policy.sample(drawn).dtype.as_numpy_dtype
 
@@ -68,7 +87,8 @@ def passes(agent):
     """Both ways of a forward pass, of observations [B, D]."""
     forward = tf.function(agent.network.forward_pass(on_gpu=False, at_once=2))
     yield lambda x: [y.numpy() for y in forward(tf.constant(x))]
-    yield array_policy.ArrayPolicy(agent.network)
+    arrays = array_policy.ArrayPolicy(agent.network)
+    yield lambda x: [arrays.parameters(x), arrays.values(x)]
 
 
 @pytest.mark.parametrize("hidden", ["64,64", "256,256,256", "13"])
@@ -91,19 +111,35 @@ def test_an_env_is_computed_alike_in_any_company(tmp_path, hidden):
 
 def test_numpy_acts_by_the_weights_of_now(tmp_path):
     learner = make(tmp_path, "--env", "CartPole-v1", *SHORT)
-    agent, observations, noise = (
-        learner.agent,
-        np.ones((1, 4, 4), np.float32),
-        np.zeros((1, 4, 1), np.float32),
-    )
-    before, state = agent.act(observations, noise)[1]["value"], agent.get_state()
+    agent, shown = learner.agent, (np.ones((4, 4), np.float32), np.zeros((4, 1), np.float32))
+    before, state = said(agent, *shown)[1], agent.get_state()
     learner.update()
-    after = agent.act(observations, noise)[1]["value"]
-    assert (after != before).all()
+    after = said(agent, *shown)[1]
+    assert all((after[name] != before[name]).all() for name in before)
     agent.set_state(state)
-    np.testing.assert_array_equal(agent.act(observations, noise)[1]["value"], before)
+    again = said(agent, *shown)[1]
     agent.set_observation_scaling(np.ones(4, np.float32), np.ones(4, np.float32))
-    assert (agent.act(observations, noise)[1]["value"] != before).all()
+    scaled = said(agent, *shown)[1]
+    for name, value in before.items():
+        np.testing.assert_array_equal(again[name], value)
+        assert (scaled[name] != value).all()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_what_is_said_of_a_whole_rollout_is_what_each_step_would_say(tmp_path, env):
+    """Log-probabilities and values wait for the rollout's end; they are those of each env's step alone."""
+    learner = make(tmp_path, "--env", env, *SHORT, "--replicas", "2")
+    for variable in learner.agent.network.trained_variables:
+        variable.assign_add(tf.random.stateless_normal(variable.shape, (0, 1), stddev=0.1))
+    rollout, agent = learner.collect(), learner.agent
+    noise = rng.action_noise(3, learner._session.step, range(4), 32, agent.draw_noise)
+    noise = rollout.by_replica(noise)
+    for at in np.ndindex(rollout.rewards.shape):
+        actions, extras = said(agent, rollout.observations[at][None], noise[at][None])
+        np.testing.assert_array_equal(actions[0], rollout.actions[at])
+        assert {*extras} == {"parameters", "log_prob", "value"}
+        for name, value in extras.items():
+            np.testing.assert_array_equal(rollout.extras[name][at], value[0], err_msg=name)
 
 
 def test_the_compiled_step_is_that_of_keras():

@@ -24,6 +24,9 @@ class Policy:
         actions = (seen + np.floor(noise[..., 0] * self.num_actions).astype(np.int64)) % self.num_actions
         return actions.astype(np.int32), {"drawn": noise, "seen": np.float32(seen)}
 
+    def complete(self, rollout):
+        self.completed = rollout.rewards.copy(), rollout.extras["seen"].copy()
+
 
 def spec(name):
     return EnvSpec(name, num_envs=ENVS, seed=2, num_levels=0)
@@ -82,6 +85,8 @@ def test_collecting_equals_a_plain_loop(name, replicas):
         rollout = collector.collect(policy, noise(update), lambda t: None)
         assert rollout.observations.shape[:3] == (replicas, STEPS + 1, ENVS // replicas)
         assert_same(in_env_order(rollout), plain_loop(env, policy, update))
+        for found, expected in zip(policy.completed, (rollout.rewards, rollout.extras["seen"]), strict=True):
+            np.testing.assert_array_equal(found, expected, "the policy is told of the whole rollout")
     assert name != "catch" or rollout.first.any()
 
 

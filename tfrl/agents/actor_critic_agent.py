@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import networks
+from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.workers.strategy import Runtime
@@ -23,8 +24,6 @@ class ActorCriticAgent:
       config: the settings.
       runtime: the strategy and this worker's place in it.
     """
-
-    extras = {"log_prob": (), "value": ()}
 
     def __init__(self, config: Any, runtime: Runtime) -> None:
         self._config = config
@@ -43,7 +42,8 @@ class ActorCriticAgent:
         self._forward_alone = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         self._values_alone = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
         self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
-        self._arrays = array_policy.Cache(self.network)
+        self._arrays = array_policy.Cache(self.network, config.num_envs)
+        self.extras = self._arrays.extras
 
     def _make_optimizer(self) -> Any:
         raise NotImplementedError
@@ -65,12 +65,21 @@ class ActorCriticAgent:
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
-        if self._config.num_envs <= array_policy.MOST_ENVS and self._arrays.fits:
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras.
+
+        TensorFlow gives log-probabilities and values in the same call; in NumPy `complete` adds them.
+        """
+        if self._arrays.acts:
             return self._arrays.act(observations, noise)
         results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
         actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
         return actions, {"log_prob": log_probs, "value": values}
+
+    def complete(self, rollout: Rollout) -> None:
+        """Adds log-probabilities and values to a rollout that the weights of now have acted in NumPy."""
+        if self._arrays.acts:
+            parameters = rollout.extras["parameters"]
+            rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
 
     @tf.function(reduce_retracing=True)
     def _act(self, observations: Any, noise: Any) -> Any:
@@ -85,7 +94,7 @@ class ActorCriticAgent:
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
         if self._arrays.fits:
-            return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)[0]
+            return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)
         return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
 
     @tf.function(reduce_retracing=True)

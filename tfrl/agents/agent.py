@@ -68,6 +68,9 @@ class Agent(Protocol):
           Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
         """
 
+    def complete(self, rollout: Rollout) -> None:
+        """Adds to the extras of a whole rollout what is said of all its actions at once."""
+
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, noise_size]; any B."""
 

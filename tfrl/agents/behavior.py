@@ -14,6 +14,7 @@ from tfrl.config.replay import ReplaySettings
 from tfrl.envs import registry
 from tfrl.experience import exploration
 from tfrl.experience.actor import BehaviorPolicy
+from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy
 from tfrl.run import rng
 
@@ -27,8 +28,6 @@ class ActorCriticBehavior:
       at_once: parts of a forward pass that CPUs compute at the same time.
     """
 
-    extras = {"log_prob": (), "value": ()}
-
     def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
         gpus = tf.config.list_logical_devices("GPU")
         self._config = config
@@ -36,8 +35,8 @@ class ActorCriticBehavior:
         with tf.device(self._device):
             self._network = networks.of_settings(config, precision)
         self._forward = self._network.forward_pass(on_gpu=bool(gpus), at_once=at_once)
-        self._arrays = array_policy.Cache(self._network)
-        self._in_arrays = config.num_envs <= array_policy.MOST_ENVS and self._arrays.fits
+        self._arrays = array_policy.Cache(self._network, config.num_envs)
+        self.extras = self._arrays.extras
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Acts by them from now on."""
@@ -50,8 +49,8 @@ class ActorCriticBehavior:
         return rng.action_noise(config.seed, number, indices, config.num_steps, self._network.draw_noise)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], their log-probabilities and values."""
-        if self._in_arrays:
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
+        if self._arrays.acts:
             return self._arrays.act(observations, noise)
         size = observations.shape[:2]
         with tf.device(self._device):
@@ -60,6 +59,12 @@ class ActorCriticBehavior:
             )
         actions, log_probs, values = (x.numpy().reshape(*size, *x.shape[1:]) for x in results)
         return actions, {"log_prob": log_probs, "value": values}
+
+    def complete(self, rollout: Rollout) -> None:
+        """Adds log-probabilities and values to a rollout that the weights of now have acted in NumPy."""
+        if self._arrays.acts:
+            parameters = rollout.extras["parameters"]
+            rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
 
     @tf.function(reduce_retracing=True)
     def _act(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -124,6 +129,9 @@ class ReplayBehavior:
         with tf.device(self._device):
             actions = self._player.act(observations, rows[:, :width], rows[0, width : width + further])
         return actions.reshape(*size, *actions.shape[1:]), {}
+
+    def complete(self, rollout: Rollout) -> None:
+        """Does nothing: nothing is said of actions."""
 
 
 def of_settings(config: Any, precision: str, *, at_once: int) -> BehaviorPolicy:

@@ -103,7 +103,7 @@ class StochasticActor(_ActorAndCritics):
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample`, from outputs float32 [B, P], in NumPy."""
-        return self.distribution.act(outputs, noise)[0]
+        return self.distribution.act(outputs, noise)
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
         """The actions of `greedy`, from outputs float32 [B, P], in NumPy."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 MOST_ENVS = 16
 """Training envs, all workers together, for which NumPy is the faster way (`benchmarks.small_networks`)."""
 
+_ROWS = 1024  # of which a layer's outputs stay in the cache
+
 # They work in place; gelu is missing, because NumPy has no error function.
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "tanh": lambda x: np.tanh(x, out=x),
@@ -62,21 +64,34 @@ class ArrayPolicy:
             self._scaling = network.scaling.mean.numpy(), network.scaling.scale.numpy()
             self._limit = network.scaling.limit
         self._actor, self._critic = _layers(network.actor.torso), _layers(network.critic.torso)
-        self._shared = network.shared
         self._policy_head, self._value_head = _weights(network.actor.head), _weights(network.critic.head)
         self._free = None if network.actor.free is None else network.actor.free.numpy()
         self._activation = network.actor.torso.get_layer("dense1").activation.__name__
 
-    def __call__(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Parameters of the distribution [B, P] and values [B], float32, of observations float32 [B, D]."""
-        x = self._scaled(observations)
-        features = self._features(x, self._actor)
-        of_critic = features if self._shared else self._features(x, self._critic)
-        return self._parameters(features), self._head(of_critic, self._value_head)[:, 0]
-
     def parameters(self, observations: np.ndarray) -> np.ndarray:
-        """Parameters of the distribution alone."""
-        return self._parameters(self._features(self._scaled(observations), self._actor))
+        """Parameters of the distribution, float32 [B, P], of observations float32 [B, D]."""
+        outputs = self._outputs(observations, self._actor, self._policy_head)
+        if self._free is None:
+            return outputs
+        whole = np.empty((len(outputs), outputs.shape[1] + len(self._free)), np.float32)
+        whole[:, : outputs.shape[1]], whole[:, outputs.shape[1] :] = outputs, self._free
+        return whole
+
+    def values(self, observations: np.ndarray) -> np.ndarray:
+        """Values, float32 [B], of observations float32 [B, D]; any B, a few rows at a time."""
+        parts = [
+            self._outputs(observations[start : start + _ROWS], self._critic, self._value_head)[:, 0]
+            for start in range(0, len(observations), _ROWS)
+        ]
+        return np.concatenate(parts)
+
+    def _outputs(
+        self, observations: np.ndarray, layers: Layers, head: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
+        kernel, bias = head
+        outputs = (features(self._scaled(observations), layers, self._activation) @ kernel)[:, 0]
+        outputs += bias
+        return outputs
 
     def _scaled(self, observations: np.ndarray) -> np.ndarray:
         """[B, 1, D]: a batch of matrices of one row each, which NumPy multiplies one by one."""
@@ -84,33 +99,29 @@ class ArrayPolicy:
         if self._scaling is None:
             return x
         mean, scale = self._scaling
-        x = (x - mean) * scale
+        x = x - mean
+        x *= scale
         return np.minimum(np.maximum(x, -self._limit, out=x), self._limit, out=x)  # np.clip is slower
-
-    def _features(self, x: np.ndarray, layers: Layers) -> np.ndarray:
-        return features(x, layers, self._activation)
-
-    def _parameters(self, features: np.ndarray) -> np.ndarray:
-        outputs = self._head(features, self._policy_head)
-        if self._free is None:
-            return outputs
-        return np.concatenate([outputs, np.broadcast_to(self._free, (len(outputs), len(self._free)))], axis=1)
-
-    @staticmethod
-    def _head(features: np.ndarray, weights: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        kernel, bias = weights
-        return (features @ kernel)[:, 0] + bias
 
 
 class Cache:
     """An `ArrayPolicy` that is made anew once it is asked for after the weights have changed.
 
+    Args:
+      network: of the weights.
+      num_envs: that are acted in while training, all workers together.
+
     Attributes:
       fits: whether there can be one.
+      acts: whether it is to act while training, too.
+      extras: as `tfrl.experience.collector.ActingPolicy` has them, with or without it.
     """
 
-    def __init__(self, network: ActorCritic) -> None:
+    def __init__(self, network: ActorCritic, num_envs: int) -> None:
         self.fits = fits(network)
+        self.acts = self.fits and num_envs <= MOST_ENVS
+        later = {"parameters": (network.distribution.parameters_size,)}
+        self.extras: dict[str, tuple[int, ...]] = later if self.acts else {"log_prob": (), "value": ()}
         self._network = network
         self._policy: ArrayPolicy | None = None
 
@@ -119,13 +130,27 @@ class Cache:
         self._policy = None
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, D], their log-probabilities and values."""
+        """Drawn actions [R, B, *shape] of observations [R, B, D], and their distributions' parameters."""
         size = observations.shape[:2]
-        observations, noise = (x.reshape(-1, x.shape[-1]) for x in (observations, noise))
-        parameters, values = self.policy(observations)
-        actions, log_probs = self._network.distribution.act(parameters, noise)
-        extras = {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
-        return actions.reshape(*size, *actions.shape[1:]), extras
+        parameters = self.policy.parameters(observations.reshape(-1, observations.shape[2]))
+        actions = self._network.distribution.act(parameters, noise.reshape(-1, noise.shape[2]))
+        return actions.reshape(*size, *actions.shape[1:]), {"parameters": parameters.reshape(*size, -1)}
+
+    def said_of(
+        self, observations: np.ndarray, actions: np.ndarray, parameters: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Log-probabilities and values of any steps of `act`, float32 [...], which many cost less at once.
+
+        Args:
+          observations: float32 [..., D].
+          actions: [..., *shape].
+          parameters: float32 [..., P].
+        """
+        size = parameters.shape[:-1]
+        observations, parameters = (x.reshape(-1, x.shape[-1]) for x in (observations, parameters))
+        actions = actions.reshape(-1, *self._network.distribution.action_spec.shape)
+        log_probs = self._network.distribution.log_probs_of(parameters, actions)
+        return {"log_prob": log_probs.reshape(size), "value": self.policy.values(observations).reshape(size)}
 
     @property
     def policy(self) -> ArrayPolicy:

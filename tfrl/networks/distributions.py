@@ -66,8 +66,13 @@ class Distribution(ABC):
 
     @staticmethod
     @abstractmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The actions and log pi(a) of `sample_with_log_prob`, up to rounding, by NumPy alone."""
+    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The actions of `sample`, up to rounding, by NumPy alone."""
+
+    @staticmethod
+    @abstractmethod
+    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """The log-probabilities of `log_prob`, up to rounding, by NumPy alone."""
 
     @staticmethod
     @abstractmethod
@@ -142,21 +147,31 @@ class Categorical(Distribution):
         return tf.argmax(self.log_probs, axis=-1, output_type=tf.int32)
 
     @staticmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions int32 [B] and log pi(a) float32 [B]."""
-        wide = parameters.astype(np.float64)
-        wide -= wide.max(axis=1, keepdims=True)
-        probabilities = np.exp(wide)
-        total = probabilities.sum(axis=1, keepdims=True)
-        probabilities /= total
-        actions = (probabilities.cumsum(axis=1)[:, :-1] <= noise).sum(axis=1, dtype=np.int32)
-        log_probs = wide[np.arange(len(wide)), actions] - np.log(total[:, 0])
-        return actions, log_probs.astype(np.float32)
+    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions int32 [B]."""
+        probabilities = np.exp(_shifted(parameters))
+        probabilities /= np.add.reduce(probabilities, axis=1, keepdims=True)
+        passed = np.add.accumulate(probabilities, axis=1)[:, :-1] <= noise
+        return np.add.reduce(passed, axis=1, dtype=np.int32)
+
+    @staticmethod
+    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """log pi(a), float32 [B], of actions int32 [B]."""
+        wide = _shifted(parameters)
+        total = np.add.reduce(np.exp(wide), axis=1)
+        return (wide[np.arange(len(wide)), actions] - np.log(total)).astype(np.float32)
 
     @staticmethod
     def act_greedily(parameters: np.ndarray) -> np.ndarray:
         """The most likely actions, int32 [B]."""
         return parameters.argmax(axis=1).astype(np.int32)
+
+
+def _shifted(logits: np.ndarray) -> np.ndarray:
+    """Logits float64 [B, A] of which the largest is 0. (`reduce` is faster than `max` and `sum`.)"""
+    wide = logits.astype(np.float64)
+    wide -= np.maximum.reduce(wide, axis=1, keepdims=True)
+    return wide
 
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
@@ -263,17 +278,22 @@ class TanhNormal(Distribution):
         return _squash(self._mean)
 
     @staticmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions float32 [B, D] and log pi(a) float32 [B]."""
-        mean, outputs = np.split(parameters.astype(np.float64), 2, axis=1)
-        std = np.logaddexp(0.0, outputs + _STD_SHIFT) + _MIN_STD
-        actions = _squash_array(mean + std * noise)
-        # Of the action as it was rounded, as `log_prob` takes it.
+    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions float32 [B, D]."""
+        mean, z = _mean_and_std(parameters)
+        z *= noise
+        z += mean
+        return _squash_array(z)
+
+    @staticmethod
+    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """log pi(a), float32 [B], of actions float32 [B, D] as `act` gives them, less than 1 in size."""
+        mean, std = _mean_and_std(parameters)
         wide = actions.astype(np.float64)
         above, below = np.log1p(wide), np.log1p(-wide)
         standard = (0.5 * (above - below) - mean) / std
         terms = -0.5 * np.square(standard) - np.log(std) - _LOG_SQRT_2_PI - (above + below)
-        return actions, terms.sum(axis=1).astype(np.float32)
+        return terms.sum(axis=1).astype(np.float32)
 
     @staticmethod
     def act_greedily(parameters: np.ndarray) -> np.ndarray:
@@ -288,6 +308,15 @@ class TanhNormal(Distribution):
 def _squash(z: tf.Tensor) -> tf.Tensor:
     """tanh(z) as float32, next to +-1 where it would round to that."""
     return tf.clip_by_value(tf.cast(_alike(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
+
+
+def _mean_and_std(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and deviation of z, float64 [B, D] each."""
+    wide = parameters.astype(np.float64)
+    size = wide.shape[1] // 2
+    std = np.logaddexp(0.0, wide[:, size:] + _STD_SHIFT)
+    std += _MIN_STD
+    return wide[:, :size], std
 
 
 def _squash_array(z: np.ndarray) -> np.ndarray:
@@ -351,9 +380,13 @@ class ActionDistribution:
         """The distribution that the outputs of an actor, float32 [B, parameters_size], stand for."""
         return self._kind(self.action_spec, parameters)
 
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drawn actions [B, *shape] and log pi(a), float32 [B], of parameters float32 [B, P]."""
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of parameters float32 [B, P], by noise [B, K]."""
         return self._kind.act(parameters, noise)
+
+    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """log pi(a), float32 [B], of parameters float32 [B, P] and the actions that `act` drew by them."""
+        return self._kind.log_probs_of(parameters, actions)
 
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The actions to take where nothing is to be left to chance, [B, *shape]."""
