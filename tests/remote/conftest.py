@@ -36,10 +36,18 @@ class Node:
         command += ["--num-cpus", str(cpus), "--object-store-memory", str(200 * 2**20), *flags]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **ENVIRON, **environ},
+            env={**os.environ, **environ},
             stdout=(folder / "node.txt").open("w"),
             stderr=subprocess.STDOUT,
         )
+        self._said = folder / "node.txt"
+
+    def wait(self):
+        """Waits until it runs."""
+        end = time.monotonic() + 180
+        while "runtime started" not in self._said.read_text():
+            assert self.process.poll() is None and time.monotonic() < end, self._said.read_text()
+            time.sleep(0.1)
 
     def actors(self):
         """The process numbers of the envs' actors on it."""
@@ -72,14 +80,11 @@ def node(tmp_path_factory):
     port = free_port()
     folder = Path(tmp_path_factory.mktemp("r"))
     (folder / "token").write_text(secrets.token_hex(32))
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    os.environ |= ENVIRON | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     head = ("--head", "--port", str(port), "--include-dashboard", "false", "--node-ip-address", "127.0.0.1")
     node = Node(folder, *head, "--temp-dir", str(folder), cpus=6)
     try:
-        end = time.monotonic() + 180
-        while "runtime started" not in (folder / "node.txt").read_text():
-            assert node.process.poll() is None and time.monotonic() < end, (folder / "node.txt").read_text()
-            time.sleep(0.1)
+        node.wait()
         node.address = f"127.0.0.1:{port}"
         yield node
     finally:

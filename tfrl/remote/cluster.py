@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.remote import LOOPBACK
 
 _OWN = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # with it, all of its processes listen on 127.0.0.1 alone
+    LOOPBACK: "0",  # but for `reach_other_machines`
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # 15 otherwise: the actors would stand behind the learner
 }

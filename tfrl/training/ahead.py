@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfrl import remote
 from tfrl.agents import behavior
 from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned, Weights
@@ -165,6 +166,8 @@ def make_ahead_collector(config: Any, session: Session, *, replicas: int, make: 
     """
     if not config.actors:
         return ThreadCollector(config, make(), session.runtime, session.watchdog)
+    if config.ray_address is not None:
+        remote.reach_other_machines()
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
     sizes = {"replicas": replicas, "precision": session.runtime.precision}

@@ -1,0 +1,116 @@
+"""Runs with a Ray of their own end whole, whoever is told to, and go on bit for bit; skipped without Ray."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import alive, family, until
+from processes import PATIENCE, Training, results, steps_done
+
+CATCH = (
+    "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 12"
+)
+CATCH += " --num-minibatches 2 --lr 1e-2 --eval-episodes 8 --checkpoint-every 2"
+UPDATE = 96
+LONG = ["--total-steps", 4000 * UPDATE]
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
+)
+
+
+class Impala(Training):
+    """A training process of IMPALA."""
+
+    module = "tfrl.impala"
+
+    def __init__(self, folder, *flags):
+        super().__init__(folder, *CATCH.split(), *flags)
+
+    def actors(self):
+        """The process numbers of its actors."""
+        found = []
+        for pid in family(self.process.pid)[1:]:
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found += [pid] if name.startswith(b"ray::RemoteActor") else []
+        return found
+
+
+def train(folder, *flags):
+    return Impala(folder, *flags).end()
+
+
+def open_to_all(pids):
+    """What these processes listen on beside the loopback address."""
+    sockets = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets.add(str(link.readlink()))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in sockets:
+                address = cells[1].split(":")[0]
+                found += [] if address.endswith(("0100007F", "01000000")) else [line]
+    return found
+
+
+def end_all(pids, signum):
+    """Signals all processes of a run, as a terminal or a batch system does."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+@needs_ray
+def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path):
+    """The driver is killed; all of its processes get SIGTERM, then SIGINT, with other numbers of actors."""
+    folder = tmp_path / "disturbed"
+    for actors, signum, code in ((2, signal.SIGKILL, -9), (1, signal.SIGTERM, 143), (2, signal.SIGINT, 130)):
+        training = Impala(folder, *LONG, "--actors", actors)
+        training.wait_until(steps_done(folder) + 3 * UPDATE)
+        everyone, mine = family(training.process.pid), training.actors()
+        assert len(mine) == actors
+        assert open_to_all(everyone) == []
+        end_all(everyone[:1] if signum == signal.SIGKILL else everyone, signum)
+        ended, stdout, stderr = training.end()
+        assert ended == code, stdout + stderr
+        until(lambda mine=mine: not any(map(alive, mine)), 20)
+        until(lambda everyone=everyone: not any(map(alive, everyone)), 180)  # Ray's agents look now and then
+    steps = steps_done(folder) + UPDATE
+    for run in (folder, tmp_path / "undisturbed"):
+        code, stdout, stderr = train(run, "--total-steps", steps)
+        assert (code, stderr) == (0, ""), stdout + stderr
+    digests = {results(run)["weights_sha256"] for run in (folder, tmp_path / "undisturbed")}
+    assert len(digests) == 1
+
+
+def test_without_ray_the_flag_says_what_to_install(tmp_path):
+    """In a process where it cannot be found."""
+    program = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
+        "from tfrl import impala\nfrom tfrl.cli import endings\n"
+        "sys.argv[1:] = ['--env', 'catch', '--actors', '2', '--logdir', sys.argv[1]]\n"
+        "endings.run(impala.main)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 2
+    expected = "error: --actors 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"
+    assert done.stderr == expected
