@@ -30,7 +30,6 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, check_ranges
-from tfrl.envs.spec import random_actions
 
 _FLOOR = "gradient steps alone"
 _FEW = 200  # calls of what takes microseconds
@@ -119,7 +118,7 @@ def _calls(learner: Any) -> dict[str, float]:
     observations = env.observe().observation[None]
     generator = np.random.default_rng(0)
     noise = np.stack([agent.draw_noise(generator, env.num_envs)])
-    actions = random_actions(spec, generator, env.num_envs)
+    actions = spec.random(generator, env.num_envs)
 
     def in_tensorflow() -> None:
         per_replica = agent._runtime.per_replica

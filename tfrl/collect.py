@@ -21,7 +21,7 @@ from tfrl.cli.settings import COUNT, NATURAL, check_ranges
 from tfrl.config.of_run import settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
+from tfrl.envs.spec import ActionSpec, ArraySpec, Box
 from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, Watcher, play
@@ -219,9 +219,11 @@ def _observation_feature(tfds: Any, spec: ArraySpec) -> Any:
 
 def _action_feature(tfds: Any, spec: ActionSpec) -> Any:
     doc = "what was done on this observation"
-    if isinstance(spec, Discrete):
-        return tfds.features.Scalar(np.int32, doc=doc)
-    return tfds.features.Tensor(shape=spec.shape, dtype=np.float32, doc=f"{doc}, from -1 to 1")
+    kind = np.dtype(spec.dtype).type
+    if not spec.shape:
+        return tfds.features.Scalar(kind, doc=doc)
+    doc += ", from -1 to 1" if isinstance(spec, Box) else ""
+    return tfds.features.Tensor(shape=spec.shape, dtype=kind, doc=doc)
 
 
 def _description(env: str) -> str:

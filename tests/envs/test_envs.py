@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfrl.envs.registry import distribution_modes, games, make
-from tfrl.envs.spec import Discrete, EnvSpec, random_actions
+from tfrl.envs.spec import Discrete, EnvSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def shown(env):
 
 def drawn_actions(steps, env, seed=0):
     generator = np.random.default_rng(seed)
-    return random_actions(env.action_spec, generator, steps * env.num_envs).reshape(steps, env.num_envs)
+    return env.action_spec.random(generator, steps * env.num_envs).reshape(steps, env.num_envs)
 
 
 def assert_same(actual, expected):

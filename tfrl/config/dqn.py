@@ -48,7 +48,7 @@ class Config(Run, Actors, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySetti
 
     algorithm: ClassVar[str] = "dqn"
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Ahead, Torso)
-    action_kind: ClassVar[type] = Discrete
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     @property
     def depends_on_length(self) -> bool:

@@ -88,7 +88,7 @@ def validate(config: Config) -> None:
         raise UserError(f"drac changes images, and {config.env} shows vectors; ppo trains it.")
     if not isinstance(action, Discrete):
         raise UserError(
-            f"drac is for discrete actions, and those of {config.env} are continuous; ppo trains it."
+            f"drac is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
         )
     suited = fitting(observation.shape)
     if config.augment not in (*suited, UCB):

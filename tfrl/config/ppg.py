@@ -142,9 +142,9 @@ def validate(config: Config) -> None:
     ppo.validate(config, RANGES)
     if config.is_ahead:
         raise UserError("ppg steps its envs and learns in turn: leave --actors and --lag out.")
-    if not isinstance(registry.specs(config.env)[1], Discrete):
+    if not isinstance(action := registry.specs(config.env)[1], Discrete):
         raise UserError(
-            f"ppg is for discrete actions, and those of {config.env} are continuous; ppo trains it."
+            f"ppg is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
         )
     if config.num_steps % config.aux_minibatches:
         raise UserError(

@@ -19,6 +19,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 
 _PART_ROWS = 128
+_FOR_SPACES = {Discrete: "dqn or sac", Box: "sac, td3 or ddpg"}  # other algorithms, for the advice
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Replay:
 class ReplaySettings(RLSettings):
     """The properties that the settings of every algorithm with replay have; a base without fields."""
 
-    action_kind: type = Box
-    """The action space that the algorithm is for; `object` takes both."""
+    action_spaces: tuple[type, ...] = (Box,)
+    """The action spaces that the algorithm is for."""
 
     @property
     def steps_per_update(self) -> int:
@@ -196,16 +197,12 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
 
 def _check_actions(config: Any) -> None:
     action = registry.specs(config.env)[1]
-    if isinstance(action, config.action_kind):
+    if isinstance(action, config.action_spaces):
         return
-    if isinstance(action, Discrete):
-        raise UserError(
-            f"{config.algorithm} needs continuous actions, and {config.env} has {action.n} discrete ones; "
-            "take dqn or sac."
-        )
+    needed = " or ".join(space.kind for space in config.action_spaces)
+    others = _FOR_SPACES.get(type(action), "ppo")
     raise UserError(
-        f"{config.algorithm} needs discrete actions, and {config.env} has continuous ones; take sac, td3 or "
-        "ddpg."
+        f"{config.algorithm} needs {needed} actions, and {config.env} has {action.kind} ones; take {others}."
     )
 
 

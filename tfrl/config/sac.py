@@ -12,7 +12,7 @@ from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
 from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 from tfrl.envs import registry
-from tfrl.envs.spec import Discrete
+from tfrl.envs.spec import Box, Discrete
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Config(Run, Actors, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySetti
 
     algorithm: ClassVar[str] = "sac"
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
-    action_kind: ClassVar[type] = object
+    action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete)
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfrl.envs import atari
 from tfrl.envs.gymnasium_ids import can_repeat, make_env, rendering_error, specs_of
-from tfrl.envs.spec import Box
+from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.vec_env import Step
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class GymnasiumVec:
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
-        self._prepare_actions()
+        self._inputs = actions_of(spec.name, self._envs[0].action_space).inputs
+        self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
         # The agent's actions of the running episodes: entry t is act number `_oldest + t` of this vector, and
         # env i's episode began at `_began[i]`.
         self._history: deque[np.ndarray] = deque()
@@ -59,25 +60,6 @@ class GymnasiumVec:
         zeros, first = np.zeros(self.num_envs, np.float32), np.ones(self.num_envs, bool)
         shown = np.stack([self._reset(i) for i in range(self.num_envs)])
         self._step = Step(zeros, shown, first, ~first, None)
-
-    def _prepare_actions(self) -> None:
-        self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
-        space = self._envs[0].action_space
-        if isinstance(self.action_spec, Box):
-            low, high = (np.asarray(x, space.dtype) for x in (space.low, space.high))
-            self._low, self._high = low, high
-            self._middle, self._half = (low + high) / 2, (high - low) / 2
-        else:
-            self._start = int(space.start)
-
-    def _inputs(self, actions: np.ndarray) -> Sequence[Any]:
-        """What each env is to be given for the agent's actions [N, *action_shape]."""
-        if not isinstance(self.action_spec, Box):
-            return (actions + self._start if self._start else actions).tolist()  # ints: faster than NumPy's
-        scaled = actions * self._half
-        scaled += self._middle
-        np.maximum(scaled, self._low, out=scaled)
-        return np.minimum(scaled, self._high, out=scaled)
 
     def _reset(self, i: int) -> np.ndarray:
         """Begins env i's next episode; its first observation."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from tfrl.envs import atari
-from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
+from tfrl.envs.gymnasium_spaces import actions_of, observation_spec
+from tfrl.envs.spec import ActionSpec, ArraySpec
 
 # By the namespace of ids: the packages whose import registers them, and what to install.
 _PLUGINS = {
@@ -70,7 +70,7 @@ def make_env(env_id: str, *, render: bool = False) -> gymnasium.Env:
         raise ValueError(f"{env_id} cannot be made: {_cause(error)}") from error
     if render and not (shown and _has_pictures(env)):
         raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
-    if env_id.startswith("dm_control/") and isinstance(env.observation_space, spaces.Dict):
+    if env_id.startswith("dm_control/") and isinstance(env.observation_space, gymnasium.spaces.Dict):
         env = gymnasium.wrappers.FlattenObservation(env)
     return env
 
@@ -186,41 +186,9 @@ def specs_of(env_id: str) -> tuple[ArraySpec, ActionSpec]:
     """
     env = make_env(env_id)
     try:
-        return _observation_spec(env_id, env.observation_space), _action_spec(env_id, env.action_space)
+        return observation_spec(env_id, env.observation_space), actions_of(env_id, env.action_space).spec
     finally:
         env.close()
-
-
-def _observation_spec(env_id: str, space: spaces.Space) -> ArraySpec:
-    if isinstance(space, spaces.Box):
-        if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
-            return ArraySpec(space.shape, "float32")
-        if len(space.shape) == 3 and space.dtype == np.uint8:
-            return ArraySpec(space.shape, "uint8")
-    raise ValueError(
-        f"{env_id} shows {_describe(space)}, which cannot be learned from: "
-        "observations must be vectors of numbers, or images [H, W, C] of uint8"
-    )
-
-
-def _action_spec(env_id: str, space: spaces.Space) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
-    if not (
-        isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
-    ):
-        raise ValueError(
-            f"{env_id} takes {_describe(space)}, which is not supported: "
-            "actions must be Discrete, or a Box that is a vector of real numbers"
-        )
-    if not space.is_bounded():
-        raise ValueError(f"{env_id} takes actions without bounds, and agents here act between bounds")
-    return Box(tuple(space.low.tolist()), tuple(space.high.tolist()))
-
-
-def _describe(space: spaces.Space) -> str:
-    kind = type(space).__name__
-    return f"a {kind} of {space.dtype} {list(space.shape)}" if isinstance(space, spaces.Box) else f"a {kind}"
 
 
 @functools.cache

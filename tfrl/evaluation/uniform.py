@@ -23,13 +23,11 @@ class UniformPolicy:
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] by noise float32 [B, K]."""
-        if isinstance(self._spec, Discrete):
-            return (noise[:, 0] * self._spec.n).astype(np.int32)
-        return 2 * noise - 1
+        return self._spec.from_uniform(noise)
 
     @property
     def probabilities(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Gives those of each action, float32 [B, A], of observations; None where actions are continuous."""
+        """Gives those of each action, float32 [B, A], of observations; None unless they are discrete."""
         if not isinstance(self._spec, Discrete):
             return None
         n = self._spec.n

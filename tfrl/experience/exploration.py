@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import random_actions
 from tfrl.run import rng
 
 
@@ -41,7 +40,7 @@ def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.nda
         return None
     spec = registry.specs(config.env)[1]
     generators = (rng.generator(config.seed, rng.Use.EXPLORATION, iteration, i) for i in indices)
-    return np.stack([random_actions(spec, g, config.steps_per_env) for g in generators], axis=1)
+    return np.stack([spec.random(g, config.steps_per_env) for g in generators], axis=1)
 
 
 def is_random(config: Any, iteration: int, t: int) -> bool:

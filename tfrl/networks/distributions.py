@@ -66,17 +66,17 @@ class Distribution(ABC):
 
     @staticmethod
     @abstractmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample`, up to rounding, by NumPy alone."""
 
     @staticmethod
     @abstractmethod
-    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """The log-probabilities of `log_prob`, up to rounding, by NumPy alone."""
 
     @staticmethod
     @abstractmethod
-    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
         """The actions of `mode`, up to rounding, in NumPy."""
 
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -147,7 +147,7 @@ class Categorical(Distribution):
         return tf.argmax(self.log_probs, axis=-1, output_type=tf.int32)
 
     @staticmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B]."""
         probabilities = np.exp(_shifted(parameters))
         probabilities /= np.add.reduce(probabilities, axis=1, keepdims=True)
@@ -155,14 +155,14 @@ class Categorical(Distribution):
         return np.add.reduce(passed, axis=1, dtype=np.int32)
 
     @staticmethod
-    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], of actions int32 [B]."""
         wide = _shifted(parameters)
         total = np.add.reduce(np.exp(wide), axis=1)
         return (wide[np.arange(len(wide)), actions] - np.log(total)).astype(np.float32)
 
     @staticmethod
-    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
         """The most likely actions, int32 [B]."""
         return parameters.argmax(axis=1).astype(np.int32)
 
@@ -278,7 +278,7 @@ class TanhNormal(Distribution):
         return _squash(self._mean)
 
     @staticmethod
-    def act(parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions float32 [B, D]."""
         mean, z = _mean_and_std(parameters)
         z *= noise
@@ -286,7 +286,7 @@ class TanhNormal(Distribution):
         return _squash_array(z)
 
     @staticmethod
-    def log_probs_of(parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], of actions float32 [B, D] as `act` gives them, less than 1 in size."""
         mean, std = _mean_and_std(parameters)
         wide = actions.astype(np.float64)
@@ -296,7 +296,7 @@ class TanhNormal(Distribution):
         return terms.sum(axis=1).astype(np.float32)
 
     @staticmethod
-    def act_greedily(parameters: np.ndarray) -> np.ndarray:
+    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
         """tanh(mean), float32 [B, D]."""
         return _squash_array(parameters[:, : parameters.shape[1] // 2].astype(np.float64))
 
@@ -382,15 +382,15 @@ class ActionDistribution:
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of parameters float32 [B, P], by noise [B, K]."""
-        return self._kind.act(parameters, noise)
+        return self._kind.act(self.action_spec, parameters, noise)
 
     def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], of parameters float32 [B, P] and the actions that `act` drew by them."""
-        return self._kind.log_probs_of(parameters, actions)
+        return self._kind.log_probs_of(self.action_spec, parameters, actions)
 
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The actions to take where nothing is to be left to chance, [B, *shape]."""
-        return self._kind.act_greedily(parameters)
+        return self._kind.act_greedily(self.action_spec, parameters)
 
     def counts(self, actions: np.ndarray) -> np.ndarray:
         """Counts of actions [..., *shape] by bin, int64 [bins of all numbers of an action].

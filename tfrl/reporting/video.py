@@ -273,9 +273,9 @@ def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
 
 
 def _draw_action(tile: Image.Image, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None) -> None:
-    """Draws a bar for each of a few actions, or for each number of a continuous one, from -1 to 1."""
+    """Draws a bar for each of a few actions, or for each number of one of another kind, from -1 to 1."""
     if not isinstance(spec, Discrete):
-        _draw_numbers(tile, action)
+        _draw_numbers(tile, spec.scaled(action))
         return
     if chances is None:
         chances = np.eye(spec.n)[action]

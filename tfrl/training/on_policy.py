@@ -11,7 +11,6 @@ import numpy as np
 
 from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
-from tfrl.envs.spec import random_actions
 from tfrl.experience.collector import Collector
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout, too_large
@@ -215,7 +214,7 @@ def random_observations(config: Any, steps: int) -> np.ndarray:
     observations = []
     for _ in range(steps):
         observations.append(env.observe().observation.copy())
-        env.act(random_actions(env.action_spec, generator, 1))
+        env.act(env.action_spec.random(generator, 1))
     env.close()
     return np.stack(observations)
 
