@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from made_runs import COLUMNS, make_run
+from made_runs import make_run
 
 from tfrl import report
 from tfrl.config import drac
@@ -153,24 +153,3 @@ def test_a_run_that_was_solved_early_is_done(tmp_path):
     assert dataclasses.replace(run, progress=rows, results=early).is_done
     assert not dataclasses.replace(run, progress=rows, results=early | {"episode_return": 80.0}).is_done
     assert not dataclasses.replace(run, progress=rows, results=None).is_done
-
-
-@pytest.mark.parametrize(("env", "lines"), [("CartPole-v1", 2), ("fruitbot", 3)])
-def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
-    settings = {} if env == "fruitbot" else _GYMNASIUM | {"run_name": "run"}
-    run = runs.load(make_run(tmp_path, env, total_steps=40_000, **settings))
-    mean_reward, longest, returns, lengths = curve_plots.learning_curve(run).axes
-    for ax, column in ((mean_reward, "mean_reward"), (longest, "longest_episode")):
-        (line,) = ax.lines
-        np.testing.assert_array_equal(line.get_ydata(), run.points(f"rollout/{column}")[1])
-        assert ax.get_title().startswith("training: ")
-    assert len(returns.lines) == len(lengths.lines) == lines
-    np.testing.assert_array_equal(
-        returns.lines[-1].get_ydata()[-1], run.final_return("test" if lines == 2 else "train")
-    )
-    earlier = {name: v for name, v in run.progress.items() if name not in COLUMNS[4:6]}
-    assert len(curve_plots.learning_curve(dataclasses.replace(run, progress=earlier)).axes) == 2
-    path = curve_plots.save_learning_curve(run)
-    before = path.stat().st_mtime_ns
-    curve_plots.save_learning_curve(run)
-    assert path.stat().st_mtime_ns == before, "nothing new"

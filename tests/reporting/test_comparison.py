@@ -1,4 +1,4 @@
-"""Runs side by side: which are seeds of one experiment, where they are compared, and what is drawn of it."""
+"""Runs side by side: which are seeds of one experiment, and where they are compared."""
 
 import dataclasses
 import re
@@ -10,21 +10,7 @@ from made_runs import make_run
 
 from tfrl import report
 from tfrl.envs.published import published_curve
-from tfrl.reporting import comparison, curve_plots, page, runs, score_plots
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Makes a run, or a part of one that has come `updates` far, and loads it."""
-
-    def loaded(*, updates=None, name=None, **settings):
-        run = make_run(tmp_path / (name or "logs"), finished=updates is None, **settings)
-        if updates is not None:
-            rows = (run / "progress.csv").read_text().splitlines(keepends=True)
-            (run / "progress.csv").write_text("".join(rows[: updates + 1]))
-        return runs.load(run)
-
-    return loaded
+from tfrl.reporting import comparison, page, runs
 
 
 @pytest.mark.parametrize(
@@ -125,21 +111,6 @@ def test_statistics_over_games_of_other_lengths_say_so(make):
     assert note == "Statistics over games join scores after 327,680 and 1,015,808 env steps."
 
 
-def test_curves_of_seeds_end_together_and_go_on_alone(make):
-    figure = curve_plots.learning_curves(comparison.group([make(seed=1), make(seed=2, updates=30)]))
-    (panel,) = figure.axes
-    mean, *alone = (
-        line for line in panel.lines if line.get_linestyle() == "-" and line.get_color() != "#8A8A8A"
-    )
-    assert mean.get_xdata()[-1] == 30 * 16_384
-    (first, second) = alone
-    beyond = first.get_xdata()[np.isfinite(first.get_ydata())]
-    assert beyond[-1] == 62 * 16_384 and set(beyond[1:]) == {k * 16_384 for k in range(30, 63)}
-    assert second.get_xdata()[-1] == 30 * 16_384
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "thin line, small marker: one seed, where not all are" in texts
-
-
 def test_a_wider_network_is_a_group_of_its_own(tmp_path):
     paths = [make_run(tmp_path, seed=seed, torso_width=width) for seed in (1, 2) for width in (1, 4)]
     groups = comparison.group([runs.load(path) for path in paths])
@@ -154,34 +125,3 @@ def test_published_scores_are_taken_at_as_many_steps(tmp_path):
     assert comparison.published_scores(group)["train"][1] == pytest.approx(expected)
     (hard,) = comparison.group([runs.load(make_run(tmp_path, distribution_mode="hard"))])
     assert comparison.published_scores(hard) == {}
-
-
-def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
-    figures = {}
-    for steps in (100_000, 1_000_000):  # the published test curves begin at 163,840
-        run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
-        figures[steps] = curve_plots.learning_curves(comparison.group([run]))
-    labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
-    assert "train-procgen (published), training levels" in labels[100_000]
-    assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
-
-
-def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
-    every = [make(env="coinrun", total_steps=40_000, num_levels=0), make(env="maze", total_steps=40_000)]
-    figure = score_plots.level_gap(comparison.group(every))
-    assert [label.get_text().split()[0] for label in figure.axes[0].get_yticklabels()] == ["maze"]
-    assert score_plots.level_gap(comparison.group(every[:1])) is None
-
-
-@pytest.mark.parametrize(
-    ("clip_value", "what"),
-    [
-        ((True,), "half the squared error, clipped"),
-        ((False,), "half the squared error"),
-        ((True, False), "not the same in all runs"),
-    ],
-)
-def test_the_value_loss_is_named_as_it_is_computed(make, clip_value, what):
-    loaded = [make(total_steps=40_000, clip_value=clip) for clip in clip_value]
-    figure = curve_plots.training(comparison.group(loaded))
-    assert figure.axes[1].get_title() == f"value loss ({what})"

@@ -32,7 +32,7 @@ def shown(env):
 
 def drawn_actions(steps, env, seed=0):
     generator = np.random.default_rng(seed)
-    return env.action_spec.random(generator, steps * env.num_envs).reshape(steps, env.num_envs)
+    return env.action_spec.uniform(generator, steps * env.num_envs).reshape(steps, env.num_envs)
 
 
 def assert_same(actual, expected):
