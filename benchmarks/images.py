@@ -136,9 +136,9 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
         replicas=2 if name == "replicas2" else 1,
     )
     runtime = strategy.make(config, None)
-    random, count = np.random.default_rng(0), options.batch_size * options.steps
+    generator, count = np.random.default_rng(0), options.batch_size * options.steps
     shape = (count, options.image_size, options.image_size, 3)
-    split = Split(random.integers(0, 256, shape, np.uint8), random.integers(0, 10, count, np.int32))
+    split = Split(generator.integers(0, 256, shape, np.uint8), generator.integers(0, 10, count, np.int32))
     return (_keras if name == "keras_fit" else _ours)(config, runtime, split, options)
 
 

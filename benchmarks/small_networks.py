@@ -118,7 +118,7 @@ def _calls(learner: Any) -> dict[str, float]:
     observations = env.observe().observation[None]
     generator = np.random.default_rng(0)
     noise = np.stack([agent.draw_noise(generator, env.num_envs)])
-    actions = spec.random(generator, env.num_envs)
+    actions = spec.uniform(generator, env.num_envs)
 
     def in_tensorflow() -> None:
         per_replica = agent._runtime.per_replica

@@ -75,7 +75,7 @@ def main() -> int:
             signal.signal(number, worker.pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     code = _attend(worker, wakeup, saves.fileno(), master, order["grace"])
-    worker.signal(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
+    worker.send(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
     return 128 - code if code < 0 else code
 
 
@@ -86,7 +86,7 @@ class _Worker:
         self.process = process
         self._told = False
 
-    def signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """Sends a signal."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
@@ -100,7 +100,7 @@ class _Worker:
     def pass_on(self, number: int, _: FrameType | None = None) -> None:
         """Sends a signal that somebody sent to the agent, however often: the worker knows echoes."""
         self._told = True
-        self.signal(number)
+        self.send(number)
 
 
 def _attend(worker: _Worker, wakeup: int, saves: int, master: int | None, grace: float) -> int:
@@ -118,14 +118,14 @@ def _attend(worker: _Worker, wakeup: int, saves: int, master: int | None, grace:
                 _write(2, SAVED)
             elif key.fd == 0:
                 for byte in data:
-                    (worker.signal if byte == ord("K") else worker.stop)(SIGNALS[byte])
+                    (worker.send if byte == ord("K") else worker.stop)(SIGNALS[byte])
             if not data:
                 selector.unregister(key.fd)
                 if key.fd == 0:
                     worker.stop(signal.SIGTERM)
                     kill_at = time.monotonic() + grace
         if kill_at is not None and time.monotonic() >= kill_at:
-            worker.signal(signal.SIGKILL)
+            worker.send(signal.SIGKILL)
     if master is not None:
         os.set_blocking(master, False)
         while data := _read(master):

@@ -172,7 +172,7 @@ class Launcher:
                 if not letter and time.monotonic() - stopped_at > NOTICE:
                     letter = b"T"  # who has not ended with it may not have met it yet
                 if letter and not told:
-                    team.signal(letter)
+                    team.send(letter)
                     told = True
                 if self._signals.kill:
                     team.stop(0.0, told=True)

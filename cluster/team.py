@@ -77,7 +77,7 @@ class Team:
                 self._output.end(index)
                 self.codes[index] = self._code(index)
 
-    def signal(self, letter: bytes) -> None:
+    def send(self, letter: bytes) -> None:
         """Sends a signal to all workers: b"T", b"I" or b"K", as SIGTERM, SIGINT and SIGKILL."""
         for agent in self._agents:
             _send(agent, letter)
@@ -93,7 +93,7 @@ class Team:
         for letter, seconds in ((b"" if told else b"T", grace), (b"K", 5.0)):
             if not self.running:
                 break
-            self.signal(letter)
+            self.send(letter)
             self.settle(seconds)
         for agent in self._agents:
             agent.kill()  # an ssh whose other end does not answer; those that have ended are not touched

@@ -223,9 +223,9 @@ def draw_augmentation(
     kind: str, seed: int, epoch: int, count: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None for what `kind` lacks."""
-    random = generator(seed, Use.AUGMENTATION, epoch)
-    shifts = random.integers(0, 2 * MARGIN + 1, (count, 2))
-    flips = random.random(count) < 0.5
+    draw = generator(seed, Use.AUGMENTATION, epoch)
+    shifts = draw.integers(0, 2 * MARGIN + 1, (count, 2))
+    flips = draw.random(count) < 0.5
     return shifts if kind != "none" else None, flips if kind == "crop-flip" else None
 
 

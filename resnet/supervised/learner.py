@@ -80,16 +80,16 @@ class Learner:
     def _step_on_replica(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, votes: tf.Tensor
     ) -> tf.Tensor:
-        grads, sums, statistics = self._gradients(images, labels, weights, count)
-        shares = [s / self._runtime.replicas for s in statistics]
+        grads, sums, moving = self._gradients(images, labels, weights, count)
+        shares = [s / self._runtime.replicas for s in moving]
         *summed, sums = sum_replicas([*grads, *shares, tf.concat([sums, votes], axis=0)])
-        grads, statistics = summed[: len(grads)], summed[len(grads) :]
+        grads, moving = summed[: len(grads)], summed[len(grads) :]
         with tf.GradientTape() as tape:
             penalty = tf.add_n(self.model.losses) if self.model.losses else tf.constant(0.0)
         penalties = tape.gradient(penalty, [v.value for v in self._variables])
         grads = [g if p is None else g + p for g, p in zip(grads, penalties, strict=True)]
         self._optimizer.apply(grads)
-        for variable, value in zip(self._statistics, statistics, strict=True):
+        for variable, value in zip(self._statistics, moving, strict=True):
             variable.assign(value)
         return tf.concat([sums, [tf.linalg.global_norm(grads)]], axis=0)
 
@@ -97,14 +97,14 @@ class Learner:
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
         """This replica's share of the gradients and of (loss, hits), and its new moving statistics."""
-        (grads, sums), statistics = sum_parts(
+        (grads, sums), moving = sum_parts(
             lambda part: self._part_gradients(*part, count),
             (images, labels, weights),
             part_rows=self._part,
             signature=(([tf.TensorSpec(v.shape) for v in self._variables], tf.TensorSpec([2])), []),
             at_once=1,  # one part's activations in memory at a time
         )
-        return grads, sums, [value[0] for value in statistics]  # of the only part: others have none
+        return grads, sums, [value[0] for value in moving]  # of the only part: others have none
 
     def _part_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor

@@ -127,7 +127,7 @@ def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
         name=game, num_envs=num_envs, seed=seed, num_levels=LEVELS, start_level=start_level, num_threads=4
     )
     # The same seed for each game would give all of them the same actions.
-    random = np.random.default_rng([seed, start_level, *game.encode()])
+    generator = np.random.default_rng([seed, start_level, *game.encode()])
     env = registry.make(spec)
     images, levels, rewards, first = [], [], [], []
     for step in range(rounds * _STRIDE + horizon):
@@ -137,7 +137,7 @@ def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
         if step % _STRIDE == _STRIDE - 1 and len(images) < rounds:
             images.append(shown.observation.copy())
             levels.append([info["level_seed"] for info in env.info()])
-        env.act(random.integers(env.action_spec.n, size=num_envs, dtype=np.int32))
+        env.act(generator.integers(env.action_spec.n, size=num_envs, dtype=np.int32))
     env.close()
     returns = _returns_to_come(np.stack(rewards), np.stack(first))[_STRIDE - 1 :: _STRIDE][:rounds]
     flat = (np.concatenate(images), np.concatenate(levels).astype(np.int64), returns.reshape(-1))

@@ -39,7 +39,7 @@ class ActionSpec(ABC):
         """The shape of one action; () of a single number."""
 
     @abstractmethod
-    def random(self, generator: np.random.Generator, count: int) -> np.ndarray:
+    def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, [count, *shape]."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Discrete(ActionSpec):
         """The shape of one action: a scalar."""
         return ()
 
-    def random(self, generator: np.random.Generator, count: int) -> np.ndarray:
+    def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, int32 [count]."""
         return generator.integers(self.n, size=count, dtype=np.int32)
 
@@ -92,7 +92,7 @@ class Box(ActionSpec):
         """The shape of one action: (D,)."""
         return (len(self.low),)
 
-    def random(self, generator: np.random.Generator, count: int) -> np.ndarray:
+    def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""
         return generator.uniform(-1.0, 1.0, (count, *self.shape)).astype(np.float32)
 

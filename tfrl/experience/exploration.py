@@ -40,7 +40,7 @@ def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.nda
         return None
     spec = registry.specs(config.env)[1]
     generators = (rng.generator(config.seed, rng.Use.EXPLORATION, iteration, i) for i in indices)
-    return np.stack([spec.random(g, config.steps_per_env) for g in generators], axis=1)
+    return np.stack([spec.uniform(g, config.steps_per_env) for g in generators], axis=1)
 
 
 def is_random(config: Any, iteration: int, t: int) -> bool:

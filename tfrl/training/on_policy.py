@@ -214,7 +214,7 @@ def random_observations(config: Any, steps: int) -> np.ndarray:
     observations = []
     for _ in range(steps):
         observations.append(env.observe().observation.copy())
-        env.act(env.action_spec.random(generator, 1))
+        env.act(env.action_spec.uniform(generator, 1))
     env.close()
     return np.stack(observations)
 
