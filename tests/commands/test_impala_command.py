@@ -45,6 +45,8 @@ def test_catch_is_learned(tmp_path):
     assert found["eval"]["test"]["return"] >= 0.9
     assert found["seconds"] < 180  # on a busy machine; 18 s of processor time
     assert (found["algorithm"], found["actors"], found["lag"]) == ("impala", 0, 1)
+    assert "The learner waited " in stdout
+    assert 0 <= found["learner_wait_fraction"] < 1 and 0 <= found["actor_wait_fraction"] < 1
     row = rows(folder)[-1]
     assert 0.5 < float(row["train/vtrace_rho"]) < 1
     assert float(row["train/lag"]) == 1

@@ -2,7 +2,9 @@
 
 import os
 import secrets
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_thr
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     """Starts nodes of one Ray, which stand for machines; the first is its head."""
+    place = Path(tempfile.mkdtemp(prefix="r"))  # short: sockets have names of 107 characters at most
     (tmp_path / "token").write_text(secrets.token_hex(32))
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
@@ -26,10 +29,11 @@ def nodes(tmp_path, monkeypatch):
     def start():
         folder = tmp_path / f"n{len(started)}"
         folder.mkdir()
-        flags = ["--address", f"127.0.0.1:{port}"]
-        if not started:
-            flags = ["--head", "--port", str(port), "--include-dashboard", "false"]
-            flags += ["--temp-dir", str(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent / "t")]
+        flags = ["--node-ip-address", "127.0.0.1"]
+        if started:
+            flags += ["--address", f"127.0.0.1:{port}"]
+        else:
+            flags += ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(place)]
         started.append(Node(folder, *flags, cpus=1, **FOUND_SOON))
         started[-1].address = f"127.0.0.1:{port}"
         started[-1].wait()
@@ -38,6 +42,7 @@ def nodes(tmp_path, monkeypatch):
     yield start
     for node in reversed(started):
         node.end()
+    shutil.rmtree(place)
 
 
 @needs_ray

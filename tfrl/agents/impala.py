@@ -64,11 +64,7 @@ class ImpalaAgent(ActorCriticAgent):
         """Descriptions of an update, by title."""
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.num_minibatches} gradient "
-        by = f"{config.actors} actors on Ray" if config.actors else "a thread"
-        return {
-            "envs": envs + f"steps of {config.rows_per_step:,}",
-            "actors": f"{by}, {config.lag} updates behind",
-        }
+        return {"envs": envs + f"steps of {config.rows_per_step:,}"}
 
     # Learning
 

@@ -25,13 +25,14 @@ from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.learner import env_spec
+from tfrl.training.trainer import WAITS
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
 _LOOK_EVERY = 0.2  # seconds between two looks at an actor that is waited for
 
-COLUMNS = ("time/learner_wait_fraction", "time/actor_wait_fraction", "train/lag")
+COLUMNS = (*WAITS, "train/lag")
 """The names in `Ahead.metrics`, in the order of progress.csv."""
 
 
@@ -231,11 +232,8 @@ class Ahead:
 
     def metrics(self, update: int, rollout: Rollout, seconds: float) -> dict[str, float]:
         """Shares of an update of `seconds` that learner and actors waited; the lag."""
-        return {
-            "time/learner_wait_fraction": self._waited / seconds,
-            "time/actor_wait_fraction": rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds),
-            "train/lag": update - rollout.version,
-        }
+        idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
+        return dict(zip(COLUMNS, (self._waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int) -> dict[str, np.ndarray]:
         """The older weights, as of after so many updates."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfrl import remote
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.episodes import Episodes
 from tfrl.experience.observer import Observer, Seen
@@ -73,6 +74,8 @@ class EpisodicLearner(LearnerBase):
         config, session = self._config, self._session
         if not config.observers:
             return Observer(env_spec(config), range(config.num_envs))
+        if config.ray_address is not None:
+            remote.reach_other_machines()
         from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
 
         return RayObservers(config, env_spec(config), obey=session.obey, tell=session.console.warn)

@@ -26,6 +26,7 @@ def rows(config: Any, session: Session, agent: Agent, logged: int) -> dict[str, 
         **hardware(session.runtime),
         "length": _length(config),
         **agent.summary,
+        **_actors(config),
         "network": network(config.torso + hidden, config.torso_width, agent.num_parameters),
         **folder(config),
     }
@@ -48,6 +49,14 @@ def _env(config: Any) -> dict[str, str]:
     if config.distribution_mode == "exploration":
         levels = "a single level"
     return {"game": f"{config.env}, {config.distribution_mode}, {levels}"}
+
+
+def _actors(config: Any) -> dict[str, str]:
+    if not getattr(config, "is_ahead", False):
+        return {}
+    by = f"{config.actors} actors on Ray" if config.actors else "a thread"
+    most = "at the most " if config.free_running else ""
+    return {"actors": f"{by}, {most}{config.lag} updates behind"}
 
 
 def _length(config: Any) -> str:

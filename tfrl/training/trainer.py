@@ -26,6 +26,9 @@ from tfrl.training.periodic import Periodic
 from tfrl.workers.membership import join
 from tfrl.workers.tf_config import TFConfig
 
+WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
+"""The metrics that say how learner and actors, side by side, waited for each other."""
+
 
 @dataclass(frozen=True)
 class Update:
@@ -141,6 +144,7 @@ class Trainer:
         self._parts = 0  # of updates, in this process
         self._pending: Update | None = None  # whose evaluation is not done
         self._evaluation: dict[str, float] = {}
+        self._waits: dict[str, list[float]] = {}  # of this process's updates, where actors run beside it
 
     @property
     def _env_steps(self) -> int:
@@ -203,6 +207,9 @@ class Trainer:
     def _conclude(self, update: Update) -> None:
         """Evaluates if it is time, and writes what there is of the update, once; then saves if it is time."""
         config, session, metrics = self._config, self._session, update.metrics
+        for name in WAITS:
+            if name in metrics:
+                self._waits.setdefault(name.removeprefix("time/"), []).append(metrics[name])
         last = self._is_last
         due = last or (self._eval_every and session.step % self._eval_every == 0)
         # Not one whose evaluation a resume with another --eval-every leaves out.
@@ -279,6 +286,9 @@ class Trainer:
                 results.write(config.run_dir, outcome)
                 self._periodic.draw_curve()
         if session.runtime.is_chief:
+            if self._waits:
+                learner, actors = (f"{outcome[name]:.0%}" for name in self._waits)
+                session.console.message(f"The learner waited {learner} of the time, and the actors {actors}.")
             session.console.results(*results.table(outcome), [tensorboard(config)])
         return session.leave(0)
 
@@ -302,4 +312,5 @@ class Trainer:
                 for name in ("actors", "lag", "observers")
                 if hasattr(config, name)
             },
+            **{name: float(np.mean(shares)) for name, shares in self._waits.items()},
         }

@@ -1,0 +1,115 @@
+"""Envs that are stepped while PPO and algorithms with replay learn: which weights act what, and resumes."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from learners import make, updated
+
+from tfrl import config as settings
+from tfrl.experience.replay import Replay
+from tfrl.training.actor_learner import ActorLearner
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner
+
+CARTPOLE = "--env CartPole-v1 --hidden 16 --num-envs 4"
+REPLAY = "--preset default --batch-size 16 --iteration-steps 80 --total-steps 8000 --learning-starts 100"
+REPLAY = f"{CARTPOLE} {REPLAY} --train-every 16 --updates-per-step 0.2 --replay-size 400 --lr 1e-2"
+CATCH = "--env catch --torso linear --precision float32 --num-levels 0 --num-envs 4"
+RUNS = {
+    "ppo": f"{CARTPOLE} --num-steps 16 --num-minibatches 2 --epochs 2 --total-steps 6400",
+    "ppo of images": f"{CATCH} --num-steps 12 --num-minibatches 2 --epochs 2 --total-steps 4800",
+    "dqn": f"{REPLAY} --n-step 3 --prioritized --priority-beta 1",
+    "sac": REPLAY,
+}
+
+
+@pytest.fixture
+def learner():
+    """Makes a learner, and closes it in the end."""
+    with contextlib.ExitStack() as made:
+
+        def of(name, *flags, kind=None):
+            algorithm = name.partition(" ")[0]
+            config = settings.reader(algorithm).parse([*RUNS[name].split(), *map(str, flags)])
+            kind = kind or (ActorLearner if algorithm == "ppo" else OffPolicyLearner)
+            return made.enter_context(contextlib.closing(make(config, kind)))
+
+        yield of
+
+
+def saved(learner, folder):
+    """The state of a learner, and its pieces as a checkpoint has them."""
+    state, part = learner.get_state()
+    pieces = learner.pieces()
+    for piece in pieces:
+        piece.keep(piece.write(folder))
+    return state, [part], pieces
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        np.testing.assert_equal(mine, theirs)  # nan where no episode has ended
+    for name, weight in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], weight, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo of images"])
+def test_without_lag_a_thread_does_what_ppo_does_in_turn(learner, name):
+    found, expected = (updated(learner(name, "--lag", 0, kind=k), 3) for k in (ActorLearner, OnPolicyLearner))
+    for metrics in found[0]:
+        assert metrics.pop("train/lag") == 0
+    assert_same(found, expected)
+
+
+def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
+    history, _ = updated(learner("ppo of images", "--lag", 1, "--lr", 1e-2), 3)
+    errors = [metrics["train/first_ratio_error"] for metrics in history]
+    assert errors[0] < 1e-5 and min(errors[1:]) > 1e-3
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, lag):
+    """The second one is random at first, until --learning-starts."""
+    one, slow = learner("dqn", "--lag", lag), learner("dqn")
+    specs = {"observation": slow.envs._env.observation_spec, "action": slow.envs._env.action_spec}
+    weights = []
+    for iteration in range(6):
+        weights.append(one.weights())
+        one.update()
+        acted = slow.agent.network.join(weights[max(0, iteration - lag)])
+        slow.agent._vectors["q"].assign(acted["q"])
+        slow.agent.player.forget()
+        expected = slow.envs.steps(iteration, slow.agent, Replay(range(4), 80, **specs, gamma=0.9))
+        steps = one.envs._rollout.steps()
+        for (actions, step), (same, shown) in zip(steps, expected, strict=True):
+            np.testing.assert_array_equal(actions, same)
+            for mine, theirs in zip(step, shown, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+    assert any((weights[0][name] != weights[-1][name]).any() for name in weights[0])
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
+    """Taken while two rollouts are under way, which are played again."""
+    whole = updated(learner(name, "--lag", 2), 6)
+    begun = learner(name, "--lag", 2)
+    first, _ = updated(begun, 3)
+    rest = learner(name, "--lag", 2)
+    rest.session.step = 3
+    rest.set_state(*saved(begun, tmp_path))
+    found, weights = updated(rest, 3)
+    assert_same((first + found, weights), whole)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
+    flags = ("--free-running", "--lag", 3)
+    one, other = learner(name, *flags), learner(name, *flags)
+    lags = [metrics["train/lag"] for metrics in updated(one, 4)[0]]
+    assert lags[0] == 0 and max(lags) <= 3
+    state, parts, pieces = saved(one, tmp_path)
+    assert not [key for key in state if key.startswith("acting/")]
+    other.session.step = 4
+    other.set_state(state, parts, pieces)
+    assert updated(other, 1)[0][0]["train/lag"] == 0
