@@ -94,15 +94,18 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path):
     assert len(digests) == 1
 
 
-def test_without_ray_the_flag_says_what_to_install(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "flag", "env"), [("impala", "--actors", "catch"), ("reinforce", "--observers", "CartPole-v1")]
+)
+def test_without_ray_the_flag_says_what_to_install(tmp_path, command, flag, env):
     """In a process where it cannot be found."""
     program = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
-        "from tfrl import impala\nfrom tfrl.cli import endings\n"
-        "sys.argv[1:] = ['--env', 'catch', '--actors', '2', '--logdir', sys.argv[1]]\n"
-        "endings.run(impala.main)\n"
+        f"from tfrl import {command} as command\nfrom tfrl.cli import endings\n"
+        f"sys.argv[1:] = ['--env', '{env}', '{flag}', '2', '--logdir', sys.argv[1]]\n"
+        "endings.run(command.main)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -112,5 +115,5 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path):
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 2
-    expected = "error: --actors 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"
+    expected = f"error: {flag} 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"
     assert done.stderr == expected

@@ -93,13 +93,12 @@ def check_topology(config: Any, workers: int) -> None:
 
 
 def check_ray(config: Any) -> None:
-    """Raises UserError if the run is to have actors, and Ray is not installed or does not answer."""
-    if not getattr(config, "actors", 0):
+    """Raises UserError if the run is to have actors or observers, and Ray is not there or does not answer."""
+    wanted = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(config, name, 0))]
+    if not wanted:
         return
     if importlib.util.find_spec("ray") is None:
-        raise UserError(
-            f"--actors {config.actors} needs Ray, which is not installed: pip install -r requirements-ray.txt"
-        )
+        raise UserError(f"{wanted[0]} needs Ray, which is not installed: pip install -r requirements-ray.txt")
     if config.ray_address not in (None, "auto"):
         _check_answers(config.ray_address)
 

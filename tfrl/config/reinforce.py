@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -91,14 +90,6 @@ class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
             raise UserError(
                 "REINFORCE learns in one process, on one device: leave --replicas and TF_CONFIG out; "
                 "--observers share the envs out."
-            )
-
-    def check_resources(self) -> None:
-        """Raise UserError if the run is to have observers, and Ray is not there."""
-        if self.observers and importlib.util.find_spec("ray") is None:
-            raise UserError(
-                f"--observers {self.observers} needs Ray, which is not installed: pip install -r "
-                "requirements-ray.txt, or --observers 0."
             )
 
 
