@@ -95,7 +95,7 @@ class CheckpointStore:
 
         Of `worker_pieces`, this worker's, those that no checkpoint has yet are written.
 
-        Later checkpoints, of a course that the run has left by resuming from an earlier one, are removed too.
+        Later checkpoints are removed too: the run left them behind when it resumed from an earlier one.
         On a full disk the oldest make room, one after another, as long as a newer one that is whole stays.
 
         Returns:
