@@ -113,3 +113,11 @@ def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
     other.session.step = 4
     other.set_state(state, parts, pieces)
     assert updated(other, 1)[0][0]["train/lag"] == 0
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_two_replicas_are_the_same_run(learner, name):
+    (history, weights), expected = (updated(learner(name, "--lag", 1, "--replicas", r), 3) for r in (2, 1))
+    for name, weight in expected[1].items():
+        np.testing.assert_array_equal(weights[name], weight, err_msg=name)
+    assert [metrics["train/lag"] for metrics in history] == [0, 1, 1]

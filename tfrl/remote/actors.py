@@ -116,8 +116,8 @@ class _Seat:
         self.exact_state = False
 
     def wait_until_ready(self) -> None:
-        """Waits until the process is there."""
-        ready = self._wait(lambda: self._ready, max(_START, self._timeout))
+        """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
+        ready = self._wait(lambda: self._ready, max(_START, self._timeout), self._obey)
         self.after, self.exact_state = ready.place, ready.exact_state
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
@@ -133,14 +133,14 @@ class _Seat:
 
     def oldest(self) -> Collected:
         """Waits for the oldest rollout that was ordered."""
-        return self._wait(lambda: self._orders[0].result, self._timeout)
+        return self._wait(lambda: self._orders[0].result, self._timeout, lambda: None)
 
     def settle(self, after: EnvStates) -> None:
         """Takes the oldest rollout as done, after which the envs stand at `after`."""
         self._orders.popleft()
         self.after, self._deaths = after, 0
 
-    def _wait(self, reference: Callable[[], Any], timeout: float) -> Any:
+    def _wait(self, reference: Callable[[], Any], timeout: float, obey: Callable[[], None]) -> Any:
         """What the reference stands for, which is another one once the process was replaced."""
         end = time.monotonic() + timeout
         while True:
@@ -148,6 +148,7 @@ class _Seat:
                 return ray.get(reference(), timeout=_LOOK_EVERY)
             except ray.exceptions.GetTimeoutError:
                 self._look()
+                obey()
                 if time.monotonic() < end:
                     continue
                 reason = f"has not answered for {timeout:g} s"
@@ -226,7 +227,11 @@ class RayCollector:
 
         self._beat, self._newest = beat, None
         self._server = parameters.serve() if config.free_running else None
-        hooks = {"timeout": config.actor_timeout, "obey": obey, "tell": tell, "look": self._look}
+        # A signal that comes while the first actors start, or get their states, is for the trainer's loop.
+        self._obey: Callable[[], None] = lambda: None
+        self._obey_later = obey
+        hooks = {"timeout": config.actor_timeout, "obey": lambda: self._obey()}
+        hooks |= {"tell": tell, "look": self._look}
         self._seats = [_Seat(i, lambda i=i: make(i), **hooks) for i in range(config.actors)]
         try:
             for seat in self._seats:
@@ -249,6 +254,7 @@ class RayCollector:
 
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number`, acted by `weights` or the newest, of all actors."""
+        self._obey = self._obey_later
         reference = None if weights is None else ray.put(weights)
         for seat in self._seats:
             seat.begin(number, reference, self._server)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,7 +156,9 @@ class _ClosedError(Exception):
     """The rollout is not wanted any more."""
 
 
-def make_ahead_collector(config: Any, session: Session, *, replicas: int, make: Any) -> AheadCollector:
+def make_ahead_collector(
+    config: Any, session: Session, *, replicas: int, make: Callable[[], Collector]
+) -> AheadCollector:
     """This worker's envs, in a thread or, as the settings say, on Ray.
 
     Args:
