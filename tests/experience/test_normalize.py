@@ -188,6 +188,14 @@ def test_the_last_steps_have_a_mean_reward_and_a_longest_episode(envs, share_tha
         assert episodes.mean_reward == pytest.approx(sum(map(float, rewards.flat)) / rewards.size)
 
 
+def test_whole_episodes_have_a_mean_reward_and_a_longest_one_as_well():
+    episodes = EpisodeStatistics(2)
+    episodes.add_one_each(np.array([2.0, 5.0]), np.array([2, 5]), np.array([False, True]))
+    assert (episodes.mean_reward, episodes.longest) == (1.0, 5.0)
+    episodes.add_one_each(np.array([12.0, 0.0]), np.array([4, 2]), np.array([True, True]))
+    assert (episodes.mean_reward, episodes.longest) == (2.0, 6.0), "env 0's goes on from the part before"
+
+
 def test_the_mean_is_over_the_last_100_episodes_and_all_are_counted():
     episodes = EpisodeStatistics(1)
     episodes.add(np.arange(250, dtype=np.float32)[:, None], np.ones((250, 1), bool))

@@ -181,8 +181,8 @@ class EpisodeStatistics:
 
     Attributes:
       episodes: how many have ended.
-      mean_reward: the mean raw reward of an env step in the last `add`; NaN before it.
-      longest: env steps of the longest episode of the last `add`, whether it has ended or not; NaN before it.
+      mean_reward: the mean raw reward of an env step in what was added last; NaN before it.
+      longest: env steps of the longest episode in that, whether it has ended or not; NaN before it.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -208,7 +208,9 @@ class EpisodeStatistics:
           returns: float64 [N], sums of raw rewards.
           lengths: int64 [N].
         """
+        self.mean_reward = float(returns.sum() / lengths.sum())
         returns, lengths = self._returns + returns, self._lengths + lengths
+        self.longest = float(lengths.max())
         self._recent.extend(zip(returns[ended].tolist(), lengths[ended].astype(float).tolist(), strict=True))
         self.episodes += int(ended.sum())
         self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0, lengths)
