@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce
+from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, check_ranges
 from tfrl.config.reinforce import READER, Config
 
@@ -65,11 +66,12 @@ def _flags(options: Options, number: int) -> list[str]:
 
 def _steps_alone(config: Config, steps: int) -> float:
     """Env steps a second, none of which waits or is learned from."""
-    from tfrl.agents.reinforce import ReinforceAgent
-    from tfrl.experience.observer import Observer
-    from tfrl.remote.observers import RayObservers
-    from tfrl.training.learner import env_spec
-    from tfrl.workers import strategy
+    with quiet_start():
+        from tfrl.agents.reinforce import ReinforceAgent
+        from tfrl.experience.observer import Observer
+        from tfrl.remote.observers import RayObservers
+        from tfrl.training.learner import env_spec
+        from tfrl.workers import strategy
 
     agent, spec = ReinforceAgent(config, strategy.make(config, None)), env_spec(config)
     if config.observers:

@@ -16,7 +16,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, without_none
 from tfrl.cli.settings import Reader
 
-_TOOLS = ("evaluate", "record", "report", "status", "suite", "collect")
+_TOOLS = ("evaluate", "record", "report", "status", "suite", "tune", "collect")
 _SCRIPT = """_tfrl() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} module= words= i
   for ((i = 1; i < COMP_CWORD; i++)); do

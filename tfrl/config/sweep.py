@@ -1,0 +1,191 @@
+"""Sweeps over the settings of an algorithm: which trials there are, and the flags of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfrl import config as settings
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import coerce, flag, nearest
+from tfrl.cli.settings import Reader
+from tfrl.config import ppo
+
+_KINDS = ("uniform", "loguniform", "choice")
+_FIXED = ("logdir", "run_name", "resume", "start_from", "config", "print_config", "total_steps")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A setting that is drawn at random.
+
+    Attributes:
+      name: of the setting.
+      kind: uniform or loguniform between the two values, or a choice of them.
+      values: the ends, or the choices, as the setting has them.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+
+    def draw(self, generator: np.random.Generator) -> Any:
+        """A value; of a whole number, rounded; else of four digits, so that people can type it."""
+        if self.kind == "choice":
+            return self.values[int(generator.integers(len(self.values)))]
+        low, high = self.values
+        share = generator.random()
+        value = low + share * (high - low)
+        if self.kind == "loguniform":
+            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        return self.inside(value)
+
+    def inside(self, value: float) -> Any:
+        """A number, as the setting has it and between the ends."""
+        low, high = self.values
+        whole = isinstance(low, int)
+        return min(max(round(value) if whole else float(f"{value:.4g}"), low), high)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of one algorithm, as JSON and YAML hold them.
+
+    Attributes:
+      algorithm: as in `python -m tfrl.ALGORITHM`.
+      flags: of all trials.
+      trials: what each has of its own, by the setting's name.
+      sampled: the settings that are drawn, which a scheduler may change.
+      scheduler: none, asha or pbt.
+      metric: the column of progress.csv that tells how good a trial is; the larger, the better.
+      total_steps: env steps of a trial.
+    """
+
+    algorithm: str
+    flags: tuple[str, ...]
+    trials: tuple[Mapping[str, Any], ...]
+    sampled: tuple[Sampled, ...]
+    scheduler: str
+    metric: str
+    total_steps: int
+
+    def arguments(self, trial: Mapping[str, Any]) -> list[str]:
+        """The flags of a trial with these settings of its own."""
+        return [*self.flags, *(f"{flag(name)}={_typed(value)}" for name, value in trial.items())]
+
+    def content(self) -> dict[str, Any]:
+        """All of it in plain lists and numbers, for a file that tells whether a sweep is this one."""
+        return settings_as_lists(dataclasses.asdict(self))
+
+
+def settings_as_lists(value: Any) -> Any:
+    """A nest of mappings and sequences as dicts and lists."""
+    if isinstance(value, Mapping):
+        return {name: settings_as_lists(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [settings_as_lists(each) for each in value]
+    return value
+
+
+def reader_of(algorithm: str) -> Reader:
+    """The reader of `python -m tfrl.ALGORITHM`. Raises UserError if there is none."""
+    return ppo.PROCGEN_READER if algorithm == "ppo_procgen" else settings.reader(algorithm)
+
+
+def plan(
+    algorithm: str,
+    flags: Sequence[str],
+    *,
+    grids: Sequence[str],
+    samples: Sequence[str],
+    trials: int,
+    seed: int,
+    scheduler: str,
+    metric: str,
+) -> Sweep:
+    """The sweep that a command line describes: each point of the grid, `trials` times where values are drawn.
+
+    Raises:
+      UserError: a setting is not the algorithm's, a value not the setting's, or a trial cannot work.
+    """
+    reader = reader_of(algorithm)
+    grid, sampled = [_grid(text, reader) for text in grids], [_sampled(text, reader) for text in samples]
+    names = [name for name, _ in grid] + [each.name for each in sampled]
+    if not names:
+        raise UserError("a sweep needs --grid or --sample: --grid lr=5e-4,1e-3, say.")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{flag(twice[0])} is varied twice; give it once.")
+    if not sampled and trials > 1:
+        raise UserError(f"--trials {trials} needs --sample: each point of a grid is one trial.")
+    if scheduler == "pbt" and not sampled:
+        raise UserError("--scheduler pbt needs --sample: those settings are what it changes.")
+    generator = np.random.default_rng(seed)
+    made = []
+    for values in itertools.product(*(values for _, values in grid)):
+        fixed = {name: value for (name, _), value in zip(grid, values, strict=True)}
+        made += [fixed | {s.name: s.draw(generator) for s in sampled} for _ in range(trials)]
+    sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
+    configs = [reader.parse(sweep.arguments(trial)) for trial in [*made, *_ends(made[0], sampled)]]
+    if scheduler != "none" and not configs[0].eval_every and metric.startswith("eval"):
+        raise UserError(
+            f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."
+        )
+    return dataclasses.replace(sweep, total_steps=configs[0].run_steps)
+
+
+def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
+    """A trial with each sampled setting at each of its ends."""
+    return [{**trial, each.name: value} for each in sampled for value in each.values]
+
+
+def _grid(text: str, reader: Reader) -> tuple[str, tuple[Any, ...]]:
+    name, values = _named(text, reader, "--grid lr=5e-4,1e-3")
+    return name, _values(name, values, reader)
+
+
+def _sampled(text: str, reader: Reader) -> Sampled:
+    usage = "--sample lr=loguniform:1e-4,1e-2"
+    name, rest = _named(text, reader, usage)
+    kind, colon, values = rest.partition(":")
+    if kind not in _KINDS or not colon:
+        raise UserError(f"--sample {text} must be like {usage}; known: {', '.join(_KINDS)}.")
+    found = _values(name, values, reader)
+    if kind == "choice":
+        return Sampled(name, kind, found)
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in found)
+    if len(found) != 2 or not numbers or found[0] >= found[1]:
+        raise UserError(f"--sample {text}: {kind} is between two numbers, the smaller one first.")
+    if kind == "loguniform" and found[0] <= 0:
+        raise UserError(f"--sample {text}: loguniform is between numbers above 0.")
+    return Sampled(name, kind, found)
+
+
+def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
+    word, equals, values = text.partition("=")
+    if not equals or not values:
+        raise UserError(f"{text!r} must be like {usage}.")
+    name = word.strip().lstrip("-").replace("-", "_")
+    name = reader.aliases.get(name, name)
+    if name in _FIXED:
+        raise UserError(f"{flag(name)} cannot be varied.")
+    if name not in reader.flag_kinds:
+        hint = nearest(name, reader.flag_kinds)
+        raise UserError(f"{text!r}: {reader.prog} has no setting {word}{hint}.")
+    return name, values
+
+
+def _values(name: str, text: str, reader: Reader) -> tuple[Any, ...]:
+    return tuple(coerce(word.strip(), reader.flag_kinds[name], flag(name)) for word in text.split(","))
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
