@@ -46,8 +46,7 @@ DQN = (
     "--updates-per-step",
     "0.3",
 )
-SAC = ("sac", *SMALL[2:], "--env", "Pendulum-v1", "--updates-per-step", "0.2")
-TD3 = ("td3", *SAC[1:], "--noise-correlation", "0.8")
+SAC = ("sac", *SMALL[2:], "--env", "Pendulum-v1", "--updates-per-step", "0.2", "--noise-correlation", "0.8")
 
 
 def parsed(algorithm, *flags):
@@ -99,20 +98,18 @@ def dqn(tmp_path_factory):
     return train(*DQN[:1], tmp_path_factory.mktemp("plain"), *DQN[1:])
 
 
-def test_two_replicas_and_a_run_in_two_halves_end_as_one(dqn, tmp_path):
-    assert_same_end(dqn, train(*DQN[:1], tmp_path / "two", *DQN[1:], replicas=2))
-    half = train(*DQN[:1], tmp_path / "halves", *DQN[1:], total_steps=200)
+def test_a_run_in_two_halves_on_four_and_two_replicas_ends_as_one(dqn, tmp_path):
+    half = train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=4)
     assert results(half)["env_steps"] == 200
-    whole = train(*DQN[:1], tmp_path / "halves", *DQN[1:], replicas=2)
+    whole = train(*DQN[:1], tmp_path, *DQN[1:], replicas=2)
     assert results(whole)["resumed_at"] == [200]
     assert_same_end(dqn, whole)
 
 
-@pytest.mark.parametrize("run", [SAC, TD3], ids=lambda run: run[0])
-def test_continuous_runs_too(run, tmp_path):
-    plain = train(run[0], tmp_path / "plain", *run[1:])
-    train(run[0], tmp_path / "halves", *run[1:], total_steps=200, replicas=2)
-    assert_same_end(plain, train(run[0], tmp_path / "halves", *run[1:]))
+def test_a_run_with_continuous_actions_too(tmp_path):
+    plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
+    train(*SAC[:1], tmp_path / "halves", *SAC[1:], total_steps=200, replicas=2)
+    assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
@@ -160,6 +157,17 @@ def test_the_row_of_an_iteration_tells_what_was_done(dqn):
         ("td3", ["--policy-delay", "0"], "--policy-delay must be at least 1"),
         ("dqn", ["--n-step", "900", "--learning-starts", "100"], "--n-step 900 needs as many steps"),
         ("sac", ["--env", "catch", "--noise-correlation", "0.5"], "--noise-correlation is for continuous"),
+        ("sac", ["--updates-per-step", "0"], "--updates-per-step must be above 0"),
+        ("sac", ["--updates-per-step", "5e-5"], "--updates-per-step 5e-05 leave no gradient step"),
+        ("dqn", ["--total-steps", "1000"], "--learning-starts 1000 and --updates-per-step 0.5 leave no"),
+        (
+            "td3",
+            ["--batch-size", "64", "--replay-size", "63"],
+            "--batch-size 64 is more than there will ever",
+        ),
+        ("dqn", ["--critic-lr", "1e-3"], "--critic-lr would do nothing here: there is no actor"),
+        ("dqn", ["--priority-beta", "0.5"], "--priority-beta would do nothing without --prioritized"),
+        ("sac", ["--alpha", "1", "--entropy-target", "-2"], "--entropy-target would do nothing with a fixed"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(algorithm, flags, sentence):

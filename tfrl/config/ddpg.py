@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, replay
@@ -31,6 +32,13 @@ class Config(Run, Actors, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySett
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Ahead, Torso)
 
 
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    **TASKS,
+    "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
+    "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000},
+}
+"""What each preset changes in the defaults; TD3's, too."""
+
 RANGES: dict[str, Range] = {
     "exploration_noise": NOT_NEGATIVE,
     "noise_correlation": Range(0, 0.9999),
@@ -45,7 +53,7 @@ def validate(config: Config) -> None:
 READER = Reader(
     Config,
     sections=(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Run),
-    presets=TASKS,
+    presets=PRESETS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
 from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead
@@ -20,6 +22,7 @@ from tfrl.envs.spec import Box, Discrete
 
 _PART_ROWS = 128
 _FOR_SPACES = {Discrete: "dqn or sac", Box: "sac, td3 or ddpg"}  # other algorithms, for the advice
+_MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,9 @@ class ReplaySettings(RLSettings):
 
     @property
     def most_updates(self) -> int:
-        """Gradient steps that are taken in one go, at most."""
-        return max(1, math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step))
+        """Gradient steps that are taken in one go, at most; their batches are in memory together."""
+        due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
+        return min(max(1, due), _MOST_AT_ONCE)
 
     @property
     def may_change(self) -> frozenset[str]:
@@ -191,8 +195,27 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
             f"--actors {config.actors} need a --lag of 1 or more with {config.algorithm}, whose envs are "
             "stepped between gradient steps otherwise."
         )
+    if config.batch_size > config.replay_size:
+        raise UserError(
+            f"--batch-size {config.batch_size} is more than there will ever be: --replay-size is "
+            f"{config.replay_size}."
+        )
+    steps = config.num_updates * config.iteration_steps
+    if int((steps - config.learning_starts) * config.updates_per_step) < 1:
+        raise UserError(
+            f"--learning-starts {config.learning_starts} and --updates-per-step {config.updates_per_step:g} "
+            f"leave no gradient step in --total-steps {config.total_steps}."
+        )
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+
+
+def check_idle(config: Any, names: Sequence[str], why: str) -> None:
+    """Raise UserError for the first of these settings that is not its default, as it would do nothing."""
+    plain = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in names:
+        if getattr(config, name) != plain[name]:
+            raise UserError(f"{flag(name)} would do nothing {why}; leave it out.")
 
 
 def _check_actions(config: Any) -> None:

@@ -41,17 +41,6 @@ class Config(Run, Actors, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySetti
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
-    "mountain-car": {
-        **TASKS["default"],
-        "env": "MountainCarContinuous-v0",
-        "total_steps": 50_000,
-        "learning_starts": 1000,
-        "train_every": 32,
-        "gamma": 0.9999,
-        "tau": 0.01,
-        "noise_correlation": 0.98,
-        "hidden": "64,64",
-    },
     "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3},
 }
 """The settings that each preset changes in Config's defaults."""
@@ -66,6 +55,8 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
+    if config.alpha is not None:
+        replay.check_idle(config, ["entropy_target"], "with a fixed --alpha")
     if config.noise_correlation and isinstance(registry.specs(config.env)[1], Discrete):
         raise UserError(
             f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
@@ -77,8 +68,8 @@ READER = Reader(
     Config,
     sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Run),
     presets=PRESETS,
-    preset_summaries={**SUMMARIES, "mountain-car": "for MountainCarContinuous-v0, which takes it by itself"},
-    default_preset=lambda env: {**OF_ENVS, "MountainCarContinuous-v0": "mountain-car"}.get(env, "default"),
+    preset_summaries=SUMMARIES,
+    default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
     complete=actors.complete,
     check=validate,

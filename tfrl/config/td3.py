@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, ddpg, replay
-from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
+from tfrl.config.continuous import OF_ENVS, SUMMARIES
 from tfrl.config.ddpg import DDPG
 from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
 
@@ -49,7 +49,7 @@ def validate(config: Config) -> None:
 READER = Reader(
     Config,
     sections=(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Run),
-    presets=TASKS,
+    presets=ddpg.PRESETS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
