@@ -17,7 +17,7 @@ import numpy as np
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import COUNT, NATURAL, check_ranges
+from tfrl.cli.settings import COUNT, FRACTION, NATURAL, check_ranges
 from tfrl.config.of_run import settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
@@ -26,7 +26,7 @@ from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, Watcher, play
 from tfrl.evaluation.levels import check_level_set, level_spec
-from tfrl.evaluation.uniform import UniformPolicy, check_no_run, task_without_run
+from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy, check_no_run, task_without_run
 from tfrl.run import files
 from tfrl.run.rng import Use
 
@@ -47,6 +47,8 @@ class Options:
     """The run's policy, or one that draws all actions alike."""
     greedy: bool = False
     """Take the most likely action instead of drawing one."""
+    epsilon: float | None = None
+    """Take the most likely action, but for this share of steps, in which all actions are as likely."""
     seed: int | None = None
     """Decides levels and actions; None: the run's."""
     checkpoint: str = "last"
@@ -65,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
     words, options = command_line.parse(
         Options, arguments, _USAGE, "Write episodes of a policy as an RLDS data set."
     )
-    check_ranges(options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL})
+    check_ranges(
+        options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL, "epsilon": FRACTION}
+    )
     task, out, load = _policy(words, options)
     levels = registry.family(task.env).level_sets[0] if options.levels == "auto" else options.levels
     check_level_set(task.env, levels)
@@ -73,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{out} exists already; give another folder with --out.")
     with quiet_start():
         player = load()
+        import tensorflow  # noqa: F401, ICN001 - which tfds would import later, and noisily
         import tensorflow_datasets as tfds
     num_envs = min(options.episodes, _ENVS)
     episodes_each = -(-options.episodes // num_envs)
@@ -99,10 +104,14 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
     """Returns the task, the data set's folder, and what loads the policy, for which TensorFlow may be needed.
 
     Raises:
-      UserError: there is no such run, checkpoint or env, or --greedy is for a random policy.
+      UserError: there is no such run, checkpoint or env, or flags contradict each other.
     """
-    if options.greedy and (options.random or options.policy == "random"):
-        raise UserError("--greedy would do nothing to a random policy; leave it out.")
+    of_run = {"--greedy": options.greedy, "--epsilon": options.epsilon is not None}
+    for flag in (name for name, given in of_run.items() if given):
+        if options.random or options.policy == "random":
+            raise UserError(f"{flag} would do nothing to a random policy; leave it out.")
+    if all(of_run.values()):
+        raise UserError("--greedy is --epsilon 0; give one of them.")
     if options.random:
         check_no_run(words)
         task = task_without_run(options.random, options.seed)
@@ -119,7 +128,10 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
     def load() -> Player:
         from tfrl.evaluation import policy
 
-        return policy.load(source, greedy=options.greedy)
+        if options.epsilon is None:
+            return policy.load(source, greedy=options.greedy)
+        best = policy.load(source, greedy=True)
+        return EpsilonGreedyPolicy(best, registry.specs(task.env)[1], options.epsilon)
 
     return task, out, load
 

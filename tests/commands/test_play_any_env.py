@@ -23,7 +23,7 @@ from tfrl.envs.spec import Box, Discrete, EnvSpec
 from tfrl.envs.vec_env import Step
 from tfrl.evaluation.episodes import play
 from tfrl.evaluation.levels import level_spec
-from tfrl.evaluation.uniform import UniformPolicy
+from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy
 from tfrl.reporting import video
 from tfrl.run.rng import Use
 
@@ -266,6 +266,10 @@ def test_plain_tfds_loads_continuous_episodes(tmp_path, monkeypatch, capsys):
     [
         (["--random", "CartPole-v1", "--levels", "train"], "CartPole-v1 has no levels: leave --levels out"),
         (["--random", "CartPole-v1", "--greedy"], "--greedy would do nothing to a random policy"),
+        (["--random", "CartPole-v1", "--epsilon", "0"], "--epsilon would do nothing to a random policy"),
+        (["run", "--policy", "random", "--epsilon", "1"], "--epsilon would do nothing to a random policy"),
+        (["run", "--greedy", "--epsilon", "0.1"], "--greedy is --epsilon 0; give one of them"),
+        (["run", "--epsilon", "1.1"], "--epsilon must be at least 0 and at most 1; got 1.1"),
         (["--random", "CartPole-v1", "run"], "--random takes no run"),
         (["--random", "CartPol-v1"], "did you mean CartPole-v1"),
         ([], "give one run"),
@@ -274,6 +278,25 @@ def test_plain_tfds_loads_continuous_episodes(tmp_path, monkeypatch, capsys):
 def test_bad_arguments_of_a_collection(arguments, message):
     with pytest.raises(UserError, match=message):
         collect.main(arguments)
+
+
+@pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])
+def test_an_epsilon_greedy_policy_is_random_as_often_as_it_says(spec):
+    """Elsewhere it does what the other policy does, by that one's own noise."""
+    other = Acting(lambda _, noise: np.full((len(noise), *spec.shape), noise[0, 0] - 4, spec.dtype))
+    other.draw_noise = lambda generator, steps: np.full((steps, 2), 7, np.float32)
+    policy = EpsilonGreedyPolicy(other, spec, 0.3)
+    count = 20_000
+    noise = policy.draw_noise(np.random.default_rng(0), count)
+    assert noise.dtype == np.float32 and (noise[:, -2:] == 7).all() and (noise[:, :-2] < 1).all()
+    actions = policy.act(np.zeros((count, 3), np.float32), noise)
+    assert actions.shape == (count, *spec.shape) and actions.dtype == np.dtype(spec.dtype)
+    others = (actions == 3).reshape(count, -1).all(axis=1)
+    chance = 1 / 5 if isinstance(spec, Discrete) else 0.0
+    expected = 0.7 + 0.3 * chance
+    assert others.mean() == pytest.approx(expected, abs=5 * (expected * (1 - expected) / count) ** 0.5)
+    distinct = np.unique(actions[~others]).size
+    assert distinct == 4 if chance else distinct > 0.99 * actions[~others].size
 
 
 @pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])

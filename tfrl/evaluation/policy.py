@@ -37,7 +37,7 @@ class Policy:
         self._network = network
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parts.cores())
-        choose = (lambda o, _: network.greedy(self._forward(o))) if greedy else self._drawn
+        choose = self._greedy if greedy else self._drawn
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_spec.shape), observation_spec.dtype)
         noise = tf.TensorSpec((None, network.noise_size), tf.float32)
@@ -61,6 +61,9 @@ class Policy:
             self._network.set_weights(weights)
         except ValueError as error:
             raise UserError(f"{error}, which the settings of this run describe.") from None
+
+    def _greedy(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return self._network.greedy(self._forward(observations))
 
     def _drawn(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self._network.sample(self._forward(observations), noise)

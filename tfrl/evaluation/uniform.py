@@ -1,7 +1,8 @@
-"""The policy that draws all actions alike: a look at an env, and data sets, without a run."""
+"""Policies that draw actions alike, always or now and then: a look at an env without a run, and data sets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.config.task import Task, check, has_unseen_levels, own_name
 from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.evaluation.episodes import Player
 
 
 class UniformPolicy:
@@ -32,6 +34,35 @@ class UniformPolicy:
             return None
         n = self._spec.n
         return lambda observations: np.full((len(observations), n), 1 / n, np.float32)
+
+
+class EpsilonGreedyPolicy:
+    """Now and then a uniform action, else another policy's; follows `tfrl.evaluation.episodes.Player`.
+
+    Args:
+      player: the other policy.
+      action_spec: the action space.
+      epsilon: the share of uniform actions.
+    """
+
+    def __init__(self, player: Player, action_spec: ActionSpec, epsilon: float) -> None:
+        self._player = player
+        self._uniform = UniformPolicy(action_spec)
+        self._epsilon = epsilon
+        self._shape = (-1, *(1,) * len(action_spec.shape))
+        self._own = 1 + math.prod(action_spec.shape)  # numbers of noise before the other policy's
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Whether to act at random, how, and the other policy's own, float32 [steps, K]."""
+        whether = generator.random((steps, 1), np.float32)
+        parts = [whether, self._uniform.draw_noise(generator, steps)]
+        return np.concatenate([*parts, self._player.draw_noise(generator, steps)], axis=1)
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] of observations [B, *shape], by noise [B, K]."""
+        best = self._player.act(observations, noise[:, self._own :])
+        at_random = (noise[:, 0] < self._epsilon).reshape(self._shape)
+        return np.where(at_random, self._uniform.act(observations, noise[:, 1 : self._own]), best)
 
 
 def task_without_run(env: str, seed: int | None) -> Task:
