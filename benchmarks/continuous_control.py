@@ -24,14 +24,12 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, learning_gymnasium, speed, update_floor
+from benchmarks import command, learning_gymnasium, peers, speed, update_floor
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
@@ -40,8 +38,6 @@ from tfrl.run import files
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
 """Env steps of an update and the peers, by our preset."""
-_OURS = "tfrl"
-_RATES = ("median", "whole", "per_cpu_second")  # of a Speed
 _LEARN_STEPS = 50_000
 _RETURN = "final_return="
 
@@ -90,9 +86,7 @@ def _check(options: Options) -> None:
     check_ranges(options, {"updates": Range(2, 10_000), "runs": COUNT, "episodes": COUNT})
     check_ranges(options, {"floor_seconds": Range(0, 3600, above=True)})
     for name in ("torchrl", "cleanrl", "sb3"):
-        script = getattr(options, name)
-        if script and not Path(script).is_file():
-            raise UserError(f"--{name} {script} is not a file.")
+        peers.check_file(getattr(options, name), f"--{name}")
     command.check_program(options.peer_python, "--peer-python")
     command.seeds(options.seeds)
     for preset in _CONTESTS:
@@ -107,46 +101,17 @@ def _check(options: Options) -> None:
 def _compare_speeds(options: Options) -> None:
     found: dict[tuple[str, str], list[speed.Speed]] = {}
     for _ in range(options.runs):
-        for preset, (steps, peers) in _CONTESTS.items():
-            found.setdefault((preset, _OURS), []).append(_our_run(options, preset, steps))
-            for peer in filter(lambda name: getattr(options, name), peers):
+        for preset, (steps, others) in _CONTESTS.items():
+            found.setdefault((preset, peers.OURS), []).append(_our_run(options, preset, steps))
+            for peer in filter(lambda name: getattr(options, name), others):
                 script = _script(options, peer, seed=1, steps=steps * (options.updates + 1))
                 measured = speed.of_script(script, steps, options.updates + 1)
                 found.setdefault((preset, peer), []).append(measured)
     floors = {preset: update_floor.floor(preset, options.floor_seconds) for preset in _CONTESTS}
-    runs = {" ".join(key): [dataclasses.asdict(run) for run in of_key] for key, of_key in found.items()}
     figures = {"options": dataclasses.asdict(options), "cores": os.cpu_count(), "floors": floors}
-    print(json.dumps({**figures, "runs": runs}))
-    Console().print(_table(options, {key: _median(of_key) for key, of_key in found.items()}, floors))
-
-
-def _table(
-    options: Options,
-    medians: Mapping[tuple[str, str], speed.Speed],
-    floors: Mapping[str, Mapping[str, float]],
-) -> Table:
-    """Rows of each contest: ours, the others with ours in multiples of theirs, and the floors."""
+    print(json.dumps({**figures, "runs": peers.as_json(found)}))
     title = f"{_ENV}, env steps a second, medians of {options.runs} runs; in brackets ours in multiples of it"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("preset", ""):
-        table.add_column(name, no_wrap=True)
-    for name in ("median", "whole run", "a CPU second", "wall s", "CPU s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for preset in _CONTESTS:
-        ours = medians[preset, _OURS]
-        for name, row in ((name, row) for (of, name), row in medians.items() if of == preset):
-            of_ours = None if name == _OURS else ours
-            cells = [_cell(getattr(row, rate), getattr(of_ours, rate, None)) for rate in _RATES]
-            used = (f"{row.wall_seconds:.1f}", f"{row.cpu_seconds:.1f}")
-            table.add_row(preset, name, *cells, *used)
-        for way, rate in floors[preset].items():
-            table.add_row(preset, f"floor, {way}", "", "", _cell(rate, ours.per_cpu_second))
-        table.add_section()
-    return table
-
-
-def _cell(rate: float, ours: float | None) -> str:
-    return f" {rate:,.0f}" + ("" if ours is None else f" ({ours / rate:.2f}x)")
+    Console().print(peers.table(title, "preset", found, floors))
 
 
 def _our_run(options: Options, preset: str, steps: int) -> speed.Speed:
@@ -157,14 +122,7 @@ def _our_run(options: Options, preset: str, steps: int) -> speed.Speed:
 
 def _script(options: Options, peer: str, seed: int, steps: int) -> list[str]:
     """The command that starts a peer's script."""
-    words = command.check_program(options.peer_python, "--peer-python")
-    words.append(str(Path(getattr(options, peer)).absolute()))
-    return [*words, "--env-id", _ENV, "--seed", str(seed), "--total-timesteps", str(steps)]
-
-
-def _median(of_runs: list[speed.Speed]) -> speed.Speed:
-    names = [field.name for field in dataclasses.fields(speed.Speed)]
-    return speed.Speed(**{n: statistics.median(getattr(run, n) for run in of_runs) for n in names})
+    return peers.script(options.peer_python, getattr(options, peer), _ENV, seed=seed, steps=steps)
 
 
 # Returns

@@ -50,8 +50,8 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
     hidden = [int(units) for units in config.hidden.split(",")]
     outputs = 1 if config.free_deviation else 2
     generator = np.random.default_rng(0)
-    policy = _layers(tf, generator, [*observation.shape, *hidden, outputs * action.shape[0]])
-    value = _layers(tf, generator, [*observation.shape, *hidden, 1])
+    policy = layers(tf, generator, [*observation.shape, *hidden, outputs * action.shape[0]])
+    value = layers(tf, generator, [*observation.shape, *hidden, 1])
     variables = [*policy, *value]
     means, squares = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in range(2))
     rows = config.rows_per_step
@@ -63,7 +63,7 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
     def step(chosen: Any, number: Any) -> None:
         inputs = tf.gather(batch, chosen)
         with tf.GradientTape() as tape:
-            loss = sum(tf.reduce_mean(tf.square(_apply(tf, net, inputs))) for net in (policy, value))
+            loss = sum(tf.reduce_mean(tf.square(apply(tf, net, inputs, tf.tanh))) for net in (policy, value))
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), config.max_grad_norm)
         rate = config.lr * tf.sqrt(1 - 0.999**number) / (1 - 0.9**number)
         for v, m, s, g in zip(variables, means, squares, gradients, strict=True):
@@ -80,7 +80,7 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
     return lambda: update().numpy()
 
 
-def _layers(tf: Any, generator: np.random.Generator, sizes: Sequence[int]) -> list[Any]:
+def layers(tf: Any, generator: np.random.Generator, sizes: Sequence[int]) -> list[Any]:
     """Kernels [I, O] and biases [O] in turn, as variables."""
     found = []
     for inputs, outputs in zip(sizes, sizes[1:], strict=False):
@@ -89,7 +89,8 @@ def _layers(tf: Any, generator: np.random.Generator, sizes: Sequence[int]) -> li
     return found
 
 
-def _apply(tf: Any, layers: Sequence[Any], inputs: Any) -> Any:
-    for kernel, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
-        inputs = tf.tanh(inputs @ kernel + bias)
-    return inputs @ layers[-2] + layers[-1]
+def apply(tf: Any, of: Sequence[Any], inputs: Any, activation: Callable[[Any], Any]) -> Any:
+    """Outputs [B, O] of inputs [B, I] by what `layers` gave."""
+    for kernel, bias in zip(of[:-2:2], of[1:-2:2], strict=True):
+        inputs = activation(inputs @ kernel + bias)
+    return inputs @ of[-2] + of[-1]

@@ -12,7 +12,16 @@ import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
-from benchmarks import command, continuous_control, learning, learning_gymnasium, recovery, speed, throughput
+from benchmarks import (
+    command,
+    continuous_control,
+    learning,
+    learning_gymnasium,
+    peers,
+    recovery,
+    speed,
+    throughput,
+)
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
 
@@ -177,15 +186,16 @@ def test_a_program_that_measures_nothing_is_told_by_its_last_line():
 
 def test_ours_stands_first_and_in_multiples_of_the_others():
     slow, fast = (speed.Speed(rate, rate, 2 * rate, 10, 5, 100) for rate in (100.0, 250.0))
-    rows = {("torchrl", "tfrl"): fast, ("torchrl", "torchrl"): slow}
-    rows |= {("cleanrl", "tfrl"): slow, ("cleanrl", "sb3"): fast}
-    floors = {preset: {"XLA": 400.0} for preset in ("torchrl", "cleanrl")}
-    table = continuous_control._table(continuous_control.Options(), rows, floors)
+    found = {("torchrl", "tfrl"): [fast, slow, fast], ("torchrl", "torchrl"): [slow]}
+    found |= {("cleanrl", "tfrl"): [slow], ("cleanrl", "tfrl, otherwise"): [slow], ("cleanrl", "sb3"): [fast]}
+    table = peers.table("title", "preset", found, {"torchrl": {"XLA": 400.0}, "cleanrl": {"XLA": 400.0}})
     cells = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert [row[1] for row in cells] == ["tfrl", "torchrl", "floor, XLA", "tfrl", "sb3", "floor, XLA"]
+    names = ["tfrl", "torchrl", "floor, XLA", "tfrl", "tfrl, otherwise", "sb3", "floor, XLA"]
+    assert [row[1] for row in cells] == names
     assert cells[0][2:5] == (" 250", " 250", " 500")
     assert cells[1][2:] == (" 100 (2.50x)", " 100 (2.50x)", " 200 (2.50x)", "10.0", "5.0")
-    assert cells[2][4] == " 400 (1.25x)" and cells[4][2] == " 250 (0.40x)" and cells[5][4] == " 400 (0.50x)"
+    assert cells[2][4] == " 400 (1.25x)" and cells[5][2] == " 250 (0.40x)" and cells[6][4] == " 400 (0.50x)"
+    assert cells[4][2:5] == (" 100", " 100", " 200")
 
 
 def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):

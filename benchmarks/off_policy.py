@@ -1,0 +1,166 @@
+"""python -m benchmarks.off_policy: SAC, TD3, DDPG and DQN beside other projects' scripts.
+
+SAC, TD3 and DDPG learn InvertedDoublePendulum-v5, one gradient step of 256 transitions an env step, networks
+of 2 x 256; DQN learns CartPole-v1, 128 transitions every 10 env steps: CleanRL's settings, which are our
+--preset cleanrl. One process after the other, round by round, so that all see the same machine.
+
+Nothing of theirs is here. --cleanrl is a folder with CleanRL's sac_continuous_action.py,
+td3_continuous_action.py, ddpg_continuous_action.py and dqn.py (https://github.com/vwxyzjn/cleanrl), --sb3 a
+script that trains stable-baselines3's --algorithm with the same settings; --peer-python starts them with
+`--env-id ID --seed N --total-timesteps N --learning-starts 100`. They print a line that begins with `SPS:`
+every 1,000 env steps, which CleanRL's do every 100; CleanRL's need AutoresetMode.SAME_STEP for Gymnasium 1.
+
+Env steps a second count from the end of the first 1,000, which compile. Where the machine is not quiet, the
+column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core.
+The second table has SAC's update alone, and what storing and sampling transitions take of an env step
+(`benchmarks/replay_floor.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import command, peers, replay_floor, speed
+from tfrl import config as settings
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, Range, check_ranges
+
+_STEPS, _RANDOM_STEPS = 1000, 100  # between two lines; before the first gradient step
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """What one algorithm is measured on.
+
+    Attributes:
+      env: the env.
+      script: CleanRL's, in the folder --cleanrl.
+      times: the lines for one of --updates: a step of DQN takes less time.
+      variants: further rows of ours, by name, and their flags.
+    """
+
+    env: str
+    script: str
+    times: int = 1
+    variants: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+_AT_ONCE = {"tfrl, 32 at once": ("--train-every", "32")}
+_PENDULUM = "InvertedDoublePendulum-v5"
+_CONTESTS = {
+    "sac": Contest(_PENDULUM, "sac_continuous_action.py", variants=_AT_ONCE),
+    "td3": Contest(_PENDULUM, "td3_continuous_action.py", variants=_AT_ONCE),
+    "ddpg": Contest(_PENDULUM, "ddpg_continuous_action.py", variants=_AT_ONCE),
+    "dqn": Contest("CartPole-v1", "dqn.py", times=10),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to compare."""
+
+    algorithms: str = ",".join(_CONTESTS)
+    """Of these, with commas between."""
+    cleanrl: str = ""
+    """The folder of CleanRL's scripts."""
+    sb3: str = ""
+    """A script that trains stable-baselines3's."""
+    peer_python: str = "python3"
+    """The Python that has what these scripts import."""
+    updates: int = 5
+    """Thousands of env steps that count; one more comes first. DQN: ten times as many."""
+    runs: int = 3
+    """Rounds, of which the median counts."""
+    floor_seconds: float = 10.0
+    """How long each measurement of SAC's update alone takes."""
+
+
+def main(options: Options) -> None:
+    """Measures and prints."""
+    names = _check(options)
+    found: dict[tuple[str, str], list[speed.Speed]] = {}
+    for _ in range(options.runs):
+        for algorithm in names:
+            for name, measured in _round(options, algorithm):
+                found.setdefault((algorithm, name), []).append(measured)
+    alone = replay_floor.update_rates(options.floor_seconds) if "sac" in names else {}
+    replay = {algorithm: replay_floor.replay_seconds(*_flags(algorithm)) for algorithm in names}
+    figures = {"options": dataclasses.asdict(options), "cores": os.cpu_count(), "updates alone": alone}
+    print(json.dumps({**figures, "replay seconds": replay, "runs": peers.as_json(found)}))
+    title = f"env steps a second, medians of {options.runs} runs; in brackets ours in multiples of it"
+    console = Console()
+    console.print(peers.table(title, "", found))
+    console.print(_parts(found, alone, replay))
+
+
+def _check(options: Options) -> list[str]:
+    """The algorithms. Raises UserError for what would fail after minutes."""
+    check_ranges(options, {"updates": Range(1, 10_000), "runs": COUNT})
+    check_ranges(options, {"floor_seconds": Range(0, 3600, above=True)})
+    names = [name.strip() for name in options.algorithms.split(",")]
+    if not {*names} <= {*_CONTESTS}:
+        known = ", ".join(_CONTESTS)
+        raise UserError(f"--algorithms must be of {known}, with commas between; got {options.algorithms}.")
+    for name in names:
+        if options.cleanrl:
+            peers.check_file(str(Path(options.cleanrl) / _CONTESTS[name].script), "--cleanrl:")
+        settings.reader(name).parse(_flags(name)[1])
+    peers.check_file(options.sb3, "--sb3")
+    command.check_program(options.peer_python, "--peer-python")
+    return names
+
+
+def _flags(algorithm: str) -> tuple[str, list[str]]:
+    """The algorithm and the flags of ours that all rows share."""
+    return algorithm, ["--preset", "cleanrl", "--env", _CONTESTS[algorithm].env, "--precision", "float32"]
+
+
+def _round(options: Options, algorithm: str) -> list[tuple[str, speed.Speed]]:
+    """Ours, its variants and the peers, once each."""
+    contest = _CONTESTS[algorithm]
+    lines = options.updates * contest.times + 1
+    found = [
+        (name, _our_run(algorithm, lines, more))
+        for name, more in {peers.OURS: (), **contest.variants}.items()
+    ]
+    scripts = {"CleanRL": str(Path(options.cleanrl) / contest.script)} if options.cleanrl else {}
+    scripts |= {"stable-baselines3": options.sb3} if options.sb3 else {}
+    for name, path in scripts.items():
+        words = peers.script(options.peer_python, path, contest.env, seed=1, steps=_STEPS * lines)
+        words += ["--learning-starts", str(_RANDOM_STEPS)]
+        words += ["--algorithm", algorithm] if path == options.sb3 else []
+        found.append((name, speed.of_script(words, _STEPS, lines)))
+    return found
+
+
+def _our_run(algorithm: str, lines: int, more: Sequence[str]) -> speed.Speed:
+    flags = [*_flags(algorithm)[1], "--total-steps", str(_STEPS * lines), *more]
+    flags += ["--iteration-steps", str(_STEPS), "--learning-starts", str(_RANDOM_STEPS)]
+    if algorithm == "dqn":  # as CleanRL's: over half of the run
+        flags += ["--exploration-steps", str(_STEPS * lines // 2)]
+    return speed.of_trainer(f"tfrl.{algorithm}", [*flags, "--eval-episodes", "1"], _STEPS, lines)
+
+
+def _parts(found: peers.Found, alone: dict[str, float], replay: dict[str, dict[str, float]]) -> Table:
+    """What the trainer's update comes to beside one that is nothing else, and the share of the replay."""
+    table = Table("", "", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_header=False)
+    for way, rate in alone.items():
+        beside = "" if way == "trainer" else f" ({alone['trainer'] / rate:.2f}x)"
+        table.add_row(f"SAC's updates in a CPU second, {way}", f" {rate:,.0f}{beside}")
+    for algorithm, parts in replay.items():
+        of_step = 1 / peers.median(found[algorithm, peers.OURS]).per_cpu_second
+        words = ", ".join(f"{name} {value / of_step:.1%}" for name, value in parts.items())
+        table.add_row(f"{algorithm}'s replay, of the time of an env step", f" {words}")
+    return table
+
+
+if __name__ == "__main__":
+    command.run(Options, main)
