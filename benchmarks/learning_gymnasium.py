@@ -1,9 +1,9 @@
-"""python -m benchmarks.learning_gymnasium: what PPO comes to on Gymnasium's classic control and MuJoCo.
+"""python -m benchmarks.learning_gymnasium: what the algorithms come to on classic control and MuJoCo.
 
 Trains one seed after another, or goes on with a run that was cut off, and evaluates the most likely actions
-at the end. CartPole-v1 and Pendulum-v1 are trained with the defaults and have aims to reach,
-InvertedDoublePendulum-v5 with --preset torchrl: `benchmarks.continuous_control --learn` compares it with that
-script.
+at the end. Each task is trained by the env's own preset and has an aim to reach. PPO's
+InvertedDoublePendulum-v5 has none, and --preset torchrl: `benchmarks.continuous_control --learn` compares it
+with that script.
 """
 
 from __future__ import annotations
@@ -19,49 +19,62 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, check_ranges
-from tfrl.config import ppo
 from tfrl.reporting import runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task, and the return that it must reach.
+    """What is trained.
 
     Attributes:
-      flags: the trainer's.
+      algorithm: by which.
+      env: on which env.
+      flags: the trainer's, beside the env.
       seeds: how many, from 1 on.
       aim: the mean return to reach, or None.
     """
 
-    flags: tuple[str, ...]
-    seeds: int
+    algorithm: str
+    env: str
+    flags: tuple[str, ...] = ()
+    seeds: int = 5
     aim: float | None = None
 
 
-# Whole updates of 1,024 env steps, in 150,000 and 300,000 at the most.
-TASKS = {
-    "CartPole-v1": Task(("--env", "CartPole-v1", "--total-steps", "149_504"), 5, 475.0),
-    "Pendulum-v1": Task(("--env", "Pendulum-v1", "--total-steps", "299_008"), 5, -250.0),
-    "InvertedDoublePendulum-v5": Task(("--preset", "torchrl"), 10),
-}
+_DOUBLE, _CAR = "InvertedDoublePendulum-v5", "MountainCarContinuous-v0"
+_OF_REPLAY = ("--eval-every", "5")
+TASKS = (
+    # Whole updates of 1,024 env steps, in 150,000 and 300,000 at the most.
+    Task("ppo", "CartPole-v1", ("--total-steps", "149_504"), aim=475),
+    Task("ppo", "Pendulum-v1", ("--total-steps", "299_008"), aim=-250),
+    Task("ppo", _DOUBLE, ("--preset", "torchrl"), seeds=10),
+    Task("dqn", "CartPole-v1", _OF_REPLAY, aim=475),
+    *(Task(algorithm, "Pendulum-v1", _OF_REPLAY, aim=-170) for algorithm in ("ddpg", "td3", "sac")),
+    Task("sac", _CAR, _OF_REPLAY, aim=90),
+    *(Task(algorithm, _DOUBLE, _OF_REPLAY, aim=9000) for algorithm in ("td3", "sac")),
+    Task("sac", "HalfCheetah-v5", (*_OF_REPLAY, "--total-steps", "200_000"), seeds=2),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The training."""
+    """What to train."""
 
-    envs: str = ",".join(TASKS)
-    """Envs, with commas between."""
+    algorithms: str = "ppo"
+    """Algorithms, with commas between."""
+    envs: str | None = None
+    """Envs, with commas between; None: all that these algorithms have."""
     seeds: str | None = None
-    """Seeds with commas between, 1..3 for 1,2,3; None: each env's own number of them."""
+    """Seeds with commas between, 1..3 for 1,2,3; None: each task's own number of them."""
     episodes: int = 100
-    """Episodes of the evaluation at the end."""
+    """Of the evaluation at the end."""
     precision: str = "auto"
     """The trainer's --precision."""
     logdir: str = "logs/gymnasium"
-    """Folder of the runs."""
+    """Where the runs' folders are."""
     plot: str | None = None
     """A PNG of the learning curves."""
 
@@ -70,14 +83,12 @@ def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
     check_ranges(options, {"episodes": COUNT})
     command.check_plot(options.plot)
-    names = [name.strip() for name in options.envs.split(",")]
-    if not {*names} <= {*TASKS}:
-        raise UserError(f"--envs must be of {', '.join(TASKS)}, with commas between; got {options.envs}.")
     more = ("--eval-episodes", str(options.episodes), "--precision", options.precision)
     found = []
-    for task in (TASKS[name] for name in names):
+    for task in _tasks(options):
         seeds = command.seeds(options.seeds or f"1..{task.seeds}")
-        found.append((task, train([*task.flags, *more], seeds, options.logdir)))
+        flags = ["--env", task.env, *task.flags, *more]
+        found.append((task, train(flags, seeds, options.logdir, algorithm=task.algorithm)))
     Console().print(_table(found))
     if options.plot:
         from tfrl.reporting import comparison, curve_plots
@@ -86,14 +97,33 @@ def main(options: Options) -> None:
         curve_plots.learning_curves(groups).savefig(options.plot, dpi=120)
 
 
-def train(flags: Sequence[str], seeds: Sequence[int], logdir: str) -> list[runs.Run]:
-    """Runs of `tfrl.ppo`, one a seed, in folders of their own; one that is complete is only read."""
+def _tasks(options: Options) -> list[Task]:
+    """Those that are asked for. Raises UserError where there are none of an algorithm or an env."""
+    chosen = [task for task in TASKS if task.algorithm in _words("algorithms", options.algorithms, TASKS)]
+    return [
+        task for task in chosen if options.envs is None or task.env in _words("envs", options.envs, chosen)
+    ]
+
+
+def _words(name: str, given: str, tasks: Sequence[Task]) -> list[str]:
+    """The values of a flag, each of which some task has."""
+    known = list(dict.fromkeys(getattr(task, name.removesuffix("s")) for task in tasks))
+    words = [word.strip() for word in given.split(",")]
+    if not {*words} <= {*known}:
+        raise UserError(f"--{name} must be of {', '.join(known)}, with commas between; got {given}.")
+    return words
+
+
+def train(
+    flags: Sequence[str], seeds: Sequence[int], logdir: str, *, algorithm: str = "ppo"
+) -> list[runs.Run]:
+    """Runs of an algorithm, one a seed, in folders of their own; one that is complete is only read."""
     folders = []
     for seed in seeds:
         of_run = [*flags, "--seed", str(seed), "--logdir", logdir]
-        folder = ppo.READER.parse(of_run).run_dir
+        folder = settings.reader(algorithm).parse(of_run).run_dir
         if not (folder.exists() and runs.load(folder).is_done):
-            command.finish([sys.executable, "-m", "tfrl.ppo", *of_run])
+            command.finish([sys.executable, "-m", f"tfrl.{algorithm}", *of_run])
         folders.append(folder)
     return [runs.load(Path(folder)) for folder in folders]
 
@@ -102,7 +132,8 @@ def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:
     """A row a run, its deviation that of its episodes; and one for all of an env, with that of the runs."""
     title = "mean return: of the last 100 episodes while training, and of the evaluation at the end"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("env", no_wrap=True)
+    for name in ("", "env"):
+        table.add_column(name, no_wrap=True)
     for name in ("seed", "env steps", "training", "evaluation", "deviation", "aim"):
         table.add_column(f" {name}", justify="right", no_wrap=True)
     for task, of_task in found:
@@ -110,12 +141,12 @@ def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:
         for run in of_task:
             returns = [run.training_return(run.env_steps), run.final_return("test")]
             returns.append(run.results["eval"]["test"]["return_std"])
-            cells = (run.config.env, str(run.config.seed), f"{run.env_steps:,}")
+            cells = (task.algorithm, task.env, str(run.config.seed), f"{run.env_steps:,}")
             table.add_row(*cells, *(f"{value:.1f}" for value in returns), aim)
         finals = np.array([run.final_return("test") for run in of_task])
         reached = "-" if task.aim is None else f"{np.sum(finals >= task.aim)} of {len(finals)}"
-        name = of_task[0].config.env
-        table.add_row(name, "median", "", "", f"{np.median(finals):.1f}", f"{np.std(finals):.1f}", reached)
+        medians = ("", "", f"{np.median(finals):.1f}", f"{np.std(finals):.1f}", reached)
+        table.add_row(task.algorithm, task.env, "median", *medians)
         table.add_section()
     return table
 

@@ -22,6 +22,7 @@ from benchmarks import (
     speed,
     throughput,
 )
+from tfrl import config as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
 
@@ -49,6 +50,21 @@ from tfrl.envs.published import published_curve
         ("continuous_control", ["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
         ("continuous_control", ["--learn"], "--learn compares with TorchRL's script: name it by --torchrl"),
         ("learning_gymnasium", ["--envs", "coinrun"], "--envs must be of CartPole-v1, Pendulum-v1"),
+        (
+            "learning_gymnasium",
+            ["--algorithms", "td3", "--envs", "CartPole-v1"],
+            "--envs must be of Pendulum-v1",
+        ),
+        (
+            "learning_gymnasium",
+            ["--algorithms", "ppg"],
+            "--algorithms must be of ppo, dqn, ddpg, td3, sac, with",
+        ),
+        ("off_policy", ["--algorithms", "ppo"], "--algorithms must be of sac, td3, ddpg, dqn, with commas"),
+        ("off_policy", ["--cleanrl", "nowhere"], "--cleanrl: nowhere/sac_continuous_action.py is not a file"),
+        ("off_policy", ["--sb3", "nowhere.py"], "--sb3 nowhere.py is not a file"),
+        ("off_policy", ["--updates", "0"], "--updates must be at least 1"),
+        ("off_policy", ["--peer-python", "no-such"], "--peer-python: there is no program no-such"),
         ("learning_gymnasium", ["--seeds", "0.5"], "--seeds must be a whole number; got '0.5'"),
         ("learning_gymnasium", ["--episodes", "0"], "--episodes must be at least 1"),
         ("learning_gymnasium", ["--precision", "half"], "--precision must be one of auto"),
@@ -206,10 +222,16 @@ def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "finish", None)  # nothing is started
     (again,) = learning_gymnasium.train(flags, [3], str(tmp_path))
     assert again.results == run.results
-    table = learning_gymnasium._table([(learning_gymnasium.TASKS["CartPole-v1"], [run, again])])
-    assert list(table.columns[1].cells) == ["3", "3", "median"]
-    assert list(table.columns[6].cells) == ["475", "475", "0 of 2"]
-    assert list(table.columns[4].cells) == [f"{run.final_return('test'):.1f}"] * 3
+    table = learning_gymnasium._table([(learning_gymnasium.TASKS[0], [run, again])])
+    assert list(table.columns[2].cells) == ["3", "3", "median"]
+    assert list(table.columns[7].cells) == ["475", "475", "0 of 2"]
+    assert list(table.columns[5].cells) == [f"{run.final_return('test'):.1f}"] * 3
+
+
+def test_every_task_of_learning_is_one_that_its_trainer_takes():
+    for task in learning_gymnasium.TASKS:
+        config = settings.reader(task.algorithm).parse(["--env", task.env, *task.flags])
+        assert config.preset not in ("default", "cleanrl")
 
 
 def test_seeds_are_numbers_and_ranges():
