@@ -27,10 +27,10 @@ from tfrl.reporting import runs
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """A task to train.
 
     Attributes:
-      algorithm: by which.
+      algorithm: its name.
       env: on which env.
       flags: the trainer's, beside the env.
       seeds: how many, from 1 on.
@@ -61,7 +61,7 @@ TASKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to train."""
+    """The training."""
 
     algorithms: str = "ppo"
     """Algorithms, with commas between."""
@@ -70,11 +70,11 @@ class Options:
     seeds: str | None = None
     """Seeds with commas between, 1..3 for 1,2,3; None: each task's own number of them."""
     episodes: int = 100
-    """Of the evaluation at the end."""
+    """Episodes of the evaluation at the end."""
     precision: str = "auto"
     """The trainer's --precision."""
     logdir: str = "logs/gymnasium"
-    """Where the runs' folders are."""
+    """The folder of the runs."""
     plot: str | None = None
     """A PNG of the learning curves."""
 

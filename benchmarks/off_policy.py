@@ -38,7 +38,7 @@ _STEPS, _RANDOM_STEPS = 1000, 100  # between two lines; before the first gradien
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """What one algorithm is measured on.
+    """The task that one algorithm is measured on.
 
     Attributes:
       env: the env.
@@ -65,10 +65,10 @@ _CONTESTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to compare."""
+    """The measurement."""
 
     algorithms: str = ",".join(_CONTESTS)
-    """Of these, with commas between."""
+    """The algorithms, with commas between."""
     cleanrl: str = ""
     """The folder of CleanRL's scripts."""
     sb3: str = ""
@@ -80,7 +80,7 @@ class Options:
     runs: int = 3
     """Rounds, of which the median counts."""
     floor_seconds: float = 10.0
-    """How long each measurement of SAC's update alone takes."""
+    """Seconds of each measurement of SAC's update alone."""
 
 
 def main(options: Options) -> None:

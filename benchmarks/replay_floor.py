@@ -1,4 +1,4 @@
-"""What learning from replay costs without its loop: SAC's update, and storing and sampling transitions.
+"""The cost of learning from replay without its loop: SAC's update, and storing and sampling transitions.
 
 All in seconds of processor time of one process each, so that other work on the machine matters less.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
-from benchmarks.update_floor import apply, layers
+from benchmarks.update_floor import adam, apply, layers
 from tfrl import config as settings
 from tfrl.envs import registry
 from tfrl.envs.vec_env import Step
@@ -105,18 +105,8 @@ def _plain(config: Any, *, compiled: bool) -> Callable[[], Any]:
     actor = layers(tf, generator, [inputs, *hidden, 2 * dimensions])
     critics, slow = ([layers(tf, generator, [inputs + dimensions, *hidden, 1]) for _ in "12"] for _ in "ab")
     log_alpha = tf.Variable(0.0)
-    adams = {
-        id(v): (tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v)))
-        for v in _all(actor, critics, [log_alpha])
-    }
-
-    def learn(tape: Any, loss: Any, variables: Sequence[Any], number: Any) -> None:
-        scale = config.lr * tf.sqrt(1 - 0.999**number) / (1 - 0.9**number)
-        for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
-            m, s = adams[id(v)]
-            m.assign_add(0.1 * (g - m))
-            s.assign_add(0.001 * (g * g - s))
-            v.assign_sub(scale * m / (tf.sqrt(s) + config.adam_epsilon))
+    of_critics, of_actor = _all(critics), [*actor, log_alpha]
+    learn_critics, learn_actor = adam(tf, config, of_critics), adam(tf, config, of_actor)
 
     def sample(observations: Any, noise: Any) -> tuple[Any, Any]:
         mean, x = tf.split(apply(tf, actor, observations, tf.nn.relu), 2, axis=1)
@@ -135,12 +125,12 @@ def _plain(config: Any, *, compiled: bool) -> Callable[[], Any]:
         target = r + d * (tf.minimum(*qs(slow, o2, actions)) - alpha * log_prob)
         with tf.GradientTape() as tape:
             loss = tf.add_n([tf.reduce_mean(tf.square(q - target)) for q in qs(critics, o, a)])
-        learn(tape, loss, _all(critics), number)
+        learn_critics(tape.gradient(loss, of_critics), number)
         with tf.GradientTape() as tape:
             actions, log_prob = sample(o, noise[:, dimensions:])
             loss = tf.reduce_mean(alpha * log_prob - tf.minimum(*qs(critics, o, actions)))
             loss -= tf.exp(log_alpha) * tf.stop_gradient(tf.reduce_mean(log_prob) - dimensions)
-        learn(tape, loss, [*actor, log_alpha], number)
+        learn_actor(tape.gradient(loss, of_actor), number)
         for before, now in zip(_all(slow), _all(critics), strict=True):
             before.assign_add(config.tau * (now - before))
 

@@ -53,7 +53,7 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
     policy = layers(tf, generator, [*observation.shape, *hidden, outputs * action.shape[0]])
     value = layers(tf, generator, [*observation.shape, *hidden, 1])
     variables = [*policy, *value]
-    means, squares = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in range(2))
+    learn = adam(tf, config, variables)
     rows = config.rows_per_step
     batch = tf.constant(generator.normal(size=(config.steps_per_update, *observation.shape)), tf.float32)
     orders = [generator.permutation(len(batch)) for _ in range(config.epochs)]
@@ -65,11 +65,7 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
         with tf.GradientTape() as tape:
             loss = sum(tf.reduce_mean(tf.square(apply(tf, net, inputs, tf.tanh))) for net in (policy, value))
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), config.max_grad_norm)
-        rate = config.lr * tf.sqrt(1 - 0.999**number) / (1 - 0.9**number)
-        for v, m, s, g in zip(variables, means, squares, gradients, strict=True):
-            m.assign_add(0.1 * (g - m))
-            s.assign_add(0.001 * (g * g - s))
-            v.assign_sub(rate * m / (tf.sqrt(s) + config.adam_epsilon))
+        learn(gradients, number)
 
     @tf.function(jit_compile=compiled)
     def update() -> Any:
@@ -78,6 +74,20 @@ def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
         return tf.reduce_sum(policy[-1])
 
     return lambda: update().numpy()
+
+
+def adam(tf: Any, config: Any, variables: Sequence[Any]) -> Callable[[Sequence[Any], Any], None]:
+    """A step of Adam on these variables, by their gradients and the number of the step, from 1 on."""
+    means, squares = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in range(2))
+
+    def step(gradients: Sequence[Any], number: Any) -> None:
+        rate = config.lr * tf.sqrt(1 - 0.999**number) / (1 - 0.9**number)
+        for v, m, s, g in zip(variables, means, squares, gradients, strict=True):
+            m.assign_add(0.1 * (g - m))
+            s.assign_add(0.001 * (g * g - s))
+            v.assign_sub(rate * m / (tf.sqrt(s) + config.adam_epsilon))
+
+    return step
 
 
 def layers(tf: Any, generator: np.random.Generator, sizes: Sequence[int]) -> list[Any]:

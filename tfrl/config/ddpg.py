@@ -37,7 +37,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
     "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000},
 }
-"""What each preset changes in the defaults; TD3's, too."""
+"""The presets, by what they change in the defaults; TD3's, too."""
 
 RANGES: dict[str, Range] = {
     "exploration_noise": NOT_NEGATIVE,

@@ -53,7 +53,7 @@ class EpsilonGreedyPolicy:
         self._own = 1 + math.prod(action_spec.shape)  # numbers of noise before the other policy's
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Whether to act at random, how, and the other policy's own, float32 [steps, K]."""
+        """Numbers by which it is random or not, and how, and the other policy's own, float32 [steps, K]."""
         whether = generator.random((steps, 1), np.float32)
         parts = [whether, self._uniform.draw_noise(generator, steps)]
         return np.concatenate([*parts, self._player.draw_noise(generator, steps)], axis=1)
