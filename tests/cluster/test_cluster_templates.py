@@ -365,7 +365,9 @@ def test_a_rayjob_that_the_operator_would_refuse_is_found(old, new, fault):
 
 RAY_PYTHON = """
 if [ "$1" != -c ]; then echo "ARGUMENTS $*"; exit ${EXIT_CODE:-0}; fi
-case $2 in *token_hex*) printf secret ;; *) echo "WAITS $3 $4" ;; esac
+case $2 in *token_hex*) printf secret; exit ;; esac
+echo "WAITS $3 $4"
+until [ "$(grep -c . nodes)" = 3 ]; do sleep 0.1; done
 """
 
 
@@ -374,12 +376,13 @@ def test_the_slurm_script_for_ray_starts_a_head_and_nodes_and_the_learner_on_the
     write_tool(tools / "scontrol", SLURM)
     write_tool(tools / "srun", SRUN)
     write_tool(tools / "python", RAY_PYTHON)
-    write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*"\n')
+    write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*" >>nodes\n')
+    (tools.parents[1] / "nodes").touch()
     environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
     command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), "--actors", "40", "--env", "big fish"]
     done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16", EXIT_CODE=str(code))
     assert done.returncode == code, done.stderr
-    started = [line for line in done.stdout.splitlines() if line.startswith("RAY")]
+    started = (tools.parents[1] / "nodes").read_text().splitlines()
     head = "RAY token secret start --block --head --port 23456 --include-dashboard false --num-cpus 8"
     node = "RAY token secret start --block --address gpu3:23456 --num-cpus 16"
     assert sorted(started) == sorted([head, node, node])
