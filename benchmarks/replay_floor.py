@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks import command
 from benchmarks.update_floor import adam, apply, layers
 from tfrl import config as settings
+from tfrl.cli.quiet import quiet_start
 from tfrl.envs import registry
 from tfrl.envs.vec_env import Step
 
@@ -43,7 +44,8 @@ def measure(way: str, seconds: float) -> float:
 
 def replay_seconds(algorithm: str, flags: Sequence[str], steps: int = 5000) -> dict[str, float]:
     """CPU seconds of storing an env step, and of drawing what is learned after it, by a replay of its own."""
-    from tfrl.experience.replay import Replay
+    with quiet_start():
+        from tfrl.experience.replay import Replay
 
     config = settings.reader(algorithm).parse(flags)
     observation, action = registry.specs(config.env)
