@@ -19,6 +19,7 @@ from benchmarks import (
     learning_gymnasium,
     peers,
     recovery,
+    replay_floor,
     speed,
     throughput,
 )
@@ -192,6 +193,14 @@ def test_the_floor_of_small_networks_is_measured():
     """The lesser preset's, as a graph; 320 minibatches an update take some milliseconds each at the most."""
     code = "from benchmarks.update_floor import measure as f; print(f('cleanrl', 0.1, compiled=False))"
     assert 2048 / (320 * 0.02) < float(command.answer(code)) < 2048 / (320 * 1e-5)
+
+
+def test_the_cost_of_a_replay_is_measured():
+    """Of an env step, in seconds; 128 transitions are drawn after every tenth."""
+    flags = ["--preset", "cleanrl", "--env", "CartPole-v1"]
+    found = replay_floor.replay_seconds("dqn", flags, steps=2000)
+    assert found.keys() == {"storing", "sampling"}
+    assert all(1e-7 < seconds < 1e-3 for seconds in found.values())
 
 
 def test_a_program_that_measures_nothing_is_told_by_its_last_line():
