@@ -35,8 +35,9 @@ def test_a_parameter_server_gives_the_newest_weights_and_comes_back_after_a_kill
 
     server = parameters.serve()
     first = server.pull.remote()  # before there are any
-    ray.get([server.push.remote(version, weights(version)) for version in (0, 2, 1)], timeout=WAIT)
+    ray.get(server.push.remote(0, weights(0)), timeout=WAIT)
     assert ray.get(first, timeout=WAIT).version == 0
+    ray.get([server.push.remote(version, weights(version)) for version in (2, 1)], timeout=WAIT)
     newest = ray.get(server.pull.remote(), timeout=WAIT)
     assert newest.version == 2
     np.testing.assert_array_equal(newest.weights["dense/kernel"], weights(2)["dense/kernel"])

@@ -291,6 +291,9 @@ class RayCollector:
         """Ends the actors, and Ray if it was started here."""
         for seat in self._seats:
             seat.kill()
+        if self._server is not None:
+            with contextlib.suppress(RayError):
+                ray.kill(self._server)
         self._cluster.close()
 
 
