@@ -163,19 +163,13 @@ def run(algorithm, flags, observation_size, actions, step):
     assert np.isfinite([*first.values(), *more.values()]).all()
 
 
-def test_double_dueling_dqn():
-    flags = [
-        "--env",
-        "CartPole-v1",
-        "--preset",
-        "default",
-        "--target-every",
-        "2",
-        "--tau",
-        "0.4",
-        "--dueling",
-    ]
+DOUBLE_DUELING = [
+    *("--env", "CartPole-v1", "--preset", "default"),
+    *("--target-every", "2", "--tau", "0.4", "--dueling"),
+]
 
+
+def test_double_dueling_dqn():
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, _ = rows
         each = np.arange(ROWS)
@@ -186,7 +180,23 @@ def test_double_dueling_dqn():
             slow.move(["q"], 0.4)
         return error
 
-    run("dqn", flags, 4, 2, step)
+    run("dqn", DOUBLE_DUELING, 4, 2, step)
+
+
+def test_batches_that_are_left_over_change_nothing():
+    """Steps of 2 batches out of K are those of 2 alone, which another program of the same agent takes."""
+    _, agent = make_agent("dqn", *DOUBLE_DUELING)
+    batch, noise = make_batch(agent, np.random.default_rng(5), 4, 2)
+    before, found = agent.get_state(), []
+    for size in (K, 2, K):
+        agent.set_state(before)
+        some = Batch(*(x[:size] for x in batch))
+        _, errors = agent.update(some, noise[:size], first=0, count=2, iteration=0)
+        assert errors.shape == (2, ENVS, EACH)
+        found.append(agent.get_state() | {"errors": errors})
+    for name, value in found[0].items():
+        for other in found[1:]:
+            np.testing.assert_array_equal(other[name], value, err_msg=name)
 
 
 def test_plain_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():

@@ -9,6 +9,7 @@ that N replicas or workers take the steps that one would, bit for bit on a CPU.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from tfrl.workers.strategy import Runtime
 
 TARGET = "target_"
 """Prefix of a network's name that gives the name of its slow copy."""
+
+_FLOATS = "floats"  # the field of a batch that holds all those of float32
 
 Weights = Mapping[str, tf.Tensor]
 Rows = Mapping[str, tf.Tensor]
@@ -101,6 +104,7 @@ class ReplayAgent:
             tf.function(functools.partial(self._part_gradients, phase), jit_compile=compiles)
             for phase in self.phases
         ]
+        self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
         self._adam = tf.function(self._step_of_adam, jit_compile=compiles)
         self._move = tf.function(
             lambda slow, fast: polyak(slow, fast, config.tau) if config.tau < 1 else tf.identity(fast),
@@ -195,15 +199,21 @@ class ReplayAgent:
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         fields = batch._asdict() | {"noise": noise}
         del fields["rows"]
-        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in fields.items()}
-        numbers = (tf.constant(first), tf.constant(count), tf.constant(scale, tf.float32))
-        done, sums, errors = self._updates(rows, *numbers)
+        joined = self._join(fields)
+        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
+        arguments = (rows, tf.constant([first, count]), tf.constant(scale, tf.float32))
+        # Found by the shapes alone: to look at the arguments takes TensorFlow longer than small networks do.
+        shapes = tuple(x.shape for x in joined.values())
+        if shapes not in self._compiled:
+            self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
+        done, sums, errors = self._compiled[shapes](*arguments)
         self.player.forget()
         totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
         bad = [name for name, value in totals.items() if not np.isfinite(value)]
         if bad:
             raise TrainingError(f"{bad[0]} is not a finite number (gradient step {first + int(done)})")
-        errors = np.concatenate([e.numpy().reshape(len(e), -1, batch.rows.shape[2]) for e in errors], axis=1)
+        errors = [e.numpy()[:count].reshape(count, -1, batch.rows.shape[2]) for e in errors]
+        errors = np.concatenate(errors, axis=1)
         return {f"train/{name}": value for name, value in totals.items()}, errors
 
     def progress(self, env_steps: int) -> dict[str, float]:
@@ -218,18 +228,39 @@ class ReplayAgent:
     def _reported(self) -> list[str]:
         return [name for phase in self.phases for name in phase.metrics]
 
-    def _by_replica(self, x: np.ndarray) -> list[np.ndarray]:
-        """[K, B, b, ...] as one [K, rows, ...] for each replica."""
-        shares = np.split(x, self._runtime.local_replicas, axis=1)
-        return [share.reshape(len(x), share.shape[1] * share.shape[2], *x.shape[3:]) for share in shares]
+    def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Fields [K, B, b, ...] with those of float32 in one: each array costs more time than its numbers."""
+        floats = {name: x for name, x in fields.items() if x.dtype == np.float32}
+        self._float_shapes = {name: x.shape[3:] for name, x in floats.items()}
+        flat = [x.reshape(*x.shape[:3], math.prod(x.shape[3:])) for x in floats.values()]
+        others = {name: x for name, x in fields.items() if name not in floats}
+        return others | {_FLOATS: np.concatenate(flat, axis=3)}
 
-    @tf.function(reduce_retracing=True)
+    def _separate(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The fields of one batch, [rows, ...] each, of those that `_join` gave."""
+        others, whole = dict(rows), rows[_FLOATS]
+        del others[_FLOATS]
+        shapes = self._float_shapes
+        parts = tf.split(whole, [math.prod(shape) for shape in shapes.values()], axis=1)
+        return others | {
+            name: tf.reshape(part, (len(whole), *shape))
+            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+        }
+
+    def _by_replica(self, x: np.ndarray) -> np.ndarray:
+        """[K, B, b, ...] as [R, K, rows, ...] for R replicas."""
+        return x.reshape(len(x), self._runtime.local_replicas, -1, *x.shape[3:]).swapaxes(0, 1)
+
+    @tf.function
     def _updates(
-        self, rows: Mapping[str, Any], first: tf.Tensor, count: tf.Tensor, scale: tf.Tensor
+        self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """`update` by rows [K, a replica's rows, ...]; `numbers` are the steps before and those to take."""
         strategy, local = self._runtime.strategy, self._runtime.local_replicas
+        first, count = numbers[0], numbers[1]
         done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
-        errors = [tf.TensorArray(tf.float32, size=count) for _ in range(local)]
+        size = self._runtime.first(rows[_FLOATS]).shape[:2]
+        errors = [tf.zeros(size) for _ in range(local)]
         while done < count and finite:
             found = []
             for index, phase in enumerate(self.phases):
@@ -238,7 +269,8 @@ class ReplayAgent:
                     means = self._runtime.first(means)
                     if index == 0:
                         kept = self._runtime.local_results(kept)
-                        errors = [e.write(done, k) for e, k in zip(errors, kept, strict=True)]
+                        pairs = zip(errors, kept, strict=True)
+                        errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
                 else:
                     means = tf.zeros(len(phase.metrics))
                     if (first + done + 1) % phase.every == 0:
@@ -251,7 +283,7 @@ class ReplayAgent:
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
-        return done, sums, [e.stack() for e in errors]
+        return done, sums, errors
 
     def _phase(
         self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
@@ -262,7 +294,7 @@ class ReplayAgent:
         specs = [tf.TensorSpec(weights[name].shape) for name in phase.learned]
         (gradients, sums), errors = sum_parts(
             lambda part: self._gradients[index](weights, part),
-            {name: x[number] for name, x in rows.items()},
+            self._separate({name: x[number] for name, x in rows.items()}),
             part_rows=config.part_rows,
             signature=((specs, tf.TensorSpec([len(phase.metrics)])), tf.TensorSpec([config.part_rows])),
             at_once=self._runtime.parts_at_once,
