@@ -64,9 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     logdir = Path(expand_home(options.logdir)).absolute()
     if importlib.util.find_spec("ray") is None:
         raise UserError("sweeps need Ray, which is not installed: pip install -r requirements-ray.txt")
-    _claim(logdir, sweep)
-    from tfrl.remote import sweep as on_ray  # which imports Ray, and may not be there
+    from tfrl.remote import sweep as on_ray  # which imports Ray Tune, of which packages may be missing
 
+    _claim(logdir, sweep)
     _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
     outcomes, stopped = on_ray.run(sweep, logdir, options.parallel, _show)
     if stopped:

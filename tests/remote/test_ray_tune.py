@@ -92,3 +92,22 @@ def test_pbt_goes_on_from_another_trials_weights_with_other_settings(tmp_path):
             assert int(rows(run)[0]["env_steps"]) == UPDATE
     finished = [run for run in later if (run / "results.json").exists()]
     assert all(results(run)["started_from"]["env_steps"] > 0 for run in finished)
+
+
+@pytest.mark.parametrize("missing", ["ray", "pandas"])
+def test_without_its_packages_the_command_says_what_to_install(tmp_path, missing):
+    """In a process where one cannot be found; nothing is made before."""
+    program = (
+        "import importlib.util, sys\n"
+        "find, missing = importlib.util.find_spec, sys.argv[1]\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == missing else find(name, *a)\n"
+        "sys.modules[missing] = None\n"
+        "from tfrl import tune\nfrom tfrl.cli import endings\n"
+        "sys.argv[1:] = ['--logdir', sys.argv[2], '--grid', 'lr=1e-3', '--', 'ppo', '--env', 'catch']\n"
+        "endings.run(tune.main)\n"
+    )
+    command = [sys.executable, "-c", program, missing, str(tmp_path / "sweep")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: ") and "pip install -r requirements-ray.txt" in done.stderr
+    assert not (tmp_path / "sweep").exists()
