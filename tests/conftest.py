@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_run import SMALL
 
-from tfrl.config.ppo import Config
 from tfrl.run.checkpoint import CheckpointStore
 
 LOGICAL_CPUS = 4
@@ -43,22 +43,6 @@ def pytest_collection_finish(session):
         raise pytest.UsageError(
             "a test file uses TensorFlow when it is imported; do so in tests alone"
         ) from None
-
-
-SMALL = Config(
-    env="catch",
-    run_name="small",
-    torso="cookbook",
-    precision="float32",
-    num_levels=0,
-    num_envs=8,
-    num_steps=16,
-    num_minibatches=4,
-    epochs=2,
-    total_steps=1024,
-    gamma=0.99,
-    env_threads=1,
-)
 
 
 @pytest.fixture(scope="session")

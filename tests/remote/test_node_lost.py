@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Node, free_port
 from launching import family, until
 from processes import results, steps_done
+from ray_nodes import Node, free_port
 from test_own_ray import LONG, UPDATE, Impala, needs_ray, train
 
 FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
@@ -45,6 +45,7 @@ def nodes(tmp_path, monkeypatch):
     shutil.rmtree(place)
 
 
+@pytest.mark.long
 @needs_ray
 def test_a_lost_node_is_replaced_by_one_that_joins_later(nodes, tmp_path):
     """One actor on each of two nodes; one node is killed, and a third comes."""

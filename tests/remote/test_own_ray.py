@@ -71,11 +71,19 @@ def end_all(pids, signum):
             os.kill(pid, signum)
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ((1, signal.SIGTERM, 143), (2, signal.SIGINT, 130)),
+        pytest.param(((2, signal.SIGKILL, -9),), marks=pytest.mark.long),  # Ray's agents look now and then
+    ],
+    ids=["signals", "kill"],
+)
 @needs_ray
-def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path):
+def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
     """The driver is killed; all of its processes get SIGTERM, then SIGINT, with other numbers of actors."""
     folder = tmp_path / "disturbed"
-    for actors, signum, code in ((2, signal.SIGKILL, -9), (1, signal.SIGTERM, 143), (2, signal.SIGINT, 130)):
+    for actors, signum, code in ends:
         training = Impala(folder, *LONG, "--actors", actors)
         training.wait_until(steps_done(folder) + 3 * UPDATE)
         everyone, mine = family(training.process.pid), training.actors()
@@ -85,7 +93,7 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path):
         ended, stdout, stderr = training.end()
         assert ended == code, stdout + stderr
         until(lambda mine=mine: not any(map(alive, mine)), 20)
-        until(lambda everyone=everyone: not any(map(alive, everyone)), 180)  # Ray's agents look now and then
+        until(lambda everyone=everyone: not any(map(alive, everyone)), 180)
     steps = steps_done(folder) + UPDATE
     for run in (folder, tmp_path / "undisturbed"):
         code, stdout, stderr = train(run, "--total-steps", steps)

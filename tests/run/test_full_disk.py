@@ -5,8 +5,8 @@ import dataclasses
 import shutil
 
 import pytest
-from conftest import SMALL
 from scripted import Acting
+from small_run import SMALL
 
 from tfrl import collect, evaluate, record, report
 from tfrl.cli.errors import TrainingError, UserError

@@ -43,7 +43,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
-    from conftest import SMALL
+    from small_run import SMALL
 
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)

@@ -24,7 +24,7 @@ from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout, observation_bytes
 from tfrl.remote import parameters
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, ray
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
 
@@ -48,6 +48,7 @@ class RemoteActor:
         self, config: Any, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
     ) -> None:
         end_with_parent()
+        leave_stopping_to_driver()
         set_up_tensorflow()
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)

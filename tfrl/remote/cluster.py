@@ -8,9 +8,11 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 
+from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.remote import LOOPBACK
 
@@ -109,6 +111,16 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         os._exit(1)
+
+
+def leave_stopping_to_driver() -> None:
+    """Ignores the signals that tell a run to stop, where all of its processes get them.
+
+    The driver may want a rollout from here before it saves; then it ends this process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in signals.STOP_CODES:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

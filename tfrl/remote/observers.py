@@ -17,7 +17,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.actor import EnvStates
 from tfrl.experience.observer import Observer, Seen
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, ray
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray
 
 _LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
 _MOST_DEATHS = 3  # of one observer, without an episode between them
@@ -36,6 +36,7 @@ class RemoteObserver:
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         end_with_parent()
+        leave_stopping_to_driver()
         self._observer = Observer(spec, indices)
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> _Ready:

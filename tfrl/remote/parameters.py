@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.experience.actor import Versioned
-from tfrl.remote.cluster import end_with_parent, ray
+from tfrl.remote.cluster import end_with_parent, leave_stopping_to_driver, ray
 
 
 class ParameterServer:
@@ -20,6 +20,7 @@ class ParameterServer:
 
     def __init__(self) -> None:
         end_with_parent()
+        leave_stopping_to_driver()
         self._newest: Versioned | None = None
         self._pushed = asyncio.Condition()
 

@@ -10,7 +10,7 @@ import numpy as np
 from tfrl.envs import registry
 from tfrl.experience.actor import Collected, EnvStates
 from tfrl.experience.replay import Batch, Replay
-from tfrl.remote.cluster import end_with_parent, ray
+from tfrl.remote.cluster import end_with_parent, leave_stopping_to_driver, ray
 from tfrl.run import rng
 
 
@@ -27,6 +27,7 @@ class ReplayServer:
 
     def __init__(self, config: Any, indices: Sequence[int]) -> None:
         end_with_parent()
+        leave_stopping_to_driver()
         self._seed, self._indices = config.seed, list(indices)
         observation, action = registry.specs(config.env)
         self._replay = Replay(
