@@ -99,10 +99,12 @@ def test_sixteen_games_of_three_seeds(tmp_path):
         for seed in (1, 2, 3):
             run = make_run(tmp_path, env, seed, total_steps=1_000_000)
             (run / "plots").mkdir()
-            (run / "plots" / "learning_curve.png").touch()  # which training has drawn
+            curve = run / "plots" / "learning_curve.png"  # which training has drawn, after all else
+            curve.touch()
+            os.utime(curve, (time.time() + 1, time.time() + 1))
     began = time.process_time()
     assert report.main([str(tmp_path)]) == 0
-    assert time.process_time() - began < 40, "half of it is time that busy cores add"
+    assert time.process_time() - began < 20
 
 
 @needs_browser

@@ -10,7 +10,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead
-from tfrl.config.ppo import check_normalization, multiples_near
+from tfrl.config.ppo import check_length, check_minibatches, check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -185,21 +185,8 @@ def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     run.check(config, RANGES)
     check_normalization(config)
-    if config.num_steps % config.num_minibatches:
-        raise UserError(
-            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
-            f"got {config.num_steps}; {multiples_near(config.num_steps, config.num_minibatches)} would do."
-        )
-    if config.steps_per_update > MOST:
-        raise UserError(
-            f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} is "
-            f"too many env steps for one update, which has at most {MOST}."
-        )
-    if config.total_steps < config.steps_per_update:
-        raise UserError(
-            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
-            f"{config.num_steps} = {config.steps_per_update}; got {config.total_steps}."
-        )
+    check_minibatches(config)
+    check_length(config)
     actors.check(config)
     config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
 

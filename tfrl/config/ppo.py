@@ -323,11 +323,22 @@ def check_normalization(config: Any) -> None:
 def _check_sizes(config: Config) -> None:
     if config.minibatch_size:
         _check_minibatch_size(config)
-    elif config.num_steps % config.num_minibatches:
+    else:
+        check_minibatches(config)
+    check_length(config)
+
+
+def check_minibatches(config: Any) -> None:
+    """Raise UserError if a rollout's env steps are no whole minibatches."""
+    if config.num_steps % config.num_minibatches:
         raise UserError(
             f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
             f"got {config.num_steps}; {multiples_near(config.num_steps, config.num_minibatches)} would do."
         )
+
+
+def check_length(config: Any) -> None:
+    """Raise UserError if an update has too many env steps, or the run has less than one update."""
     if config.steps_per_update > MOST:
         raise UserError(
             f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} is "
