@@ -91,7 +91,7 @@ def main(options: Options) -> None:
         for algorithm in names:
             for name, measured in _round(options, algorithm):
                 found.setdefault((algorithm, name), []).append(measured)
-    alone = replay_floor.update_rates(options.floor_seconds) if "sac" in names else {}
+    alone = _alone(options.floor_seconds) if "sac" in names else {}
     replay = {algorithm: replay_floor.replay_seconds(*_flags(algorithm)) for algorithm in names}
     figures = {"options": dataclasses.asdict(options), "cores": os.cpu_count(), "updates alone": alone}
     print(json.dumps({**figures, "replay seconds": replay, "runs": peers.as_json(found)}))
@@ -149,12 +149,21 @@ def _our_run(algorithm: str, lines: int, more: Sequence[str]) -> speed.Speed:
     return speed.of_trainer(f"tfrl.{algorithm}", [*flags, "--eval-episodes", "1"], _STEPS, lines)
 
 
-def _parts(found: peers.Found, alone: dict[str, float], replay: dict[str, dict[str, float]]) -> Table:
+def _alone(seconds: float) -> dict[str, dict[str, float]]:
+    """Rates of SAC's update alone by way, with either clock."""
+    clocks = {"a CPU second": False, "a second": True}
+    return {name: replay_floor.update_rates(seconds, by_wall=by_wall) for name, by_wall in clocks.items()}
+
+
+def _parts(
+    found: peers.Found, alone: dict[str, dict[str, float]], replay: dict[str, dict[str, float]]
+) -> Table:
     """What the trainer's update comes to beside one that is nothing else, and the share of the replay."""
     table = Table("", "", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_header=False)
-    for way, rate in alone.items():
-        beside = "" if way == "trainer" else f" ({alone['trainer'] / rate:.2f}x)"
-        table.add_row(f"SAC's updates in a CPU second, {way}", f" {rate:,.0f}{beside}")
+    for clock, rates in alone.items():
+        for way, rate in rates.items():
+            beside = "" if way == "trainer" else f" ({rates['trainer'] / rate:.2f}x)"
+            table.add_row(f"SAC's updates in {clock}, {way}", f" {rate:,.0f}{beside}")
     for algorithm, parts in replay.items():
         of_step = 1 / peers.median(found[algorithm, peers.OURS]).per_cpu_second
         words = ", ".join(f"{name} {value / of_step:.1%}" for name, value in parts.items())

@@ -1,6 +1,7 @@
 """The cost of learning from replay without its loop: SAC's update, and storing and sampling transitions.
 
-All in seconds of processor time of one process each, so that other work on the machine matters less.
+In seconds of processor time of one process each, so that other work on the machine matters less; SAC's update
+by the wall clock, too, where a quiet machine lets it have all cores.
 """
 
 from __future__ import annotations
@@ -17,28 +18,38 @@ from tfrl import config as settings
 from tfrl.cli.quiet import quiet_start
 from tfrl.envs import registry
 from tfrl.envs.vec_env import Step
+from tfrl.workers import machine
 
 _LOOP = 32  # gradient steps of a call
 _SAC = ("--preset", "cleanrl", "--env", "InvertedDoublePendulum-v5", "--precision", "float32")
 
 
-def update_rates(seconds: float) -> dict[str, float]:
-    """SAC's gradient steps in a CPU second: the trainer's, and plain TensorFlow's as a graph and by XLA."""
+def update_rates(seconds: float, *, by_wall: bool) -> dict[str, float]:
+    """SAC's gradient steps a second: the trainer's, and plain TensorFlow's as a graph and by XLA."""
     code = "from benchmarks.replay_floor import measure as f; "
     ways = ("trainer", "graph", "XLA")
-    return {way: float(command.answer(f"{code}print(f({way!r}, {seconds}))")) for way in ways}
+    return {way: float(command.answer(f"{code}print(f({way!r}, {seconds}, {by_wall}))")) for way in ways}
 
 
-def measure(way: str, seconds: float) -> float:
-    """Gradient steps in a CPU second, the median of as many calls of 32 as fit into `seconds`, 3 at least."""
+def measure(way: str, seconds: float, by_wall: bool) -> float:
+    """Gradient steps in a second, the median of as many calls of 32 as fit into `seconds`, 3 at least.
+
+    Args:
+      way: trainer, graph or XLA.
+      seconds: of measuring.
+      by_wall: by the wall clock, with all cores for each way; otherwise by processor time, and plain
+        TensorFlow has one thread.
+    """
+    clock = time.perf_counter if by_wall else time.process_time
     config = settings.reader("sac").parse([*_SAC, "--train-every", str(_LOOP)])
-    call = _agent(config) if way == "trainer" else _plain(config, compiled=way == "XLA")
+    threads = machine.cores() if by_wall else 1
+    call = _agent(config) if way == "trainer" else _plain(config, compiled=way == "XLA", threads=threads)
     call()
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
-        start = time.process_time()
+        start = clock()
         call()
-        times.append(time.process_time() - start)
+        times.append(clock() - start)
     return _LOOP / float(np.median(times))
 
 
@@ -93,13 +104,13 @@ def _rows(config: Any) -> list[np.ndarray]:
     return found
 
 
-def _plain(config: Any, *, compiled: bool) -> Callable[[], Any]:
+def _plain(config: Any, *, compiled: bool, threads: int) -> Callable[[], Any]:
     """The same in plain TensorFlow: no replicas, no parts, no metrics."""
     import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 
     import tensorflow as tf  # isort: skip
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     rows = [tf.constant(x) for x in _rows(config)]
     dimensions = rows[1].shape[-1]
     hidden = [int(units) for units in config.hidden.split(",")]
