@@ -1,6 +1,7 @@
 """Several suites, as on several machines, work through the same runs on one disk."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -249,3 +250,15 @@ def test_two_real_suites_heed_the_stop_files_of_their_runs(tmp_path):
         assert "2 of 2 runs were stopped: " in text and ": done" not in text
         assert text.count(": starts") == 1
     assert not list(Path(tmp_path).rglob(LOCK_FILE))
+
+
+def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):
+    flags = "--algorithms ppo,drac --envs catch --seeds 1 --torso cookbook --precision float32 --num-levels 0"
+    flags += " --num-envs 8 --num-steps 16 --num-minibatches 4 --total-steps 256 --eval-episodes 2"
+    command = [sys.executable, "-m", "tfrl.suite", *flags.split(), "--workers", "2", "--logdir", tmp_path]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/results.json"))]
+    assert sorted(results["algorithm"] for results in found) == ["drac", "ppo"]
+    page = (tmp_path / "report.html").read_text()
+    assert all(f">{name}<" in page for name in ("ppo", "drac")), page[:2000]
