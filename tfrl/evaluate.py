@@ -34,8 +34,8 @@ class Options:
     """The run's training levels, the full distribution, or both; an env without levels has one set."""
     episodes: int = 256
     """Episodes of each level set, the same number in every env."""
-    greedy: bool = False
-    """Take the most likely action instead of drawing one."""
+    greedy: bool | None = None
+    """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
     envs: str | None = None
     """Other envs than the run's, with commas between."""
     seed: int | None = None
@@ -59,16 +59,17 @@ def main(arguments: Sequence[str]) -> int:
     run = Path(command_line.one(words, "run", _USAGE))
     check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
+    greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
     check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
         from tfrl.evaluation import policy
 
-        player = policy.load(source, options.precision, greedy=options.greedy)
+        player = policy.load(source, options.precision, greedy=greedy)
     found = [
         evaluate_levels(player, task, level_set, options.episodes)
-        | {"actions": "greedy" if options.greedy else "sampled"}
+        | {"actions": "greedy" if greedy else "sampled"}
         for task in tasks
         for level_set in (task.level_sets if options.levels == "both" else (options.levels,))
     ]

@@ -36,8 +36,8 @@ class Options(Recording):
     """A gif is shown in half the size."""
     window: bool = False
     """Show the policy in a window instead of writing a file; closing it, Escape or q ends."""
-    greedy: bool = False
-    """Take the most likely action instead of drawing one."""
+    greedy: bool | None = None
+    """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
     seed: int | None = None
     """Decides levels and actions; None: the run's."""
     checkpoint: str = "last"
@@ -79,6 +79,7 @@ def _record_random(options: Options) -> int:
 def _record_run(run: Path, options: Options) -> int:
     source = policy_files.find(run, options.checkpoint)
     seed = source.config.seed if options.seed is None else options.seed
+    greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     config = dataclasses.replace(source.config, seed=seed)
     check_level_set(config.env, options.levels)
     with _window(config.env, options) as window:
@@ -86,7 +87,7 @@ def _record_run(run: Path, options: Options) -> int:
             from tfrl.evaluation import policy
             from tfrl.run import metrics
 
-            player = policy.load(source, greedy=options.greedy)
+            player = policy.load(source, greedy=greedy)
         if window is not None:
             recording.show(player, config, window, options, player.probabilities)
             return 0

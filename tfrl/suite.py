@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     code = suite.run()
     if code:
         return code
-    done = {i for i, task in enumerate(tasks) if _is_done(task.config)}  # wherever it was trained
+    done = {i for i, task in enumerate(tasks) if is_done(task.config)}  # wherever it was trained
     if done:
         logdir = tasks[0].config.run_dir.parent
         with lock.locked(logdir, _REPORT_PATIENCE, does="writes the report of"):
@@ -113,7 +113,7 @@ class _Runs:
         self._requests = signals.Requests()
         self.agenda = Agenda(
             [task.config.run_dir for task in tasks],
-            lambda index: _is_done(tasks[index].config),
+            lambda index: is_done(tasks[index].config),
             self._say,
             # Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
             shared=not any(tf_config.for_strategy(task.config.strategy) for task in tasks),
@@ -258,7 +258,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                 tasks.append(_Task(reader.parse(arguments), arguments))
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_run_folder(task.config)
-        _is_done(task.config)
+        is_done(task.config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
     if twice:
@@ -268,11 +268,11 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     return tasks
 
 
-def _is_done(config: Any) -> bool:
+def is_done(config: Any) -> bool:
+    """True if the run of these settings has come to its end, and left results."""
     if not (config.run_dir / RESULTS_FILE).is_file():
         return False
-    run = runs.load(config.run_dir)
-    return run.results is not None and run.env_steps >= config.run_steps
+    return runs.load(config.run_dir).is_done_for(config)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,22 @@ def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
     assert row["return_mean"] == played.returns.mean()
 
 
+@pytest.mark.parametrize("flags", [[], ["--greedy"], ["--no-greedy"]])
+@pytest.mark.parametrize("of_run", [True, False])
+def test_actions_are_chosen_as_the_runs_own_evaluation_does_unless_a_flag_says_otherwise(run, of_run, flags):
+    path = run / "config.yaml"
+    text = path.read_text()
+    assert "eval_greedy: false" in text
+    path.write_text(text.replace("eval_greedy: false", f"eval_greedy: {str(of_run).lower()}"))
+    try:
+        assert evaluate.main([str(run), "--episodes", "1", "--levels", "train", *flags]) == 0
+    finally:
+        path.write_text(text)
+    (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
+    greedy = flags == ["--greedy"] or (of_run and not flags)
+    assert row["actions"] == ("greedy" if greedy else "sampled")
+
+
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):
     from tfrl.evaluation import policy
 

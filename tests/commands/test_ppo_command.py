@@ -1,10 +1,15 @@
 """python -m tfrl.ppo on Gymnasium's envs: two workers, a kill, and a run that ends once it is solved."""
 
+import dataclasses
 import signal
 
 import pytest
 from processes import Training, learned, results, rows, train
 from worker_pair import run_workers
+
+from tfrl import config as settings
+from tfrl import suite
+from tfrl.training import evaluator
 
 UPDATES = 30  # enough of them for a kill in their midst
 FLAGS = "--num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 2 --seed 3 --eval-episodes 2"
@@ -68,7 +73,10 @@ def test_a_solved_run_is_done(tmp_path):
     assert (folder / "export" / "weights.npz").exists()
     before = (folder / "progress.csv").read_bytes()
     code, stdout, stderr = train(folder, *flags)
-    assert code == 0 and "is complete" in stdout and stderr == ""
+    assert code == 0 and "is complete; without --solved-at, or with a higher one," in stdout and stderr == ""
+    config = dataclasses.replace(settings.from_yaml(folder / "config.yaml"), logdir=str(tmp_path))
+    assert suite.is_done(config) and not suite.is_done(dataclasses.replace(config, solved_at=1e6))
+    assert evaluator.follow(config, sleep=lambda _: pytest.fail("the evaluator waits for more")) == 0
     assert (folder / "progress.csv").read_bytes() == before and results(folder) == found
     code, stdout, stderr = train(
         folder, *flags, "--solved-at", 1e6, "--total-steps", found["env_steps"] + 256

@@ -111,6 +111,10 @@ BAD = [
         "--minibatch-size 1032 is more than a rollout of --num-envs 8 x --num-steps 128",
     ),
     ("--minibatch-size -8", "--minibatch-size must be at least 0"),
+    (
+        "--anneal-lr --lr-schedule cosine",
+        "--anneal-lr is --lr-schedule linear, not cosine; give one of them.",
+    ),
     ("--solved-at nan", "--solved-at must be at least -1e+38 and at most 1e+38; got nan."),
     ("--normalize-advantages epoch", "--normalize-advantages must be one of minibatch, batch; got 'epoch'"),
     ("--value-loss l1", "--value-loss must be one of squared, huber; got 'l1'"),
@@ -135,7 +139,8 @@ def test_replicas_have_their_share_of_a_minibatch():
 
 def test_a_file_of_another_trainer_is_refused(tmp_path):
     path = tmp_path / "config.yaml"
-    for text, named in (("algorithm: dqn\nlr: 1e-4\n", "dqn"), ("algorithm: resnet\n", "resnet")):
+    of_dqn = "algorithm: dqn  # what follows is its own\npreset: cartpole\ntau: 0.1\n"
+    for text, named in ((of_dqn, "dqn"), ("algorithm: resnet\n", "resnet")):
         path.write_text(text)
         sentence = f"{path} has settings of {named}, not of ppo."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import read_flags
+from tfrl.cli.flags import is_switch, read_flags
 
 Options = TypeVar("Options")
 
@@ -56,7 +56,7 @@ def _split(argv: Sequence[str], kinds: typing.Mapping[str, typing.Any]) -> tuple
             continue
         flags.append(token)
         name = token[2:].partition("=")[0].replace("-", "_")
-        takes_value = name in kinds and kinds[name] is not bool and "=" not in token
+        takes_value = name in kinds and not is_switch(kinds[name]) and "=" not in token
         if takes_value and tokens and not tokens[-1].startswith("--"):
             flags.append(tokens.pop())
     return words, flags

@@ -102,10 +102,15 @@ def _str(value: Any) -> str:
     return value
 
 
+def is_switch(kind: Any) -> bool:
+    """True for the type of a flag without a value, `--name` or `--no-name`."""
+    return kind is bool or kind == bool | None
+
+
 def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
     """The settings that `argv` gives, by field name. The last one wins, as everywhere.
 
-    kinds: the type of every field; a bool is a switch, `--name` or `--no-name`.
+    kinds: the type of every field.
     aliases: further names of fields.
 
     Raises UserError for unknown flags, missing values and values of another type.
@@ -115,7 +120,7 @@ def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Seque
     while tokens:
         spelled, equals, text = tokens.pop().partition("=")
         name = _field(spelled, kinds, aliases)
-        if kinds.get(name) is bool and not equals:
+        if is_switch(kinds.get(name)) and not equals:
             values[name] = True
         elif name not in kinds:
             if equals:
@@ -138,7 +143,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
         )
     name = spelled[2:].replace("-", "_")
     name = aliases.get(name, name)
-    if name in kinds or kinds.get(name.removeprefix("no_")) is bool:
+    if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
     hint = nearest(spelled, map(flag, [*kinds, *aliases]))
     raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")

@@ -164,11 +164,12 @@ class Reader(Generic[Settings]):
         return kinds | {"preset": Literal[tuple(self.presets)]}
 
     def _read_yaml(self, path: str | Path) -> dict[str, Any]:
-        values = read_yaml(self._kinds | {"algorithm": str}, self.aliases, path)
         mine = getattr(self.kind, "algorithm", None)
-        algorithm = values.pop("algorithm", mine)
-        if algorithm != mine:
+        algorithm = algorithm_of(Path(path)) or mine
+        if algorithm != mine:  # before anything that only one of them has would be called unknown
             raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
+        values = read_yaml(self._kinds | {"algorithm": str}, self.aliases, path)
+        values.pop("algorithm", None)
         for section in self.sections:
             left_out = {field.name for field in dataclasses.fields(section)} - values.keys()
             if left_out <= self.before.keys():
@@ -221,6 +222,16 @@ class Reader(Generic[Settings]):
     def _preset_help(self, name: str) -> str:
         changes, summary = preset_in_words(self.presets[name]), self.preset_summaries.get(name, "")
         return f"{name}{summary and f' ({summary})'}{changes and f': {changes}'}."
+
+
+def algorithm_of(path: Path) -> str | None:
+    """The algorithm that a settings file names; None if none, or the file cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        named = next((line for line in lines if line.startswith("algorithm:")), "")
+        return (yaml.safe_load(named) or {}).get("algorithm")
+    except (OSError, yaml.YAMLError):
+        return None
 
 
 def to_yaml(config: Any) -> str:

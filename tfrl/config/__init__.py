@@ -10,6 +10,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import Reader
@@ -30,12 +31,7 @@ def reader(algorithm: str) -> Reader:
 
 def algorithm_of(path: Path) -> str:
     """The algorithm of a config.yaml: PPO where it names none, as those of the first version do."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "ppo"
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("algorithm:"))
-    return next(named, "ppo")
+    return settings.algorithm_of(path) or "ppo"
 
 
 def from_yaml(path: Path) -> Any:

@@ -302,6 +302,8 @@ def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
         )
+    if config.anneal_lr and config.lr_schedule not in ("constant", "linear"):
+        raise UserError(f"--anneal-lr is --lr-schedule linear, not {config.lr_schedule}; give one of them.")
     check_normalization(config)
     _check_sizes(config)
     actors.check(config)

@@ -60,11 +60,15 @@ class Run:
     @property
     def is_done(self) -> bool:
         """True if it has come to its end, or to --solved-at, and left results."""
+        return self.is_done_for(self.config)
+
+    def is_done_for(self, config: Any) -> bool:
+        """The same by other settings, which may want more env steps or another --solved-at."""
         if self.results is None:
             return False
-        wanted, reached = self.config.solved_at, self.results.get("episode_return")
+        wanted, reached = config.solved_at, self.results.get("episode_return")
         solved = wanted is not None and isinstance(reached, int | float) and reached >= wanted
-        return solved or self.env_steps >= self.config.run_steps
+        return solved or self.env_steps >= config.run_steps
 
     @property
     def precision(self) -> str:

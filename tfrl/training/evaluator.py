@@ -16,16 +16,18 @@ from tfrl.cli.streams import once
 from tfrl.evaluation import policy, policy_files
 from tfrl.evaluation.episodes import play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
+from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import EventFile
 
 POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
 
 
 def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Evaluates the newest checkpoint whenever there is a new one, until that of the last update is there.
+    """Evaluates the newest checkpoint whenever there is a new one, until the run is complete.
 
     With --eval-every, that many updates lie between two evaluations. The last update is left to the workers,
     which evaluate it for results.json.
@@ -44,7 +46,7 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     player: policy.Policy | None = None
     warn = once(console.warn)
     evaluated, updates = 0, store.updates()
-    while not updates or updates[-1] < config.num_updates:
+    while not (updates and updates[-1] >= config.num_updates) and not _is_solved(config):
         if updates and updates[-1] - evaluated >= max(1, config.eval_every):
             source = _find(config, updates[-1], warn)
             if source is not None:
@@ -67,6 +69,14 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
         updates = store.updates()
     console.message("The run is complete.")
     return 0
+
+
+def _is_solved(config: Any) -> bool:
+    """True if the run has ended before its last update, at --solved-at."""
+    results = config.run_dir / RESULTS_FILE
+    return (
+        config.solved_at is not None and results.is_file() and runs.load(config.run_dir).is_done_for(config)
+    )
 
 
 def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:

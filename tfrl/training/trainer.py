@@ -165,7 +165,7 @@ class Trainer:
         config, session = self._config, self._session
         self._restore()
         if self._is_last and session.is_finished(self._learner.weights()):
-            session.console.message(f"{config.run_dir} is complete; more --total-steps would go on with it.")
+            session.console.message(f"{config.run_dir} is complete; {self._advice}.")
             return session.leave(0)
         self._begin()
         try:
@@ -174,6 +174,18 @@ class Trainer:
             self._save()
             return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
         return self._finish()
+
+    @property
+    def _advice(self) -> str:
+        """How to go on with a run that is complete."""
+        if self._env_steps < self._config.run_steps:
+            return "without --solved-at, or with a higher one, it would go on"
+        if "total_steps" in self._config.may_change:
+            return "more --total-steps would go on with it"
+        return (
+            "its learning rate followed --total-steps to its end; another run goes on with its weights by "
+            f"--start-from {self._config.run_dir}"
+        )
 
     def _train(self) -> None:
         """Updates and evaluates to the end. Raises Stopped, with nothing to lose once the state is saved."""
