@@ -113,7 +113,7 @@ def _hand_over() -> tuple[float, float]:
     from tfrl.remote.cluster import Cluster, ray
 
     shape = (257, 64, 64, 64, 3)
-    cluster = Cluster(None, 1, 3 * int(np.prod(shape)))
+    cluster = Cluster(None, {"--actors": 1}, 3 * int(np.prod(shape)))
     maker = ray.remote(_Maker).remote(shape)
     target, puts, takes = np.zeros(shape, np.uint8), [], []
     for _ in range(5):

@@ -109,6 +109,17 @@ def test_a_ray_with_too_few_cpus_says_how_many_are_needed(node):
 
 
 @pytest.mark.parametrize(
+    ("needs", "words"),
+    [({"--observers": 8}, "--observers 8 need 8"), ({"--learners": 2, "--actors": 6}, "--learners 2 and")],
+)
+def test_too_few_cpus_are_told_of_whichever_flags_ask_for_them(node, needs, words):
+    from tfrl.remote.cluster import Cluster
+
+    with pytest.raises(UserError, match=f"^{words}.* CPUs, and the Ray at .* has 6 of its 6 free"):
+        Cluster(node.address, needs, 0)
+
+
+@pytest.mark.parametrize(
     ("address", "sentence"),
     [
         ("127.0.0.1:1", "there is no Ray to join at --ray-address 127.0.0.1:1: Connection refused."),

@@ -20,7 +20,7 @@ WAIT = 120  # seconds
 def cluster(node):
     from tfrl.remote.cluster import Cluster
 
-    one = Cluster(node.address, 1, 0)
+    one = Cluster(node.address, {"--actors": 1}, 0)
     yield one
     one.close()
 

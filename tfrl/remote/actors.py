@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import socket
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl.agents import behavior
-from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout, observation_bytes
 from tfrl.remote import parameters
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray
+from tfrl.remote.seats import Hooks, Ready, Seat, Seated, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
-
-_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
-_MOST_DEATHS = 3  # of one actor, without a rollout between them
-_START = 300.0  # seconds for a process to import TensorFlow and make its envs, at least
 
 
 class RemoteActor:
@@ -61,21 +52,11 @@ class RemoteActor:
             weights = ray.get(server.pull.remote())
         return self._actor.collect(number, weights)
 
-    def begin_at(self, states: Mapping[int, bytes] | None) -> _Ready:
+    def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
         """Continues from states by global env index, if any."""
         if states is not None:
             self._actor.set_state(states)
-        place, exact = self._actor.get_state(), self._actor.exact_state
-        return _Ready(place, exact, socket.gethostname(), os.getpid())
-
-
-class _Ready(NamedTuple):
-    """Where the envs of a process stand, whether their states are exact, and where it runs."""
-
-    place: EnvStates
-    exact_state: bool
-    host: str
-    pid: int
+        return ready(self._actor.get_state(), self._actor.exact_state)
 
 
 @dataclass
@@ -84,111 +65,35 @@ class _Order:
     result: Any  # a reference
 
 
-class _Seat:
-    """An actor's place: its envs, what it was told to do, and the process that does it at present.
+class _Seat(Seat):
+    """An actor's place, with the rollouts that it was told to make."""
 
-    Args:
-      index: of the actor.
-      make: makes its process.
-      timeout: seconds that a rollout may take.
-      obey: raises Stopped if the run was told to stop.
-      tell: gets a sentence where a process is replaced.
-      look: called now and then while it is waited for.
-    """
+    part = "its part"
+    span = "without a rollout"
 
-    def __init__(
-        self,
-        index: int,
-        make: Callable[[], Any],
-        *,
-        timeout: float,
-        obey: Callable[[], None],
-        tell: Callable[[str], None],
-        look: Callable[[], None],
-    ) -> None:
-        self._name = f"actor {index}"
-        self._make, self._timeout = make, timeout
-        self._obey, self._tell, self._look = obey, tell, look
+    def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
+        super().__init__(name, make, hooks)
         self._orders: deque[_Order] = deque()
-        self._deaths = 0
-        self._process = make()
-        self._ready = self._process.begin_at.remote(None)  # a reference
-        self.after: EnvStates | None = None  # the last rollout that was taken
-        self.exact_state = False
-
-    def wait_until_ready(self) -> None:
-        """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
-        ready = self._wait(lambda: self._ready, max(_START, self._timeout), self._obey)
-        self.after, self.exact_state = ready.place, ready.exact_state
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
-        mine = {index: states[index] for index in self.after.indices}
-        self._ready = self._process.begin_at.remote(mine)
-        self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
-        self.wait_until_ready()
 
     def begin(self, *arguments: Any) -> None:
         """Orders a rollout by the arguments of `RemoteActor.collect`, or references to them."""
         self._orders.append(_Order(arguments, self._process.collect.remote(*arguments)))
 
+    def _order_again(self) -> None:
+        for order in self._orders:
+            order.result = self._process.collect.remote(*order.arguments)
+
     def oldest(self) -> Collected:
         """Waits for the oldest rollout that was ordered."""
-        return self._wait(lambda: self._orders[0].result, self._timeout, lambda: None)
+        return self._answer(lambda: self._orders[0].result)
 
     def settle(self, after: EnvStates) -> None:
         """Takes the oldest rollout as done, after which the envs stand at `after`."""
         self._orders.popleft()
-        self.after, self._deaths = after, 0
-
-    def _wait(self, reference: Callable[[], Any], timeout: float, obey: Callable[[], None]) -> Any:
-        """What the reference stands for, which is another one once the process was replaced."""
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                return ray.get(reference(), timeout=_LOOK_EVERY)
-            except ray.exceptions.GetTimeoutError:
-                self._look()
-                obey()
-                if time.monotonic() < end:
-                    continue
-                reason = f"has not answered for {timeout:g} s"
-            except ray.exceptions.RayTaskError as error:
-                raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
-            except RayError:
-                reason = "has died"
-            self._replace(reason)
-            self.wait_until_ready()
-            end = time.monotonic() + timeout
-
-    def _replace(self, reason: str) -> None:
-        """Puts another process in the place of one that is gone, which plays its part again."""
-        self._obey()  # what told the run to stop may have ended the actors first
-        self._deaths += 1
-        if self._deaths > _MOST_DEATHS:
-            raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a rollout")
-        self._tell(f"{self._name} {reason}; another takes its place, and plays its part again")
-        self.kill()
-        if free_cpus(1) < 1:
-            self._tell(f"{self._name} waits until Ray has a CPU free for it")
-        self._process = self._make()
-        states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
-        self._ready = self._process.begin_at.remote(states)
-        for order in self._orders:
-            order.result = self._process.collect.remote(*order.arguments)
-
-    def kill(self) -> None:
-        """Ends the process, also one that is stopped and so cannot hear Ray, if it is on this machine."""
-        with contextlib.suppress(RayError, OSError):
-            ready = ray.get(self._ready, timeout=0)
-            called = Path(f"/proc/{ready.pid}/cmdline").read_bytes()
-            if ready.host == socket.gethostname() and called.startswith(b"ray::"):
-                os.kill(ready.pid, signal.SIGKILL)
-        with contextlib.suppress(RayError):
-            ray.kill(self._process)
+        self._settled(after)
 
 
-class RayCollector:
+class RayCollector(Seated):
     """The envs of a run, shared out to processes on Ray; follows `tfrl.training.ahead.AheadCollector`.
 
     Args:
@@ -217,7 +122,8 @@ class RayCollector:
         self._size = (replicas, config.steps_per_env, config.num_envs // replicas)
         self._rollout: Rollout | None = None
         size = observation_bytes(self.observation_spec, config.num_envs * (config.steps_per_env + 1))
-        self._cluster = Cluster(config.ray_address, config.actors, int(1.2 * (config.lag + 2) * size))
+        store = int(1.2 * (config.lag + 2) * size)
+        super().__init__(Cluster(config.ray_address, {"--actors": config.actors}, store))
         share = config.num_envs // config.actors
         threads = max(1, machine.cores() // config.actors)
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteActor)
@@ -228,19 +134,9 @@ class RayCollector:
 
         self._beat, self._newest = beat, None
         self._server = parameters.serve() if config.free_running else None
-        # A signal that comes while the first actors start, or get their states, is for the trainer's loop.
-        self._obey: Callable[[], None] = lambda: None
-        self._obey_later = obey
-        hooks = {"timeout": config.actor_timeout, "obey": lambda: self._obey()}
-        hooks |= {"tell": tell, "look": self._look}
-        self._seats = [_Seat(i, lambda i=i: make(i), **hooks) for i in range(config.actors)]
-        try:
-            for seat in self._seats:
-                seat.wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
-        self.exact_state = self._seats[0].exact_state
+        self._hooks = Hooks(timeout=config.actor_timeout, obey=obey, tell=tell, look=self._look)
+        actors = range(config.actors)
+        self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
 
     def offer(self, weights: Versioned) -> None:
         """Gives the newest weights to the parameter server."""
@@ -255,7 +151,7 @@ class RayCollector:
 
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number`, acted by `weights` or the newest, of all actors."""
-        self._obey = self._obey_later
+        self._hooks.begin()
         reference = None if weights is None else ray.put(weights)
         for seat in self._seats:
             seat.begin(number, reference, self._server)
@@ -273,29 +169,14 @@ class RayCollector:
         _join(collected, self._rollout)
         return self._rollout
 
-    def get_state(self) -> EnvStates:
-        """The envs' state after the last rollout that was taken."""
-        places = [seat.after for seat in self._seats]
-        return EnvStates(
-            [index for place in places for index in place.indices],
-            [state for place in places for state in place.states],
-            np.concatenate([place.observations for place in places]),
-            np.concatenate([place.first for place in places]),
-        )
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
-        for seat in self._seats:
-            seat.set_state(states)
-
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
         for seat in self._seats:
-            seat.kill()
+            seat.kill()  # in the middle of a rollout ahead, maybe
         if self._server is not None:
             with contextlib.suppress(RayError):
                 ray.kill(self._server)
-        self._cluster.close()
+        super().close()
 
 
 def _join(collected: Sequence[Rollout], whole: Rollout) -> None:

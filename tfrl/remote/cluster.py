@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
@@ -38,7 +38,7 @@ class Cluster:
 
     Args:
       address: of a Ray that runs, or auto; None: one is started here.
-      num_actors: processes that it is to have room for, a CPU each.
+      needs: processes that it is to have room for, a CPU each, by the flag that asks for them.
       store_bytes: of what is in its object store at once.
 
     Raises:
@@ -46,23 +46,25 @@ class Cluster:
       TrainingError: none could be started.
     """
 
-    def __init__(self, address: str | None, num_actors: int, store_bytes: int) -> None:
+    def __init__(self, address: str | None, needs: Mapping[str, int], store_bytes: int) -> None:
         self._folder: str | None = None
+        wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         with _signals_kept():
             if address is not None:
                 self._join(address, quiet)
             else:
                 self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
-                self._start(num_actors, store_bytes + _STORE_BYTES, quiet)
+                self._start(wanted, store_bytes + _STORE_BYTES, quiet)
         if address is None:
             return
-        cpus, free = int(ray.cluster_resources().get("CPU", 0)), free_cpus(num_actors)
-        if free < num_actors:
+        cpus, free = int(ray.cluster_resources().get("CPU", 0)), free_cpus(wanted)
+        if free < wanted:
             self.close()
+            who = " and ".join(f"{flag} {count}" for flag, count in needs.items())
             raise UserError(
-                f"--actors {num_actors} need {num_actors} CPUs, and the Ray at {address} has {free} of its "
-                f"{cpus} free: start fewer actors, or more of Ray."
+                f"{who} need {wanted} CPUs, and the Ray at {address} has {free} of its {cpus} free: start "
+                "fewer processes, or more of Ray."
             )
 
     def _join(self, address: str, quiet: dict) -> None:
@@ -75,12 +77,12 @@ class Cluster:
                 f"RAY_AUTH_TOKEN_PATH names (docs/ray.md): {first}"
             ) from None
 
-    def _start(self, num_actors: int, store_bytes: int, quiet: dict) -> None:
+    def _start(self, num_cpus: int, store_bytes: int, quiet: dict) -> None:
         try:
             ray.init(
                 address="local",
                 include_dashboard=False,
-                num_cpus=num_actors,
+                num_cpus=num_cpus,
                 object_store_memory=store_bytes,
                 _temp_dir=self._folder,
                 **quiet,
@@ -98,9 +100,9 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def free_cpus(wanted: int) -> int:
-    """CPUs of this process's Ray that nobody has; if they are fewer than wanted, some seconds from now."""
-    end = time.monotonic() + _FREED_WITHIN
+def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:
+    """CPUs of this process's Ray that nobody has; if fewer than wanted, after so many seconds."""
+    end = time.monotonic() + within
     while (free := int(ray.available_resources().get("CPU", 0))) < wanted and time.monotonic() < end:
         time.sleep(0.1)
     return free

@@ -89,7 +89,7 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
     def trial(config: dict[str, Any]) -> None:
         _Trial(sweep, Path(place), config["settings"], environment, folder).run()
 
-    cluster = Cluster(None, parallel, 0)
+    cluster = Cluster(None, {"--parallel": parallel}, 0)
     try:
         tuner = _tuner(sweep, logdir, tune.with_resources(trial, {"cpu": 1}), tell)
         with _signals() as told:

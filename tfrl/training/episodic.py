@@ -78,7 +78,8 @@ class EpisodicLearner(LearnerBase):
             remote.reach_other_machines()
         from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
 
-        return RayObservers(config, env_spec(config), obey=session.obey, tell=session.console.warn)
+        hooks = {"obey": session.obey, "tell": session.console.warn, "beat": session.watchdog.beat}
+        return RayObservers(config, env_spec(config), **hooks)
 
     @property
     def env_steps(self) -> int:

@@ -1,0 +1,234 @@
+"""Places of processes on Ray that hold envs: one that dies or hangs is replaced, and plays its part again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfrl.cli.errors import TrainingError
+from tfrl.experience.actor import EnvStates
+from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
+
+_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
+_MOST_DEATHS = 3  # of one process, without anything done between them
+_START = 300.0  # seconds for a process to import what it needs and make its envs, at least
+_LATE = 15.0  # seconds after which another one that is not there yet may be waiting for a CPU
+
+
+class Ready(NamedTuple):
+    """The answer of a process that has its envs: where they stand, whether exactly, and where it runs."""
+
+    place: EnvStates
+    exact_state: bool
+    host: str
+    pid: int
+
+
+def ready(place: EnvStates, exact_state: bool) -> Ready:
+    """The answer of this process."""
+    return Ready(place, exact_state, socket.gethostname(), os.getpid())
+
+
+class Hooks:
+    """The run, as its seats know it.
+
+    Args:
+      timeout: seconds that an answer may take.
+      obey: raises Stopped if the run was told to stop.
+      tell: gets a sentence where a process is replaced.
+      look: called now and then while one is waited for.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        obey: Callable[[], None],
+        tell: Callable[[str], None],
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.timeout, self.tell, self.look = timeout, tell, look
+        self._obey = obey
+        self._begun = False
+
+    def begin(self) -> None:
+        """Takes note that the trainer's loop runs, which alone can stop in good order."""
+        self._begun = True
+
+    def obey(self) -> None:
+        """Raises Stopped if the run was told to stop and its loop runs; before, the loop will find out."""
+        if self._begun:
+            self._obey()
+
+
+class Seat:
+    """A place of a process: its envs, what it was told to do, and the process that does it at present.
+
+    The process has a method `begin_at(states or None)` that gives `Ready`. A kind of seat gives orders, and
+    gives them again to another process.
+
+    Args:
+      name: for people.
+      make: makes the process.
+      hooks: the run's.
+
+    Attributes:
+      after: where the envs stood when the last order was settled.
+      exact_state: true where a state that is put back goes on exactly.
+    """
+
+    part: str
+    """The part of the run that another process plays again, in words."""
+    span: str
+    """The stretch in which a process may die three times, in words."""
+
+    def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
+        self._name, self._make, self._hooks = name, make, hooks
+        self._deaths = 0
+        self.after: EnvStates | None = None
+        self.exact_state = False
+        self._start()
+
+    def _start(self) -> None:
+        """Makes a process, which begins where the envs stood."""
+        self._started, self._told_late = time.monotonic(), False
+        self._process = self._make()
+        states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
+        self._ready = self._process.begin_at.remote(states)  # a reference
+
+    def _order_again(self) -> None:
+        """Gives a new process the orders that are not settled."""
+        raise NotImplementedError
+
+    def wait_until_ready(self) -> None:
+        """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
+        seconds = max(_START, self._hooks.timeout)
+        found = self._wait(lambda: self._ready, seconds, self._look_at_start)
+        self.after, self.exact_state = found.place, found.exact_state
+
+    def _look_at_start(self) -> None:
+        """Obeys, and says that Ray may have no CPU: of a node that was lost Ray learns late."""
+        self._hooks.obey()
+        late = self._deaths and time.monotonic() - self._started > _LATE
+        if late and not self._told_late and free_cpus(1, within=0) < 1:
+            self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
+            self._told_late = True
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index, which may be of more envs than these."""
+        mine = {index: states[index] for index in self.after.indices}
+        self._ready = self._process.begin_at.remote(mine)
+        self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
+        self.wait_until_ready()
+
+    def _answer(self, reference: Callable[[], Any]) -> Any:
+        """The answer to an order, whose reference is another one once the process was replaced."""
+        return self._wait(reference, self._hooks.timeout, lambda: None)
+
+    def _settled(self, after: EnvStates) -> None:
+        """Takes an order as done: from here on the envs would be played again."""
+        self.after, self._deaths = after, 0
+
+    def _wait(self, reference: Callable[[], Any], timeout: float, look: Callable[[], None]) -> Any:
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return ray.get(reference(), timeout=_LOOK_EVERY)
+            except ray.exceptions.GetTimeoutError:
+                self._hooks.look()
+                look()
+                if time.monotonic() < end:
+                    continue
+                reason = f"has not answered for {timeout:g} s"
+            except ray.exceptions.RayTaskError as error:
+                raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
+            except RayError:
+                reason = "has died"
+            self._replace(reason)
+            self.wait_until_ready()
+            end = time.monotonic() + timeout
+
+    def _replace(self, reason: str) -> None:
+        """Puts another process in the place of one that is gone, which plays its part again."""
+        self._hooks.obey()  # what told the run to stop may have ended the process first
+        self._deaths += 1
+        if self._deaths > _MOST_DEATHS:
+            raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")
+        self._hooks.tell(f"{self._name} {reason}; another takes its place, and plays {self.part} again")
+        self.kill()
+        free = free_cpus(1)
+        self._start()
+        self._order_again()
+        if free < 1:
+            self._hooks.tell(f"{self._name} waits until Ray has a CPU free for it")
+            self._told_late = True
+
+    def kill(self) -> None:
+        """Ends the process, also one that is stopped and so cannot hear Ray, if it is on this machine."""
+        with contextlib.suppress(RayError, OSError):
+            found = ray.get(self._ready, timeout=0)
+            called = Path(f"/proc/{found.pid}/cmdline").read_bytes()
+            if found.host == socket.gethostname() and called.startswith(b"ray::"):
+                os.kill(found.pid, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        """Ends the process in Ray's own way, of which Ray does not complain."""
+        with contextlib.suppress(RayError):
+            ray.kill(self._process)
+
+
+class Seated:
+    """Envs that processes on Ray have between them: their state as one, and their end.
+
+    Args:
+      cluster: the Ray.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._seats: list[Any] = []
+
+    def _open(self, seats: Iterable[Seat]) -> None:
+        """Makes the seats, and waits until all are there."""
+        try:
+            self._seats.extend(seats)
+            for seat in self._seats:
+                seat.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly."""
+        return all(seat.exact_state for seat in self._seats)
+
+    def get_state(self) -> EnvStates:
+        """The envs' state after the last orders that were settled."""
+        places = [seat.after for seat in self._seats]
+        return EnvStates(
+            [index for place in places for index in place.indices],
+            [state for place in places for state in place.states],
+            np.concatenate([place.observations for place in places]),
+            np.concatenate([place.first for place in places]),
+        )
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index, which may be of more envs than these."""
+        for seat in self._seats:
+            seat.set_state(states)
+
+    def close(self) -> None:
+        """Ends the processes, and Ray if it was started here."""
+        for seat in self._seats:
+            seat.end()
+        self._cluster.close()
