@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Any
 
 from cluster.arguments import Parser
 from cluster.output import Output
 from cluster.places import Place, local_places, remote_places
-from cluster.team import NOTICE, SSH_FAILED, Team
+from cluster.team import LOST, NOTICE, Team
 from tfrl.cli import endings, signals
 from tfrl.cli.errors import UserError
 from tfrl.workers.tf_config import RESTARTED
@@ -80,12 +81,16 @@ class Ending:
     """True if the run made a checkpoint."""
 
 
+FindPlaces = Callable[[Callable[[], bool], Callable[[str], None]], list[Place]]
+"""Finds places of workers. It gets a function that says whether to stop, and one that tells a sentence."""
+
+
 class Launcher:
     """Starts the workers until they are done, stopped, or have failed too often."""
 
     def __init__(
         self,
-        find_places: Callable[[], list[Place]],
+        find_places: FindPlaces,
         command: Sequence[str],
         output: Output,
         *,
@@ -93,8 +98,12 @@ class Launcher:
         restart_wait: float,
         grace: float,
         terminal: tuple[int, int] | None,
+        called: str = "worker",
     ) -> None:
-        """`find_places` is asked before each start, because ports may be others then."""
+        """`find_places` is asked before each start, because ports may be others then.
+
+        `called` is what a worker is called in sentences.
+        """
         self._find_places = find_places
         self._command = command
         self._output = output
@@ -102,20 +111,23 @@ class Launcher:
         self._restart_wait = restart_wait
         self._grace = grace
         self._terminal = terminal
+        self._called = called
         self._signals = StopSignals()
 
     def run(self) -> int:
         """Runs the workers to the end; returns the exit code."""
         restarts = failures = 0  # all of them; those since the last checkpoint
         while not self._signals.code:
-            places = self._find_places()
+            places = self._find_places(lambda: bool(self._signals.code), self._output.tell)
+            if self._signals.code:
+                break
             if restarts:
                 again = {RESTARTED: str(restarts)}
                 places = [replace(place, environment={**place.environment, **again}) for place in places]
             ending = self._attempt(places)
             if ending.culprit is None:
                 return ending.code
-            reason = describe(ending.culprit, ending.code, places[ending.culprit].host)
+            reason = describe(ending.culprit, ending.code, places[ending.culprit].host, self._called)
             code, why = self._final(ending)
             failures = 1 if ending.saved else failures + 1
             if code is None and failures > self._max_restarts:
@@ -130,7 +142,7 @@ class Launcher:
     def _final(self, ending: Ending) -> tuple[int | None, str]:
         """The exit code and its reason, where starting again is out of the question; else None."""
         if ending.code == BAD_SETTINGS:
-            return BAD_SETTINGS, "; all workers are stopped"
+            return BAD_SETTINGS, f"; all {self._called}s are stopped"
         if ending.told:
             return FAILED, " while all were being stopped; the last checkpoint counts"
         if ending.code == FAILED:
@@ -147,7 +159,7 @@ class Launcher:
         """Says what happens next, and waits for it, or for a signal."""
         when = f" in {seconds:g} s" if seconds else ""
         self._output.tell(
-            f"{reason}; restarting all {workers} workers from the last checkpoint{when} "
+            f"{reason}; restarting all {workers} {self._called}s from the last checkpoint{when} "
             f"(restart {failures} of {self._max_restarts})"
         )
         end = time.monotonic() + seconds
@@ -203,15 +215,15 @@ def first_failure(codes: Sequence[int | None]) -> int | None:
     return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
 
 
-def describe(worker: int, code: int, host: str | None) -> str:
+def describe(worker: int, code: int, host: str | None, called: str = "worker") -> str:
     """Says how a worker ended, for people: "worker 1 died (killed by signal 9)"."""
-    name = f"worker {worker}" if host is None else f"worker {worker} on {host}"
+    name = f"{called} {worker}" if host is None else f"{called} {worker} on {host}"
     if code == BAD_SETTINGS:
         return f"{name} refused its settings (exit code {code})"
     if code == STALLED:
         return f"{name} gave up on another process (exit code {code})"
-    if code == SSH_FAILED and host is not None:
-        return f"{name} is out of reach: ssh failed or lost its connection (exit code {code})"
+    if code == LOST and host is not None:
+        return f"{name} is out of reach: it was not started, or the connection was lost (exit code {code})"
     if code - 128 in CRASHES:
         log = f"tensorflow/worker-{worker}.log in the run's folder"
         return f"{name} crashed (killed by signal {code - 128}; the last errors are in {log})"
@@ -242,23 +254,22 @@ def main(arguments: Sequence[str]) -> int:
     if not 0 <= flags.restart_wait <= LONGEST_WAIT:
         raise UserError(f"--restart-wait {flags.restart_wait:g}; it must be 0 to {LONGEST_WAIT:g} seconds")
 
-    def find_places() -> list[Place]:
+    def find_places(told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
         if hosts:
             return remote_places(hosts, flags.port or DEFAULT_PORT)
         return local_places(workers, flags.port)
 
+    options = {name: getattr(flags, name) for name in ("max_restarts", "restart_wait", "grace")}
+    return launch(find_places, command, **options)
+
+
+def launch(find_places: FindPlaces, command: Sequence[str], **options: Any) -> int:
+    """Runs workers whose output goes to this process's; the exit code. Options are those of `Launcher`."""
     live = sys.stdout.isatty()
     size = shutil.get_terminal_size()
-    launcher = Launcher(
-        find_places,
-        command,
-        Output(sys.stdout.buffer, sys.stderr.buffer, live=live),
-        max_restarts=flags.max_restarts,
-        restart_wait=flags.restart_wait,
-        grace=flags.grace,
-        terminal=(size.lines, size.columns) if live else None,
-    )
-    return launcher.run()
+    output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
+    terminal = (size.lines, size.columns) if live else None
+    return Launcher(find_places, command, output, terminal=terminal, **options).run()
 
 
 def parser() -> argparse.ArgumentParser:

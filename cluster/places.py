@@ -1,12 +1,13 @@
-"""Places of the launcher's workers: addresses, and each one's share of this machine's cores and GPUs."""
+"""Places of the launcher's workers: addresses, and each one's share of a machine's cores and GPUs."""
 
 import json
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tfrl.cli.errors import UserError
 from tfrl.workers import machine, tf_config
@@ -18,10 +19,20 @@ LOCAL_PORTS = range(15000, 32000)
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's place: the host for ssh (None: this machine) and what its environment has of its own."""
+    """One worker's place: its host (None: this machine) and what its environment has of its own."""
 
     host: str | None
     environment: Mapping[str, str]
+    start: Callable[[], Any] | None = None
+    """Starts its agent there, which is used as a `subprocess.Popen`; None: by ssh."""
+
+
+class Share(NamedTuple):
+    """A worker's part of a machine: a free port, cores, and GPUs as CUDA_VISIBLE_DEVICES has them, if any."""
+
+    port: int
+    cores: int
+    gpus: str | None
 
 
 def local_places(
@@ -32,17 +43,30 @@ def local_places(
     Raises:
         UserError: more workers than GPUs.
     """
+    mine = shares(workers, first_port, environ)
+    return [Place(None, own) for own in environments(["127.0.0.1"] * workers, mine, environ)]
+
+
+def shares(
+    workers: int, first_port: int | None = None, environ: Mapping[str, str] = os.environ
+) -> list[Share]:
+    """Equal parts of this machine; the ports are free ones, or `first_port` and on. UserError as above."""
     ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
-    configs = _tf_configs([f"127.0.0.1:{port}" for port in ports])
     cores = thread_shares(machine.cores(), workers)
-    gpus = gpu_shares(visible_gpus(environ), workers)
-    places = []
-    for index in range(workers):
-        own = {**_threads(cores[index], environ), "TF_CONFIG": configs[index]}
-        if gpus:
-            own["CUDA_VISIBLE_DEVICES"] = gpus[index]
-        places.append(Place(None, own))
-    return places
+    gpus = gpu_shares(visible_gpus(environ), workers) or [None] * workers
+    return [Share(*share) for share in zip(ports, cores, gpus, strict=True)]
+
+
+def environments(
+    hosts: Sequence[str], mine: Sequence[Share], environ: Mapping[str, str] = os.environ
+) -> list[dict[str, str]]:
+    """The environments of workers on these hosts, each with its share; threads that `environ` sets win."""
+    configs = _tf_configs([f"{host}:{share.port}" for host, share in zip(hosts, mine, strict=True)])
+    own = []
+    for share, config in zip(mine, configs, strict=True):
+        gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
+        own.append({**_threads(share.cores, environ), "TF_CONFIG": config, **gpus})
+    return own
 
 
 def remote_places(hosts: Sequence[str], port: int) -> list[Place]:

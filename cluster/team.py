@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cluster.agent import SAVED, STARTED, STOPS
 from cluster.output import Output
@@ -28,7 +29,7 @@ SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o",
 # update that it finishes first may take minutes on a CPU. One that hangs is ended by its own watchdog.
 ORPHAN_GRACE = 300.0
 NOTICE = 1.0  # seconds in which a worker that lost another may say so and end by itself, before it is told to
-SSH_FAILED = 255
+LOST = 255  # the exit code of an ssh that failed, and of whatever else led to a worker
 _REST = 1.0  # seconds to read the rest of the output of an agent that has ended
 
 
@@ -53,7 +54,7 @@ class Team:
         self._started: set[int] = set()
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._agents: list[subprocess.Popen[bytes]] = []
+        self._agents: list[Any] = []
         try:
             for index, place in enumerate(places):
                 self._start(place, command, terminal if index == 0 else None)
@@ -107,10 +108,8 @@ class Team:
 
     def _start(self, place: Place, command: Sequence[str], terminal: tuple[int, int] | None) -> None:
         environment = {"PYTHONUNBUFFERED": "1", **place.environment}
-        agent_command = [sys.executable, "-IS", AGENT]
         if place.host is not None:
             environment = {**passed_on(os.environ), **environment}
-            agent_command = [*SSH, "--", place.host, f"exec {shlex.join(agent_command)}"]
         order = {
             "command": list(command),
             "environment": environment,
@@ -118,7 +117,7 @@ class Team:
             "terminal": terminal,
             "grace": ORPHAN_GRACE,
         }
-        agent = _start_agent(agent_command)
+        agent = place.start() if place.start else _start_agent(place.host)
         index = len(self._agents)
         self._agents.append(agent)
         _send(agent, json.dumps(order).encode() + b"\n")
@@ -147,19 +146,22 @@ class Team:
         """The exit code of a worker whose agent has ended."""
         code = self._agents[index].returncode
         if code == 0 and index not in self._started:  # of an ssh, or a shell there, that did nothing
-            return SSH_FAILED
+            return LOST
         return code if code >= 0 else 128 - code
 
     def _listening(self, index: int) -> bool:
         return any(key.data[0] == index for key in self._selector.get_map().values())
 
 
-def _start_agent(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts an agent, or the ssh to it. UserError: the program is missing.
+def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
+    """Starts an agent here, or the ssh to it. UserError: the program is missing.
 
     It begins with signals blocked, because those that reach the whole job are for us to pass on: an agent
     lets them through once it has a worker to tell, ssh never does, and keeps the connection while that saves.
     """
+    command = [sys.executable, "-IS", AGENT]
+    if host is not None:
+        command = [*SSH, "--", host, f"exec {shlex.join(command)}"]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         return subprocess.Popen(

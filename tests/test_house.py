@@ -53,9 +53,10 @@ def may_import(importer, name):
     if name == "tfrl.__version__" or own == package == "tfrl" and name == "tfrl":
         return True  # what stands in tfrl/__init__.py
     if own == "tfrl":
+        mine = folder_of(importer)
         if package == "cluster":
-            return importer == "tfrl.completion"
-        mine, theirs = folder_of(importer), folder_of(name)
+            return importer == "tfrl.completion" or mine in ("remote", "training")
+        theirs = folder_of(name)
         if package == "resnet":
             return mine == "commands" or not name.startswith("resnet.supervised")
         return mine == theirs or RANKS[theirs] < RANKS[mine]
@@ -109,7 +110,9 @@ def test_every_folder_has_its_place():
         ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
         ("cluster/team.py", "from tfrl.run import files", "cluster.team imports tfrl.run.files"),
         ("cluster/team.py", "import resnet", "cluster.team imports resnet"),
+        ("tfrl/agents/ppo.py", "from cluster import launch", "tfrl.agents.ppo imports cluster.launch"),
         ("tfrl/training/loop.py", "import tfrl.agents.ppo, tfrl.cli.flags, resnet, numpy", None),
+        ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/lock.py", "from tfrl import __version__", None),
         ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),

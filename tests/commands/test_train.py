@@ -105,6 +105,7 @@ def test_results_json_has_the_promised_keys(run):
         "started_from",
         "actors",
         "lag",
+        "learners",
         "workers",
         "replicas",
         "precision",
@@ -113,7 +114,7 @@ def test_results_json_has_the_promised_keys(run):
     }
     assert (found["env"], found["seed"], found["env_steps"], found["updates"]) == ("catch", 1, TOTAL, 32)
     assert (found["workers"], found["replicas"], found["precision"]) == (1, 1, "float32")
-    assert (found["started_from"], found["actors"], found["lag"]) == (None, 0, 0)
+    assert (found["started_from"], found["actors"], found["learners"], found["lag"]) == (None, 0, 1, 0)
     assert found["resumed_at"] == [] and found["normalized_return"] is None
     assert found["env_steps_per_second"] == pytest.approx(TOTAL / found["seconds"])
     assert set(found["eval"]) == {"train", "test", "generalization_gap"}

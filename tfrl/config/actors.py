@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from tfrl.config import run
 
 _MOST_LAG = 64
 _ANSWERS_WITHIN = 10.0  # seconds
+
+
+LEARNER = "TFRL_LEARNER"
+"""An environment variable of learners that a run has started: the address of their Ray, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,13 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Actors:
-    """The processes that step the envs. The result does not depend on them."""
+    """The processes that step the envs, and those that learn. The result does not depend on them."""
 
     actors: int = 0
     """Processes on Ray that step the envs, each its share of them; 0: this process."""
+    learners: int = 1
+    """Processes that learn, each from its share of the envs and actors; their gradients are summed. More than
+    one are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
     ray_address: str | None = None
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
     actor_timeout: float = 600.0
@@ -52,10 +60,11 @@ class Actors:
 
 RANGES = {
     "actors": Range(0, 1024),
+    "learners": Range(1, 256),
     "actor_timeout": Range(0, 1e7, above=True),
     "lag": Range(0, _MOST_LAG),
 }
-MAY_CHANGE = frozenset(("actors", "ray_address", "actor_timeout"))
+MAY_CHANGE = frozenset(("actors", "learners", "ray_address", "actor_timeout"))
 """Names of the settings that a resumed run may change."""
 
 
@@ -77,24 +86,52 @@ def check(config: Any) -> None:
             f"--num-envs must be divisible by --actors {config.actors}; got {config.num_envs}; "
             f"{near} would do."
         )
-    if config.ray_address is not None and not config.actors:
-        raise UserError("--ray-address needs --actors: without them nothing runs on Ray.")
+    if config.ray_address is not None and not config.actors and config.learners == 1:
+        raise UserError("--ray-address needs --actors or --learners: without them nothing runs on Ray.")
+    if config.learners > 1 and config.strategy not in ("auto", "multi-worker"):
+        raise UserError(
+            f"--learners {config.learners} are workers of --strategy multi-worker; got {config.strategy}."
+        )
     if config.free_running and not config.lag:
         raise UserError("--free-running needs a --lag of 1 or more, the most that rollouts may be behind.")
 
 
 def check_topology(config: Any, workers: int) -> None:
-    """Raises UserError if actors meet workers."""
-    if config.actors and workers > 1:
+    """Raises UserError if learners, as many as there are workers, cannot share the actors."""
+    if config.actors % workers:
+        below = config.actors // workers * workers
+        near = f"{below} or {below + workers}" if below else f"{workers}"
         raise UserError(
-            f"--actors {config.actors} serve a single learner, and TF_CONFIG has {workers} workers, which "
-            "step their own envs: leave --actors out."
+            f"--actors must be divisible by the number of learners, {workers}; got {config.actors}; "
+            f"{near} would do."
         )
 
 
+def leads(config: Any) -> bool:
+    """True if this process is to start the learners of --learners, and is none of them itself.
+
+    Raises UserError where TF_CONFIG has made it a worker of a run already.
+    """
+    learners = getattr(config, "learners", 1)
+    if learners == 1 or LEARNER in os.environ:
+        return False
+    if os.environ.get("TF_CONFIG", "").strip():
+        raise UserError(
+            f"--learners {learners} starts workers of its own, and TF_CONFIG has made this process one of a "
+            "run's already: leave one of the two out."
+        )
+    return True
+
+
+def ray_address(config: Any) -> str | None:
+    """The address of the Ray that this process is to join; None: it starts one."""
+    return os.environ.get(LEARNER) or config.ray_address
+
+
 def check_ray(config: Any) -> None:
-    """Raises UserError if the run is to have actors or observers, and Ray is not there or does not answer."""
+    """Raises UserError if anything is to run on Ray, and that is not there or does not answer."""
     wanted = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(config, name, 0))]
+    wanted += ["--ray-address"] if getattr(config, "ray_address", None) else []
     if not wanted:
         return
     if importlib.util.find_spec("ray") is None:

@@ -188,7 +188,7 @@ def validate(config: Config) -> None:
     check_minibatches(config)
     check_length(config)
     actors.check(config)
-    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
 
 
 READER = Reader(

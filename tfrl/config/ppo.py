@@ -308,7 +308,7 @@ def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
     _check_sizes(config)
     actors.check(config)
     # What fails for one worker fails for more: their shares are fractions of its own.
-    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
 
 
 def check_normalization(config: Any) -> None:

@@ -207,7 +207,7 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
             f"leave no gradient step in --total-steps {config.total_steps}."
         )
     # What fails for one worker fails for more: their shares are fractions of its own.
-    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
 
 
 def check_idle(config: Any, names: Sequence[str], why: str) -> None:

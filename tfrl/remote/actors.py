@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.agents import behavior
+from tfrl.config import actors as actors_settings
+from tfrl.config.actors import LEARNER
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
-from tfrl.experience.rollout import Rollout, observation_bytes
+from tfrl.experience.rollout import Rollout
 from tfrl.remote import parameters
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes
 from tfrl.remote.seats import Hooks, Ready, Seat, Seated, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
@@ -99,9 +103,11 @@ class RayCollector(Seated):
     Args:
       config: the settings, with the section Actors.
       spec: the global vector of envs.
+      indices: the global indices of this learner's envs, whose actors are its share of all.
       replicas: of the learner, which share the envs in order.
       precision: of the torso, resolved.
-      obey: raises Stopped if the run was told to stop.
+      obey: raises Stopped if this learner was told to stop.
+      together: a context that raises Stopped on all learners if it was raised inside on any.
       tell: gets a sentence where an actor is replaced.
       beat: tells the run's watchdog that actors are waited for, which have a time-out of their own.
     """
@@ -111,31 +117,33 @@ class RayCollector(Seated):
         config: Any,
         spec: EnvSpec,
         *,
+        indices: Sequence[int],
         replicas: int,
         precision: str,
         obey: Callable[[], None],
+        together: Callable[[], AbstractContextManager],
         tell: Callable[[str], None],
         beat: Callable[[], None],
     ) -> None:
-        self.indices = list(range(config.num_envs))
+        self.indices = list(indices)
         self.observation_spec, self.action_spec = registry.specs(config.env)
-        self._size = (replicas, config.steps_per_env, config.num_envs // replicas)
+        self._size = (replicas, config.steps_per_env, len(indices) // replicas)
         self._rollout: Rollout | None = None
-        size = observation_bytes(self.observation_spec, config.num_envs * (config.steps_per_env + 1))
-        store = int(1.2 * (config.lag + 2) * size)
-        super().__init__(Cluster(config.ray_address, {"--actors": config.actors}, store))
         share = config.num_envs // config.actors
+        actors = range(indices[0] // share, (indices[-1] + 1) // share)
+        needs = {} if LEARNER in os.environ else {"--actors": len(actors)}  # else who started it has counted
+        store = store_bytes(config, len(indices))
+        super().__init__(Cluster(actors_settings.ray_address(config), needs, store))
         threads = max(1, machine.cores() // config.actors)
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteActor)
 
         def make(index: int) -> Any:
-            mine = self.indices[index * share : (index + 1) * share]
+            mine = range(index * share, (index + 1) * share)
             return kind.remote(config, spec, mine, precision, threads)
 
-        self._beat, self._newest = beat, None
+        self._beat, self._together, self._newest = beat, together, None
         self._server = parameters.serve() if config.free_running else None
         self._hooks = Hooks(timeout=config.actor_timeout, obey=obey, tell=tell, look=self._look)
-        actors = range(config.actors)
         self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
 
     def offer(self, weights: Versioned) -> None:
@@ -158,7 +166,8 @@ class RayCollector(Seated):
 
     def take(self) -> Rollout:
         """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
-        results = [seat.oldest() for seat in self._seats]
+        with self._together():
+            results = [seat.oldest() for seat in self._seats]
         for seat, result in zip(self._seats, results, strict=True):  # not before all are there
             seat.settle(result.after)
         collected = [result.rollout for result in results]

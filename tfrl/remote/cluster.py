@@ -11,9 +11,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.envs import registry
+from tfrl.experience.rollout import observation_bytes
 from tfrl.remote import LOOPBACK
 
 _OWN = {
@@ -67,6 +70,11 @@ class Cluster:
                 "fewer processes, or more of Ray."
             )
 
+    @property
+    def address(self) -> str:
+        """The address by which other processes join it."""
+        return ray.get_runtime_context().gcs_address
+
     def _join(self, address: str, quiet: dict) -> None:
         try:
             ray.init(address=address, **quiet)
@@ -98,6 +106,13 @@ class Cluster:
             ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def store_bytes(config: Any, num_envs: int) -> int:
+    """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
+    observation = registry.specs(config.env)[0]
+    size = observation_bytes(observation, num_envs * (config.steps_per_env + 1))
+    return int(1.2 * (config.lag + 2) * size)
 
 
 def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:

@@ -306,6 +306,24 @@ class Session:
         if code is not None:
             raise Stopped(code)
 
+    def obey_alone(self) -> None:
+        """Raises Stopped if this worker was told to stop, on it alone: only where `together` is around."""
+        code = stop_code(self.stop.votes())
+        if code is not None:
+            raise Stopped(code)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raises Stopped on all workers if it was raised on any of them inside. A collective, at the end."""
+        mine = -1
+        try:
+            yield
+        except Stopped as stopped:
+            mine = stopped.code
+        code = int(self.of_workers(mine).max())
+        if code >= 0:
+            raise Stopped(code)
+
     def end_early(self, code: int, where: str) -> int:
         """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""
         self.writer.close()

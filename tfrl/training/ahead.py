@@ -173,9 +173,11 @@ def make_ahead_collector(
         remote.reach_other_machines()
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
-    sizes = {"replicas": replicas, "precision": session.runtime.precision}
-    hooks = {"obey": session.obey, "tell": session.console.warn, "beat": session.watchdog.beat}
-    return RayCollector(config, env_spec(config), **sizes, **hooks)
+    runtime, watchdog = session.runtime, session.watchdog
+    mine = {"indices": runtime.local_envs(config.num_envs), "replicas": replicas}
+    hooks = {"obey": session.obey_alone, "together": session.together}
+    hooks |= {"tell": session.console.warn, "beat": watchdog.beat}
+    return RayCollector(config, env_spec(config), **mine, precision=runtime.precision, **hooks)
 
 
 class Ahead:

@@ -9,13 +9,13 @@ from typing import Any
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.config.actors import check_ray
+from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
 from tfrl.experience import rollout
 from tfrl.networks import torso_weights
 from tfrl.run.folder import has_checkpoint
 from tfrl.run.lock import take_run
-from tfrl.training import start_from
+from tfrl.training import learners, start_from
 from tfrl.workers import tf_config
 
 
@@ -42,18 +42,21 @@ def run(
         number of workers; by default for rollouts.
     """
     config = reader.parse(arguments)
-    cluster = tf_config.for_strategy(config.strategy)
+    leading = leads(config)
+    cluster = None if leading else tf_config.for_strategy(config.strategy)
     if cluster is not None and cluster.is_evaluator:
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
     check_ray(config)
-    workers = 1 if cluster is None else cluster.num_workers
+    workers = config.learners if leading else 1 if cluster is None else cluster.num_workers
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     (check_memory or _check_rollouts)(config, workers)
     config.check_resources()
     if not has_checkpoint(config.run_dir):
         _check_beginning(config)
+    if leading:
+        return learners.lead(config, reader.prog.removeprefix("python -m "), arguments)
     with take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start(), held_back():
             from tfrl.training import trainer

@@ -324,5 +324,6 @@ class Trainer:
                 for name in ("actors", "lag", "observers")
                 if hasattr(config, name)
             },
+            **({"learners": session.runtime.num_workers} if hasattr(config, "learners") else {}),
             **{name: float(np.mean(shares)) for name, shares in self._waits.items()},
         }

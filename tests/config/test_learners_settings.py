@@ -1,0 +1,51 @@
+"""Numbers of learners that cannot work are refused in a sentence, before anything starts."""
+
+import json
+
+import pytest
+from processes import Answer, assert_refused
+
+from tfrl import config as settings
+from tfrl.cli.errors import UserError
+from tfrl.config import actors
+
+CLUSTER = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "drac", "sac"])
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--num-envs 8 --learners 3", "--num-envs must be divisible by the number of replicas, 3"),
+        (
+            "--num-envs 8 --learners 2 --actors 1",
+            "--actors must be divisible by the number of learners, 2",
+        ),
+        ("--num-envs 8 --learners 2 --actors 4 --replicas 8", "divisible by the number of replicas, 16"),
+        ("--num-envs 8 --learners 0", "--learners must be at least 1"),
+        (
+            "--num-envs 8 --learners 2 --strategy mirrored",
+            "workers of --strategy multi-worker; got mirrored",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused(algorithm, flags, sentence):
+    env = {"sac": "Pendulum-v1", "drac": "coinrun"}.get(algorithm, "catch")
+    with pytest.raises(UserError, match=sentence):
+        settings.reader(algorithm).parse(["--env", env, *flags.split()])
+
+
+def test_learners_and_tf_config_exclude_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
+    answer = Answer("--env", "catch", "--learners", 2, "--logdir", tmp_path, module="tfrl.impala")
+    assert_refused(answer, "--learners 2 starts workers of its own, and TF_CONFIG")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_learner_and_those_that_were_started_lead_no_others(monkeypatch):
+    parse = settings.reader("impala").parse
+    two = parse(["--env", "catch", "--learners", "2"])
+    assert actors.leads(two) and not actors.leads(parse(["--env", "catch"]))
+    monkeypatch.setenv(actors.LEARNER, "127.0.0.1:6379")
+    assert not actors.leads(two) and actors.ray_address(two) == "127.0.0.1:6379"
+    assert not actors.leads(settings.reader("ppg").parse(["--env", "catch"]))

@@ -1,0 +1,123 @@
+"""Several learners give the bits of one, whoever is killed or told to stop; skipped without Ray."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launching import alive, family, until
+from processes import results, rows, steps_done
+from test_own_ray import LONG, UPDATE, Impala, end_all, train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
+)
+
+
+def learners(parent):
+    """The process numbers of the learners below a process, in their order."""
+    found = {}
+    for pid in family(parent):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            variables = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
+            if b"\0tfrl.impala\0" in command and b"TFRL_LEARNER" in variables:
+                found[json.loads(variables[b"TF_CONFIG"])["task"]["index"]] = pid
+    return [found[index] for index in sorted(found)]
+
+
+def gone(pids, seconds=60):
+    until(lambda: not any(map(alive, pids)), seconds)
+
+
+def assert_same_as_undisturbed(folder, *flags):
+    """Ends the run of `folder` a little later, with these flags, and another one that nobody disturbs."""
+    steps = steps_done(folder) + 2 * UPDATE
+    undisturbed = folder.with_name("undisturbed")
+    for run, own in ((folder, flags), (undisturbed, ())):
+        code, stdout, stderr = train(run, "--total-steps", steps, *own)
+        assert (code, stderr) == (0, ""), stdout + stderr
+    found, expected = results(folder), results(undisturbed)
+    assert found["weights_sha256"] == expected["weights_sha256"]
+    assert [row["train/policy_loss"] for row in rows(folder)] == [
+        row["train/policy_loss"] for row in rows(undisturbed)
+    ]
+    return found
+
+
+def test_learners_with_a_ray_of_their_own_stop_together_and_go_on_with_the_bits_of_one(tmp_path):
+    """All processes get SIGTERM at once, Ray's among them."""
+    folder = tmp_path / "disturbed"
+    training = Impala(folder, *LONG, "--learners", 2, "--actors", 2)
+    training.wait_until(3 * UPDATE)
+    everyone = family(training.process.pid)
+    assert (len(learners(training.process.pid)), len(training.actors())) == (2, 2)
+    end_all(everyone, signal.SIGTERM)
+    code, stdout, stderr = training.end()
+    assert (code, "Stopped, saved at" in stdout) == (143, True), stdout + stderr
+    assert stdout.count("computes on") == 1  # one console, the chief's
+    gone(everyone)
+    assert_same_as_undisturbed(folder)
+
+
+@pytest.mark.long
+def test_a_killed_learner_without_ray_is_started_again_and_the_run_has_its_bits(tmp_path):
+    folder = tmp_path / "disturbed"
+    training = Impala(folder, *LONG, "--learners", 2)
+    training.wait_until(3 * UPDATE)
+    everyone, (_, victim) = family(training.process.pid), learners(training.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    training.wait_for(lambda: victim not in learners(training.process.pid))
+    training.wait_until(steps_done(folder) + 3 * UPDATE)
+    training.process.send_signal(signal.SIGINT)
+    code, stdout, stderr = training.end()
+    assert code == 130, stdout + stderr
+    assert "learner 1 died (killed by signal 9); restarting all 2 learners from the last checkpoint" in stderr
+    gone(everyone)
+    assert_same_as_undisturbed(folder)
+
+
+@pytest.mark.long
+def test_learners_on_nodes_of_a_ray_die_with_actors_and_driver_and_the_run_has_its_bits(node, tmp_path):
+    folder, flags = tmp_path / "disturbed", ("--learners", 2, "--actors", 4, "--ray-address", node.address)
+    training = Impala(folder, *LONG, *flags)
+    training.wait_until(3 * UPDATE)
+    assert (len(learners(node.process.pid)), len(node.actors())) == (2, 4)
+    os.kill(node.actors()[1], signal.SIGKILL)
+    training.wait_until(steps_done(folder) + 3 * UPDATE)
+    victim = learners(node.process.pid)[0]
+    os.kill(victim, signal.SIGKILL)
+    training.wait_for(lambda: victim not in learners(node.process.pid))
+    training.wait_until(steps_done(folder) + 3 * UPDATE)
+    training.process.send_signal(signal.SIGINT)
+    code, stdout, stderr = training.end()
+    assert code == 130, stdout + stderr
+    assert "learner 0 on " in stderr and "died (killed by signal 9); restarting all 2 learners" in stderr
+    assert "has died; another takes its place" in stdout + stderr
+    gone([*learners(node.process.pid), *node.actors()])
+    training = Impala(folder, *LONG, *flags)
+    training.wait_until(steps_done(folder) + 3 * UPDATE)
+    left = [*learners(node.process.pid), *node.actors(), *node.processes(b"ray::LearnerHost")]
+    assert len(left) == 8
+    training.process.kill()
+    training.end()
+    gone(left)
+    found = assert_same_as_undisturbed(folder, *flags)
+    assert (found["learners"], found["actors"]) == (2, 4)
+
+
+@pytest.mark.long
+def test_a_killed_driver_takes_its_learners_and_its_ray_with_it(tmp_path):
+    folder = tmp_path / "disturbed"
+    training = Impala(folder, *LONG, "--learners", 2, "--actors", 4)
+    training.wait_until(3 * UPDATE)
+    everyone = family(training.process.pid)
+    training.process.kill()
+    training.end()
+    gone(everyone, 180)
+    found = assert_same_as_undisturbed(folder, "--learners", 2, "--actors", 2)
+    assert (found["learners"], found["actors"]) == (2, 2)

@@ -1,0 +1,211 @@
+"""Learners on the nodes of a Ray: each behind an agent of `cluster.launch`, whose words Ray carries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cluster.places import Place, Share, environments, shares
+from cluster.team import AGENT, LOST
+from tfrl.config.actors import LEARNER
+from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
+
+_LISTEN = 0.2  # seconds that a host listens to its agent before it answers
+_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
+
+
+class Node(NamedTuple):
+    """A machine of Ray: its identity there, its address and its name."""
+
+    id: str
+    address: str
+    name: str
+
+
+class LearnerHost:
+    """The process on Ray that has a learner's agent as its child; `Nodes` makes them.
+
+    One call of `exchange` after the other carries what the two ends say, so it needs no port.
+    """
+
+    def __init__(self) -> None:
+        end_with_parent()
+        leave_stopping_to_driver()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def where(self) -> Node:
+        """The machine that it is on."""
+        return Node(
+            ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), socket.gethostname()
+        )
+
+    def shares(self, learners: int) -> list[Share]:
+        """The part of this machine that each of so many learners gets."""
+        return shares(learners, None)
+
+    def begin(self) -> None:
+        """Starts the agent."""
+        self._agent = subprocess.Popen(
+            [sys.executable, "-IS", AGENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        for stream in (self._agent.stdout, self._agent.stderr):
+            self._selector.register(stream, selectors.EVENT_READ)
+
+    def exchange(self, words: bytes, last: bool) -> tuple[bytes, bytes, int | None]:
+        """Gives the agent words, the `last` ones maybe; its stdout and stderr since, and how it ended."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or was told the last words
+            self._agent.stdin.write(words)
+            if last:
+                self._agent.stdin.close()
+        said = {self._agent.stdout: b"", self._agent.stderr: b""}
+        code = self._agent.poll()
+        for key, _ in self._selector.select(0.0 if code is not None else _LISTEN):
+            data = os.read(key.fd, 1 << 16)
+            said[key.fileobj] = data
+            if not data:
+                self._selector.unregister(key.fileobj)
+        ended = code if code is not None and not any(said.values()) else None
+        return said[self._agent.stdout], said[self._agent.stderr], ended
+
+
+class RemoteAgent:
+    """An agent behind a `LearnerHost`, with what `cluster.team` needs of a `subprocess.Popen`.
+
+    Args:
+      host: a handle of the `LearnerHost`.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self._host, self._lock = host, threading.Lock()
+        self._words, self._last = b"", False
+        self.returncode: int | None = None
+        self.stdin = self
+        ends = [os.pipe(), os.pipe()]
+        self.stdout, self.stderr = (open(reader, "rb", buffering=0) for reader, _ in ends)  # noqa: SIM115, PTH123
+        self._writers = [writer for _, writer in ends]
+        self._code: int | None = None
+        self._thread = threading.Thread(target=self._carry, name="learner", daemon=True)
+        self._thread.start()
+
+    def write(self, words: bytes) -> None:
+        """Says something to the agent."""
+        with self._lock:
+            self._words += words
+
+    def close(self) -> None:
+        """Ends what is said to it: it tells its learner to stop."""
+        self._last = True
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended and all that it said is there to be read."""
+        if self.returncode is None and not self._thread.is_alive():
+            self.returncode = LOST if self._code is None else self._code
+        return self.returncode
+
+    def kill(self) -> None:
+        """Ends the host, and with it the agent and its learner."""
+        with contextlib.suppress(RayError):
+            ray.kill(self._host)
+
+    def _carry(self) -> None:
+        try:
+            ray.get(self._host.begin.remote())
+            while self._code is None:
+                with self._lock:
+                    words, self._words = self._words, b""
+                *said, self._code = ray.get(self._host.exchange.remote(words, self._last))
+                for writer, data in zip(self._writers, said, strict=True):
+                    while data:
+                        data = data[os.write(writer, data) :]
+        except (RayError, OSError):  # the host is gone, or nobody reads any more
+            pass
+        finally:
+            for writer in self._writers:
+                os.close(writer)
+
+
+class Nodes:
+    """Places on the nodes of a Ray that runs, as far from each other as there is room.
+
+    Args:
+      config: checked settings.
+
+    Raises:
+      UserError: there is no Ray, or it has too few CPUs.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._needs: Mapping[str, int] = {"--learners": config.learners}
+        if config.actors:
+            self._needs |= {"--actors": config.actors}
+        self._cluster: Cluster | None = None
+        self._hosts: list[Any] = []
+
+    def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
+        """Makes a host for each learner, once Ray has room; none where the run is `told` to stop by then."""
+        self._end_hosts()
+        if self._cluster is None:
+            self._cluster = Cluster(self._config.ray_address, self._needs, 0)
+        while not told():
+            if self._has_room(told, tell):
+                with contextlib.suppress(RayError):  # a node was lost just now
+                    return self._make_places(told)
+            self._end_hosts()
+        return []
+
+    def _has_room(self, told: Callable[[], bool], tell: Callable[[str], None]) -> bool:
+        """Waits until Ray has a CPU for each learner and actor; False where the run is to stop."""
+        wanted, said = sum(self._needs.values()), False
+        while (free := free_cpus(wanted)) < wanted and not told():
+            if not said:
+                tell(f"waiting until Ray has {wanted} CPUs free, of which it has {free}")
+                said = True
+            time.sleep(_LOOK_EVERY)
+        return not told()
+
+    def _make_places(self, told: Callable[[], bool]) -> list[Place]:
+        kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(LearnerHost)
+        self._hosts = [kind.remote() for _ in range(self._config.learners)]
+        waiting = [host.where.remote() for host in self._hosts]
+        while len(ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_EVERY)[0]) < len(waiting):
+            if told():
+                return []
+        nodes: list[Node] = ray.get(waiting)
+        left = {
+            node: ray.get(self._hosts[nodes.index(node)].shares.remote(count))
+            for node, count in Counter(nodes).items()
+        }
+        mine = [left[node].pop(0) for node in nodes]
+        own = environments([node.address for node in nodes], mine)
+        return [
+            Place(node.name, {**environment, LEARNER: self._cluster.address}, lambda h=host: RemoteAgent(h))
+            for node, environment, host in zip(nodes, own, self._hosts, strict=True)
+        ]
+
+    def _end_hosts(self) -> None:
+        for host in self._hosts:
+            with contextlib.suppress(RayError):
+                ray.kill(host)
+        self._hosts = []
+
+    def close(self) -> None:
+        """Ends the hosts, and leaves Ray."""
+        self._end_hosts()
+        if self._cluster is not None:
+            self._cluster.close()
