@@ -120,8 +120,8 @@ def gpu_shares(gpus: Sequence[str], workers: int) -> list[str]:
         return []
     if workers > len(gpus):
         raise UserError(
-            f"--workers {workers} is more than the GPUs here ({','.join(gpus)}), and two workers cannot "
-            f"share one; use --workers {len(gpus)}, or CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
+            f"{workers} workers are more than the GPUs here ({','.join(gpus)}), and two cannot share one; "
+            f"start {len(gpus)}, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
         )
     starts = [index * len(gpus) // workers for index in range(workers + 1)]
     return [",".join(gpus[start:end]) for start, end in zip(starts, starts[1:], strict=False)]

@@ -37,7 +37,7 @@ def test_gpus_are_shared_out(tmp_path):
     assert mine == ["0", "1", "2", "3"]
     assert places.gpu_shares(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
     assert places.gpu_shares([], 2) == []
-    with pytest.raises(UserError, match="--workers 3 is more than the GPUs"):
+    with pytest.raises(UserError, match="3 workers are more than the GPUs"):
         places.gpu_shares(["0", "1"], 3)
 
 

@@ -103,16 +103,11 @@ def test_running_free_no_rollout_is_older_than_the_limit(node):
     assert lags[0] == 0 and max(lags) <= 3 and max(lags) > 0
 
 
-def test_a_ray_with_too_few_cpus_says_how_many_are_needed(node):
-    with pytest.raises(UserError, match="--actors 8 need 8 CPUs, and the Ray at .* has 6 of its 6 free"):
-        learner("impala", "--actors", 8, "--ray-address", node.address)
-
-
 @pytest.mark.parametrize(
     ("needs", "words"),
     [({"--observers": 8}, "--observers 8 need 8"), ({"--learners": 2, "--actors": 6}, "--learners 2 and")],
 )
-def test_too_few_cpus_are_told_of_whichever_flags_ask_for_them(node, needs, words):
+def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(node, needs, words):
     from tfrl.remote.cluster import Cluster
 
     with pytest.raises(UserError, match=f"^{words}.* CPUs, and the Ray at .* has 6 of its 6 free"):

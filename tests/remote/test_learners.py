@@ -7,17 +7,24 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launching import alive, family, until
+from learners import make, updated
 from processes import results, rows, steps_done
-from test_own_ray import LONG, UPDATE, Impala, end_all, train
+from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, train
+
+from tfrl import config as settings
+from tfrl.networks.weights import weights_of
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.training.actor_learner import ActorLearner
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
 )
 
 
-def learners(parent):
+def learners_of(parent):
     """The process numbers of the learners below a process, in their order."""
     found = {}
     for pid in family(parent):
@@ -49,19 +56,25 @@ def assert_same_as_undisturbed(folder, *flags):
     return found
 
 
-def test_learners_with_a_ray_of_their_own_stop_together_and_go_on_with_the_bits_of_one(tmp_path):
-    """All processes get SIGTERM at once, Ray's among them."""
+def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_of_one(tmp_path):
+    """All processes get SIGTERM at once, Ray's among them; the one is of this process."""
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2, "--actors", 2)
     training.wait_until(3 * UPDATE)
     everyone = family(training.process.pid)
-    assert (len(learners(training.process.pid)), len(training.actors())) == (2, 2)
+    assert (len(learners_of(training.process.pid)), len(training.actors())) == (2, 2)
     end_all(everyone, signal.SIGTERM)
     code, stdout, stderr = training.end()
     assert (code, "Stopped, saved at" in stdout) == (143, True), stdout + stderr
     assert stdout.count("computes on") == 1  # one console, the chief's
     gone(everyone)
-    assert_same_as_undisturbed(folder)
+    saved = CheckpointStore(folder / "checkpoints", keep=3).load(pytest.fail)
+    config = settings.reader("impala").parse([*CATCH.split(), "--total-steps", str(UPDATE * 1000)])
+    with contextlib.closing(make(config, ActorLearner)) as alone:
+        _, expected = updated(alone, saved.update)
+    found = weights_of(saved.learner)
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
 @pytest.mark.long
@@ -69,9 +82,9 @@ def test_a_killed_learner_without_ray_is_started_again_and_the_run_has_its_bits(
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2)
     training.wait_until(3 * UPDATE)
-    everyone, (_, victim) = family(training.process.pid), learners(training.process.pid)
+    everyone, (_, victim) = family(training.process.pid), learners_of(training.process.pid)
     os.kill(victim, signal.SIGKILL)
-    training.wait_for(lambda: victim not in learners(training.process.pid))
+    training.wait_for(lambda: victim not in learners_of(training.process.pid))
     training.wait_until(steps_done(folder) + 3 * UPDATE)
     training.process.send_signal(signal.SIGINT)
     code, stdout, stderr = training.end()
@@ -86,22 +99,22 @@ def test_learners_on_nodes_of_a_ray_die_with_actors_and_driver_and_the_run_has_i
     folder, flags = tmp_path / "disturbed", ("--learners", 2, "--actors", 4, "--ray-address", node.address)
     training = Impala(folder, *LONG, *flags)
     training.wait_until(3 * UPDATE)
-    assert (len(learners(node.process.pid)), len(node.actors())) == (2, 4)
+    assert (len(learners_of(node.process.pid)), len(node.actors())) == (2, 4)
     os.kill(node.actors()[1], signal.SIGKILL)
     training.wait_until(steps_done(folder) + 3 * UPDATE)
-    victim = learners(node.process.pid)[0]
+    victim = learners_of(node.process.pid)[0]
     os.kill(victim, signal.SIGKILL)
-    training.wait_for(lambda: victim not in learners(node.process.pid))
+    training.wait_for(lambda: victim not in learners_of(node.process.pid))
     training.wait_until(steps_done(folder) + 3 * UPDATE)
     training.process.send_signal(signal.SIGINT)
     code, stdout, stderr = training.end()
     assert code == 130, stdout + stderr
     assert "learner 0 on " in stderr and "died (killed by signal 9); restarting all 2 learners" in stderr
     assert "has died; another takes its place" in stdout + stderr
-    gone([*learners(node.process.pid), *node.actors()])
+    gone([*learners_of(node.process.pid), *node.actors()])
     training = Impala(folder, *LONG, *flags)
     training.wait_until(steps_done(folder) + 3 * UPDATE)
-    left = [*learners(node.process.pid), *node.actors(), *node.processes(b"ray::LearnerHost")]
+    left = [*learners_of(node.process.pid), *node.actors(), *node.processes(b"ray::LearnerHost")]
     assert len(left) == 8
     training.process.kill()
     training.end()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from launching import family, until
-from processes import results, steps_done
+from processes import steps_done
 from ray_nodes import Node, free_port
-from test_own_ray import LONG, UPDATE, Impala, needs_ray, train
+from test_learners import assert_same_as_undisturbed, learners_of
+from test_own_ray import LONG, UPDATE, Impala, needs_ray
 
 FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 
@@ -27,7 +28,7 @@ def nodes(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
     started, port = [], free_port()
 
-    def start():
+    def start(cpus=1):
         folder = tmp_path / f"n{len(started)}"
         folder.mkdir()
         flags = ["--node-ip-address", "127.0.0.1"]
@@ -35,7 +36,7 @@ def nodes(tmp_path, monkeypatch):
             flags += ["--address", f"127.0.0.1:{port}"]
         else:
             flags += ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(place)]
-        started.append(Node(folder, *flags, cpus=1, **FOUND_SOON))
+        started.append(Node(folder, *flags, cpus=cpus, **FOUND_SOON))
         started[-1].address = f"127.0.0.1:{port}"
         started[-1].wait()
         return started[-1]
@@ -44,6 +45,20 @@ def nodes(tmp_path, monkeypatch):
     for node in reversed(started):
         node.end()
     shutil.rmtree(place)
+
+
+def kill(node):
+    """All of a node's processes die at once, as with its machine."""
+    for pid in reversed(family(node.process.pid)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def stopped(training):
+    """Ends a run by SIGTERM; what it has said."""
+    training.process.send_signal(signal.SIGTERM)
+    code, stdout, stderr = training.end()
+    assert code == 143, stdout + stderr
+    return stdout + stderr
 
 
 @pytest.mark.long
@@ -55,22 +70,30 @@ def test_a_lost_node_is_replaced_by_one_that_joins_later(nodes, tmp_path):
     training = Impala(tmp_path / "run", *flags)
     training.wait_until(3 * UPDATE)
     assert len(head.actors()) == len(other.actors()) == 1
-    for pid in reversed(family(other.process.pid)):
-        os.kill(pid, signal.SIGKILL)
+    kill(other)
     until(lambda: len(head.actors()) == 1, 60)
     time.sleep(25)  # the run notices that it waits: Ray learns late that the node's CPU is gone, too
     third = nodes()
     until(lambda: len(third.actors()) == 1, 300)
     training.wait_until(steps_done(tmp_path / "run") + 2 * UPDATE)
-    training.process.send_signal(signal.SIGTERM)
-    code, stdout, stderr = training.end()
-    assert code == 143, stdout + stderr
-    said = stdout + stderr
+    said = stopped(training)
     assert "has died; another takes its place" in said, said
     assert "waits until Ray has a CPU free for it" in said, said
-    steps = steps_done(tmp_path / "run") + UPDATE
-    for folder in (tmp_path / "run", tmp_path / "undisturbed"):
-        code, stdout, stderr = train(folder, "--total-steps", steps)
-        assert (code, stderr) == (0, ""), stdout + stderr
-    digests = {results(tmp_path / name)["weights_sha256"] for name in ("run", "undisturbed")}
-    assert len(digests) == 1
+    assert_same_as_undisturbed(tmp_path / "run")
+
+
+@pytest.mark.long
+@needs_ray
+def test_a_node_with_a_learner_and_its_actors_is_lost_and_all_learners_begin_again(nodes, tmp_path):
+    head, other = nodes(2), nodes(2)
+    flags = [*LONG, "--learners", 2, "--actors", 2, "--ray-address", head.address]
+    training = Impala(tmp_path / "run", *flags)
+    training.wait_until(3 * UPDATE)
+    assert [len(learners_of(node.process.pid)) for node in (head, other)] == [1, 1]
+    kill(other)
+    third = nodes(2)
+    training.wait_for(lambda: len(learners_of(third.process.pid)) == 1)
+    training.wait_until(steps_done(tmp_path / "run") + 2 * UPDATE)
+    said = stopped(training)
+    assert "restarting all 2 learners from the last checkpoint" in said, said
+    assert_same_as_undisturbed(tmp_path / "run")

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from cluster.places import Place, Share, environments, shares
 from cluster.team import AGENT, LOST
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
 
 _LISTEN = 0.2  # seconds that a host listens to its agent before it answers
+_MOST_FAILURES = 3  # of all nodes, in a row
 _LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
 
 
@@ -158,15 +160,27 @@ class Nodes:
         self._hosts: list[Any] = []
 
     def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
-        """Makes a host for each learner, once Ray has room; none where the run is `told` to stop by then."""
+        """Makes a host for each learner, once Ray has room; none where the run is `told` to stop by then.
+
+        Raises UserError for too few CPUs or GPUs, and TrainingError where no node can have a learner.
+        """
         self._end_hosts()
         if self._cluster is None:
             self._cluster = Cluster(self._config.ray_address, self._needs, 0)
-        while not told():
-            if self._has_room(told, tell):
-                with contextlib.suppress(RayError):  # a node was lost just now
-                    return self._make_places(told)
-            self._end_hosts()
+        failures = 0
+        while self._has_room(told, tell):
+            try:
+                return self._make_places(told)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                raise TrainingError(f"a node of Ray has no place for a learner: {error.cause!r}") from error
+            except RayError as error:  # a node was lost just now
+                self._end_hosts()
+                failures += 1
+                if failures > _MOST_FAILURES:
+                    first = str(error).strip().splitlines()[0]
+                    raise TrainingError(f"no learner could be started on Ray: {first}") from error
         return []
 
     def _has_room(self, told: Callable[[], bool], tell: Callable[[str], None]) -> bool:
