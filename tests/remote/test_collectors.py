@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from launching import alive, until
 from learners import make, updated
 from processes import Answer, assert_refused
 
@@ -100,7 +101,10 @@ def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, ca
 def test_running_free_no_rollout_is_older_than_the_limit(node):
     with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:
         lags = [metrics["train/lag"] for metrics in updated(one, 8)[0]]
+        stopped = node.actors()[0]
+        os.kill(stopped, signal.SIGSTOP)
     assert lags[0] == 0 and max(lags) <= 3 and max(lags) > 0
+    until(lambda: not alive(stopped), 60)  # which could not hear that it was to end
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,6 @@ class RayCollector(Seated):
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        for seat in self._seats:
-            seat.kill()  # in the middle of a rollout ahead, maybe
         if self._server is not None:
             with contextlib.suppress(RayError):
                 ray.kill(self._server)
