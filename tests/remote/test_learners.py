@@ -5,13 +5,16 @@ import importlib.util
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import alive, family, until
+from launching import PRELUDE, alive, family, until
 from learners import make, updated
-from processes import results, rows, steps_done
+from processes import PATIENCE, ROOT, results, rows, steps_done
 from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, train
 
 from tfrl import config as settings
@@ -22,6 +25,24 @@ from tfrl.training.actor_learner import ActorLearner
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
 )
+
+
+# A command that runs a program, instead of a trainer, at the places of two learners.
+ON_NODES = """
+import contextlib, sys, types
+from cluster import launch
+from tfrl.cli import endings
+from tfrl.remote.learners import Nodes
+
+def main(arguments):
+    address, program, folder = arguments
+    config = types.SimpleNamespace(learners=2, actors=0, ray_address=address)
+    options = {"max_restarts": 3, "restart_wait": 0.0, "grace": 5.0, "called": "learner"}
+    with contextlib.closing(Nodes(config)) as places:
+        return launch.launch(places.find, [sys.executable, "-S", "-c", program, folder], **options)
+
+endings.run(main)
+"""
 
 
 def learners_of(parent):
@@ -75,6 +96,31 @@ def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_
     found = weights_of(saved.learner)
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+def test_places_on_a_ray_carry_output_signals_and_ends(node, tmp_path):
+    """Without TensorFlow: the second of two dies, and the first is told to stop; both are started again."""
+    program = """
+print("this is", task, flush=True)
+note(os.environ["TFRL_LEARNER"])
+signal.signal(signal.SIGTERM, lambda *_: (note("told"), os._exit(143)))
+all_started()
+if task == 1 and starts == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60 if starts == 1 else 0)
+"""
+    command = [sys.executable, "-c", ON_NODES, node.address, PRELUDE + program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[1] this is 1"] * 2 + ["this is 0"] * 2
+    reason = (
+        f"launch: learner 1 on {socket.gethostname()} died (killed by signal 9); restarting all 2 learners"
+    )
+    assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1
+    first, second = ((tmp_path / f"worker-{i}").read_text().split("\n") for i in range(2))
+    assert (first.count(node.address), first.count("told")) == (2, 1)
+    assert (second.count(node.address), second.count("told")) == (2, 0)
+    until(lambda: not node.processes(b"ray::LearnerHost"), 60)
 
 
 @pytest.mark.long
