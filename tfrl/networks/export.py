@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfrl import networks
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
+from tfrl.envs.spec import ActionSpec, Box
 from tfrl.networks.weights import WEIGHTS_FILE
 from tfrl.run import files
 from tfrl.run.arrays import encode
@@ -24,8 +25,12 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
 
     The SavedModel maps observations [B, *shape], as the env shows them, to a dict: `action`, the most likely
     one, and what else the algorithm's network tells (PPO's: `logits` float32 [B, A], or `parameters` of
-    continuous actions, and `value` float32 [B]). It is made from a network of its own, outside the strategy,
-    so it loads anywhere. All of it is on the disk on return.
+    continuous actions, and `value` float32 [B]). Continuous actions are in the env's own units, float32
+    [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
+    [-1, 1]. Discrete ones are integers [B] from 0, whatever the `start` of Gymnasium's space.
+
+    It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
+    on return.
 
     Raises OSError.
     """
@@ -35,10 +40,23 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     network = networks.of_settings(config, precision)
     network.set_weights(weights)
     forward = network.forward_pass(on_gpu=True, at_once=1)  # whole, on whatever device it runs
-    spec = registry.specs(config.env)[0]
+    spec, action_spec = registry.specs(config.env)
     module = tf.Module()
     module.network = network
     signature = tf.TensorSpec((None, *spec.shape), spec.dtype, name="observations")
-    module.policy = tf.function(lambda o: network.exported(forward(o)), input_signature=[signature])
+
+    def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
+        outputs = network.exported(forward(observations))
+        return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
+
+    module.policy = tf.function(policy, input_signature=[signature])
     with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
+
+
+def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
+    """Actions of a network in the env's own units: [-1, 1] becomes [low, high]."""
+    if not isinstance(spec, Box):
+        return actions
+    low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
+    return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)

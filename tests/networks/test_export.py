@@ -1,0 +1,47 @@
+"""The SavedModel of a run: what it gives is what the env takes."""
+
+import made_envs  # noqa: F401
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import config as settings
+from tfrl import networks
+from tfrl.envs import registry
+from tfrl.envs.spec import EnvSpec
+from tfrl.networks.export import export
+
+LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows the one that it was given
+
+
+def exported_action(folder, config, observations):
+    network = networks.of_settings(config, "float32")
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.get_weights().items()}
+    network.set_weights(weights)
+    export(folder, config, weights, precision="float32")
+    outputs = network.forward_pass(on_gpu=False, at_once=1)(tf.constant(observations))
+    saved = tf.saved_model.load(str(folder / "policy"))
+    return saved.policy(tf.constant(observations))["action"].numpy(), network.greedy(outputs).numpy()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ddpg", "td3", "sac"])
+def test_a_continuous_action_is_the_one_that_the_env_is_given_in_training(algorithm, tmp_path):
+    config = settings.reader(algorithm).parse(["--env", LOPSIDED, "--hidden", "8"])
+    rng = np.random.default_rng(1)
+    observations = rng.normal(size=(32, 2)).astype(np.float32)
+    found, greedy = exported_action(tmp_path, config, observations)
+    env = registry.make(EnvSpec(LOPSIDED, num_envs=32, seed=0), list(range(32)))
+    env.act(greedy)
+    np.testing.assert_allclose(found, env.observe().observation, atol=1e-6)
+    assert np.abs(found - greedy).max() > 0.2
+    assert (found >= [0, -3]).all() and (found <= [0.5, 1]).all() and found.dtype == np.float32
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_discrete_action_stays_the_number_that_the_network_chose(algorithm, tmp_path):
+    config = settings.reader(algorithm).parse(["--env", "CartPole-v1", "--hidden", "8"])
+    observations = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
+    found, greedy = exported_action(tmp_path, config, observations)
+    np.testing.assert_array_equal(found, greedy)
+    assert set(found.tolist()) == {0, 1} and found.dtype.kind == "i"
