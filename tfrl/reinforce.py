@@ -22,9 +22,9 @@ def main(arguments: Sequence[str]) -> int:
     )
 
 
-def _check_memory(config: Config, workers: int) -> None:
+def _check_memory(config: Config, workers: int, here: int) -> None:
     """Raise UserError if the observations of episodes as long as they may be do not fit into the memory."""
-    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, config.max_steps, workers)
+    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, config.max_steps, workers, here)
 
 
 if __name__ == "__main__":

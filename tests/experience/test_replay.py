@@ -1,16 +1,19 @@
 """Replay against a plain list of what happened: ends, truncation, n steps, the ring, priorities, pieces."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from refusals import refusal
 
+from tfrl.cli.errors import UserError
 from tfrl.config.dqn import READER as DQN
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 from tfrl.envs.vec_env import Step
 from tfrl.experience.replay import Replay
-from tfrl.experience.replay_memory import check_memory, replay_bytes
+from tfrl.experience.replay_memory import check_memory, in_words, replay_bytes
+from tfrl.workers import machine, tf_config
 
 GAMMA = 0.9
 
@@ -285,3 +288,29 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does():
     smaller = dataclasses.replace(config, replay_size=fits - fits % config.num_envs)
     assert 0 < replay_bytes(smaller) < replay_bytes(config)
     check_memory(smaller, 1)
+
+
+def test_what_is_refused_and_what_is_advised_are_the_same_share_of_the_memory(monkeypatch):
+    config = DQN.parse(["--env", "coinrun", "--replay-size", "1000000"])
+    assert in_words(config) == "1,000,000 transitions, 12.3 GB"
+    monkeypatch.setattr(machine, "memory", lambda: 12_400_000_000)  # nothing left for all else
+    assert "needs 12.3 GB, and of the 12.4 GB" in refusal(check_memory, config, 1)
+    for size in (800_000, 801_000, 806_000, 807_000, 808_000, 900_000):
+        try:
+            check_memory(dataclasses.replace(config, replay_size=size), 1)
+        except UserError as error:
+            assert "; 800000 would fit." in str(error) and size > 806_000
+        else:
+            assert size < 808_000
+
+
+def test_workers_on_one_machine_share_its_memory(monkeypatch):
+    config = DQN.parse(["--env", "coinrun", "--replay-size", "1000000", "--num-envs", "4"])
+    monkeypatch.setattr(machine, "memory", lambda: 12_400_000_000)
+    check_memory(config, 2)
+    check_memory(config, 4, 2)
+    sentence = refusal(check_memory, config, 4, 4)
+    assert "needs 12.3 GB for 4 of 4 workers" in sentence and "; 800000 would fit." in sentence
+    machines = ["a:1", "b:1", "a:2", "a:3"]
+    text = {"cluster": {"worker": machines}, "task": {"type": "worker", "index": 2}}
+    assert tf_config.parse(json.dumps(text)).workers_here == 3

@@ -21,6 +21,7 @@ from tfrl import networks
 from tfrl.agents.player import Player
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
+from tfrl.experience.replay_memory import in_words
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.adam import adam
 from tfrl.ops.q_learning import polyak
@@ -142,7 +143,7 @@ class ReplayAgent:
         each = (
             f"{config.updates_per_step:g} gradient steps an env step, {config.batch_size:,} transitions each"
         )
-        return {"envs": envs, "learning": each}
+        return {"envs": envs, "learning": each, "replay": in_words(config)}
 
     def begin(self) -> None:
         """There is nothing that a run could start from."""

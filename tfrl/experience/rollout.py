@@ -105,9 +105,12 @@ def observation_bytes(spec: ArraySpec, steps: int) -> int:
     return steps * math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> None:
-    """Raise UserError if the observations of this worker's rollouts alone fill more than the whole memory."""
-    if observation_bytes(spec, num_envs * num_steps // workers) > machine.memory():
+def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, here: int = 1) -> None:
+    """Raise UserError if the observations of this worker's rollouts alone fill more than its whole memory.
+
+    `here` is how many of the workers share this machine's.
+    """
+    if observation_bytes(spec, num_envs * num_steps // workers) > machine.memory() // here:
         raise too_large(spec, num_envs, num_steps, workers)
 
 

@@ -25,7 +25,7 @@ def run(
     *,
     learner: str,
     agent: str,
-    check_memory: Callable[[Any, int], None] | None = None,
+    check_memory: Callable[[Any, int, int], None] | None = None,
 ) -> int:
     """Trains with the settings of the command line; the exit code.
 
@@ -38,8 +38,8 @@ def run(
       learner: "module:class" that follows `tfrl.training.trainer.Learner`, made of the settings, the session
         and the agent's class.
       agent: "module:class" of the algorithm's agent.
-      check_memory: raises UserError if what a worker keeps of the envs does not fit, of the settings and the
-        number of workers; by default for rollouts.
+      check_memory: raises UserError if what a worker keeps of the envs does not fit, of the settings, the
+        number of workers, and how many of these share this machine; by default for rollouts.
     """
     config = reader.parse(arguments)
     leading = leads(config)
@@ -49,9 +49,12 @@ def run(
             from tfrl.training import evaluator
         return evaluator.follow(config)
     check_ray(config)
-    workers = config.learners if leading else 1 if cluster is None else cluster.num_workers
+    if leading:  # on this machine, or spread over the nodes of a Ray
+        workers, here = config.learners, 1 if config.ray_address else config.learners
+    else:
+        workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-    (check_memory or _check_rollouts)(config, workers)
+    (check_memory or _check_rollouts)(config, workers, here)
     config.check_resources()
     if not has_checkpoint(config.run_dir):
         _check_beginning(config)
@@ -73,9 +76,9 @@ def _check_beginning(config: Any) -> None:
         torso_weights.check(config)
 
 
-def _check_rollouts(config: Any, workers: int) -> None:
+def _check_rollouts(config: Any, workers: int, here: int) -> None:
     steps = config.num_steps * config.rollouts_held
-    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers)
+    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers, here)
 
 
 def _load(name: str) -> Any:

@@ -52,6 +52,12 @@ class TFConfig:
         return len(self.workers)
 
     @property
+    def workers_here(self) -> int:
+        """The number of processes that train on this one's machine, by their addresses, and share it."""
+        host, _ = split_address(self.workers[self.worker])
+        return sum(split_address(address)[0] == host for address in self.workers)
+
+    @property
     def is_evaluator(self) -> bool:
         """True if this process only follows the run's checkpoints."""
         return self.task_type == "evaluator"
