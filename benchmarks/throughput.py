@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
+_WAITS = ("env_wait_fraction", "learner_wait_fraction", "actor_wait_fraction")
 
 
 class Passes(NamedTuple):
@@ -67,7 +68,7 @@ class Options:
     precisions: str = "auto"
     """float32, bfloat16 or both with a comma; auto: both where --precision auto of the trainer takes
     bfloat16, else float32 alone."""
-    algorithm: Literal["ppo", "drac", "ppg"] = "ppo"
+    algorithm: Literal["ppo", "drac", "ppg", "impala"] = "ppo"
     """Algorithm of the trainer."""
     env: str = "coinrun"
     """The game."""
@@ -79,6 +80,8 @@ class Options:
     """Updates of our run that count; one more comes first. PPG: phases."""
     policy_updates: int = 2
     """PPG's updates of a phase, which do not change what an env step takes."""
+    actors: int = 0
+    """IMPALA's --actors; 0: a thread."""
     floor_seconds: float = 20.0
     """Seconds of each measurement of a floor."""
     peer: Literal["none", "torch"] = "none"
@@ -122,13 +125,15 @@ def passes(config: Any) -> Passes:
 
     PPO acts by one forward pass and learns by a gradient an epoch. DrAC's gradients are of two views of a
     frame. PPG's auxiliary phase takes the policy's logits anew and then its own epochs; its phases do not
-    change how often a frame is passed through.
+    change how often a frame is passed through. IMPALA learns from a frame once.
     """
     torsos = 1 if config.share_torso else 2
     if config.algorithm == "drac":
         return Passes(torsos, 2 * torsos * config.epochs)
     if config.algorithm == "ppg":
         return Passes(torsos + 1, torsos * (config.epochs + config.aux_epochs))
+    if config.algorithm == "impala":
+        return Passes(torsos, torsos)
     return Passes(torsos, torsos * config.epochs)
 
 
@@ -175,6 +180,8 @@ def _flags(options: Options) -> list[str]:
     flags = ["--env", options.env, "--total-steps", str(steps), "--eval-episodes", "1"]
     if options.algorithm == "ppg":
         flags += ["--policy-updates", str(options.policy_updates)]
+    if options.actors:
+        flags += ["--actors", str(options.actors)]
     return [*flags, "--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
 
 
@@ -193,22 +200,19 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
         with (Path(logdir) / "throughput" / "progress.csv").open() as file:
             updates = list(csv.DictReader(file))
         created = (Path(logdir) / "throughput" / "config.yaml").stat().st_mtime
-    each, seconds = _updates_at_once(options), [_seconds_of(row) for row in updates]
+    batch, each = options.num_envs * options.num_steps, _updates_at_once(options)
+    seconds = [batch / float(row["time/env_steps_per_second"]) for row in updates]
     counted = updates[each:]
     phases = [sum(seconds[i : i + each]) for i in range(each, len(updates), each)]
     first_seconds = seconds[0]
+    waits = [wait for wait in _WAITS if f"time/{wait}" in counted[0]]
     return {
-        "env_steps_per_second": options.num_envs * options.num_steps * each / statistics.median(phases),
-        "env_wait_fraction": statistics.median(float(u["time/env_wait_fraction"]) for u in counted),
+        "env_steps_per_second": batch * each / statistics.median(phases),
+        **{wait: statistics.median(float(u[f"time/{wait}"]) for u in counted) for wait in waits},
         "seconds_to_start": created - started,
         "seconds_to_first_update": created - started + first_seconds,
         "peak_memory_mb": peak_memory_mb,
     }
-
-
-def _seconds_of(row: dict[str, str]) -> float:
-    """An update's, by its row of progress.csv."""
-    return float(row["time/rollout_seconds"]) + float(row["time/update_seconds"])
 
 
 def _cleanrl_run(options: Options) -> float:

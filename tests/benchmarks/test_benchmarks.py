@@ -284,6 +284,7 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
     ("options", "found"),
     [
         ({}, (1, 3)),
+        ({"algorithm": "impala", "actors": 2}, (1, 1)),
         ({"algorithm": "drac"}, (1, 6)),  # three epochs of two views
         ({"algorithm": "ppg"}, (3, 14)),  # two networks: one epoch and six; acting by both, old logits by one
     ],
