@@ -100,6 +100,61 @@ class Spaced(_Made):
         return shown.astype(self.observation_space.dtype), 0.0, False, False, {}
 
 
+class Faulty(_Made):
+    """Has a fault, from the first call or only from step 30 of all episodes, each of 12 steps, on."""
+
+    def __init__(self, fault, late=False):
+        self.fault, self.quiet = fault, 30 if late else 0
+        self.taken = 0
+
+    def has(self, fault):
+        return self.fault == fault and self.taken >= self.quiet
+
+    def burn(self):
+        raise RuntimeError("the motor is on fire.")
+
+    def reset(self, *, seed=None, options=None):
+        shown, info = super().reset(seed=seed)
+        if self.has("reset-raises"):
+            self.burn()
+        given = {"reset-bare": shown, "reset-none": None}
+        return given[self.fault] if self.has(self.fault) and self.fault in given else (shown, info)
+
+    def step(self, action):
+        shown, reward, *_ = super().step(action)
+        self.taken += 1
+        if self.has("step-raises"):
+            self.burn()
+        if self.has("step-library"):
+            json.loads(chr(123))  # fails in the library's code
+        ended, info = self.time == 12, {}
+        if self.has("step-four"):
+            return shown, reward, ended, info
+        if self.has(self.fault):
+            rewards = {"none": None, "two": np.ones(2), "nan": np.nan, "inf": np.inf}
+            shows = {"shape-short": shown[:1], "shape-long": np.ones(3), "shown-none": None}
+            shows |= {"shown-nan": np.array([0, np.nan]), "shown-inf": np.array([-np.inf, 0])}
+            reward = rewards[self.fault[7:]] if self.fault.startswith("reward-") else reward
+            shown = shows.get(self.fault, shown)
+            ended = None if self.fault == "terminated-none" else ended
+            info = None if self.fault == "info-none" else info
+        return shown, reward, ended, False, info
+
+
+class Unseedable(_Made):
+    """Has the reset of Gym's early days."""
+
+    def reset(self):
+        return super().reset()[0]
+
+
+class Lists(_Made):
+    """Shows lists, whose numbers are first ints and then not."""
+
+    def show(self):
+        return [self.time, 1e9] if self.time % 2 else [float(self.time), 10**9]
+
+
 def _register(name, entry, limit=None, **kwargs):
     gymnasium.register(f"made/{name}-v0", entry, max_episode_steps=limit, kwargs=kwargs)
 
@@ -126,6 +181,15 @@ _register("Tuple", Spaced, shown=spaces.Tuple([_VECTOR]), taken=_DISCRETE)
 _register("Many", Spaced, shown=_VECTOR, taken=spaces.MultiDiscrete([2, 2]))
 _register("Unbounded", Spaced, shown=_VECTOR, taken=spaces.Box(-np.inf, np.inf, (2,)))
 _register("Whole", Spaced, shown=_VECTOR, taken=spaces.Box(0, 9, (2,), np.int64))
+for _fault in (
+    *("step-raises", "step-library", "step-four", "reset-raises", "reset-bare", "reset-none"),
+    *("reward-none", "reward-two", "reward-nan", "reward-inf", "terminated-none", "info-none"),
+    *("shape-short", "shape-long", "shown-none", "shown-nan", "shown-inf"),
+):
+    _register(_fault, Faulty, fault=_fault)
+    _register(f"late-{_fault}", Faulty, fault=_fault, late=True)
+_register("reset-unseeded", Unseedable)
+_register("Lists", Lists)
 
 
 def vector(name, indices, seed=3, render=False):

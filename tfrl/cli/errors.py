@@ -13,6 +13,10 @@ class TrainingError(Exception):
     exit_code = 1
 
 
+class EnvError(TrainingError):
+    """An env of anybody's failed, or gave what nothing can be learned from: one sentence that names it."""
+
+
 class PeerError(TrainingError):
     """Another process died, hung or kept this one waiting for too long: a worker that did not come, one of
     the last attempt that still has the port or the run. A launcher may start all again, from the last

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.errors import EnvError
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.vec_env import Step, VecEnv
 
@@ -28,7 +29,7 @@ class Apart:
       spec, indices: what it is given.
 
     Raises:
-      ValueError: one sentence, as `make` and the envs raise it, or the process has ended.
+      ValueError, EnvError: one sentence, as `make` and the envs raise it, or the process has ended.
     """
 
     def __init__(self, make: MakeEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -77,15 +78,15 @@ class Apart:
 
     def _answer(self) -> Any:
         try:
-            is_error, answer = self._pipe.recv()
+            kind, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
             raise ValueError(
                 f"{self._name} cannot be rendered here: the process that draws it ended with "
                 f"{self._process.exitcode}"
             ) from None
-        if is_error:
-            raise ValueError(answer)
+        if kind is not None:
+            raise kind(answer)
         return answer
 
 
@@ -94,16 +95,21 @@ def _serve(pipe: Connection, make: MakeEnv, spec: EnvSpec, indices: Sequence[int
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the other end, which then closes this one
     try:
         env = make(spec, indices)
-    except ValueError as error:
-        pipe.send((True, str(error)))
+    except (ValueError, EnvError) as error:
+        pipe.send(_sent(error))
         return
-    pipe.send((False, (env.num_envs, env.observation_spec, env.action_spec, env.exact_state)))
+    pipe.send((None, (env.num_envs, env.observation_spec, env.action_spec, env.exact_state)))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             method, arguments = pipe.recv()
             try:
-                answer = False, getattr(env, method)(*arguments)
-            except ValueError as error:
-                answer = True, str(error)
+                answer = None, getattr(env, method)(*arguments)
+            except (ValueError, EnvError) as error:
+                answer = _sent(error)
             pipe.send(answer)
     env.close()
+
+
+def _sent(error: Exception) -> tuple[type[Exception], str]:
+    """An error as it goes to the other end: by its sentence."""
+    return EnvError if isinstance(error, EnvError) else ValueError, str(error)

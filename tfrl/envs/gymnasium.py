@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.envs import atari
-from tfrl.envs.gymnasium_ids import can_repeat, make_env, rendering_error, specs_of
+from tfrl.envs.gymnasium_calls import RESET, STEP, Calling, all_finite, check_finite, fitting
+from tfrl.envs.gymnasium_ids import can_repeat, close, make_env, rendering_error, specs_of
 from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.vec_env import Step
 
@@ -45,12 +46,15 @@ class GymnasiumVec:
         self._name, self._renders = spec.name, spec.render
         self._envs = [make_env(spec.name, render=spec.render) for _ in indices]
         self._plays = [env.step for env in self._envs]
+        self._resetting, self._stepping = (Calling(spec.name, self._envs[0], call) for call in (RESET, STEP))
         self._snapshots = atari.is_atari(self._envs[0])
         self._replays = self.exact_state and not self._snapshots
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
         self._inputs = actions_of(spec.name, self._envs[0].action_space).inputs
+        self._shape = self.observation_spec.shape
+        self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was looked at
         self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
         # The agent's actions of the running episodes: entry t is act number `_oldest + t` of this vector, and
         # env i's episode began at `_began[i]`.
@@ -59,42 +63,67 @@ class GymnasiumVec:
         self._began = [0] * self.num_envs
         zeros, first = np.zeros(self.num_envs, np.float32), np.ones(self.num_envs, bool)
         shown = np.stack([self._reset(i) for i in range(self.num_envs)])
+        check_finite(self._name, zeros, shown)
         self._step = Step(zeros, shown, first, ~first, None)
 
     def _reset(self, i: int) -> np.ndarray:
         """Begins env i's next episode; its first observation."""
-        episode = self._episodes[i]
-        if self._snapshots and episode > 0:
-            shown, _ = self._envs[i].reset()
-        else:
-            shown, _ = self._envs[i].reset(seed=_episode_seed(*self._streams[i], episode))
+        episode, env = self._episodes[i], self._envs[i]
+        with self._resetting:
+            if self._snapshots and episode > 0:
+                shown, _ = env.reset()
+            else:
+                shown, _ = env.reset(seed=_episode_seed(*self._streams[i], episode))
+            shown = fitting(self._name, shown, self.observation_spec)
         self._began[i] = self._clock
-        return np.asarray(shown, self.observation_spec.dtype)
+        return shown.astype(self.observation_spec.dtype, copy=False)
 
     def observe(self) -> Step:
         """The step that `act` has made; see `tfrl.envs.vec_env.Step`."""
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
-        """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high]."""
+        """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high].
+
+        Raises EnvError if an env fails, or gives what cannot be learned from.
+        """
         actions = np.array(actions, self._action_type)
         reward = np.empty(self.num_envs, np.float32)
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        final = []
+        final, ndarray, shape = [], np.ndarray, self._shape
         self._clock += 1
-        for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
-            shown, reward[i], terminated, truncated, info = play(action)
-            if terminated or truncated:
-                first[i], cut[i] = True, not terminated
-                if not terminated:
-                    final.append(np.asarray(shown, observation.dtype))
-                self._solved[i] = info.get("is_success", info.get("success", False))
-                self._episodes[i] += 1
-                shown = self._reset(i)
-            observation[i] = shown
+        with self._stepping:
+            for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
+                shown, reward[i], terminated, truncated, info = play(action)
+                if type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
+                    shown = self._fitting(shown)
+                if terminated or truncated:
+                    first[i], cut[i] = True, not terminated
+                    if not terminated:
+                        final.append(shown.astype(observation.dtype))
+                    self._solved[i] = info.get("is_success", info.get("success", False))
+                    self._episodes[i] += 1
+                    shown = self._reset(i)
+                observation[i] = shown
         self._remember(actions)
         self._step = Step(reward, observation, first, cut, np.stack(final) if final else None)
+        is_image = len(shape) == 3
+        if final or not all_finite(reward) or not (is_image or all_finite(observation)):
+            self._check_finite()
+
+    def _fitting(self, shown: Any) -> np.ndarray:
+        """An observation as an array of the space's shape; `act` knows the next one of its type by itself."""
+        shown = fitting(self._name, shown, self.observation_spec)
+        self._seen = shown.dtype
+        return shown
+
+    def _check_finite(self) -> None:
+        """Raises EnvError where envs have shown NaN or infinity, which a loss of NaN would tell too late."""
+        reward, observation, *_, final = self._step
+        check_finite(self._name, reward, observation)
+        if final is not None:
+            check_finite(self._name, reward, final)
 
     def _remember(self, actions: np.ndarray) -> None:
         """Adds to the history of the running episodes, and drops what they no longer need."""
@@ -188,11 +217,12 @@ class GymnasiumVec:
         if not self._replays or "actions" not in arrays:
             return False
         shown, reward = self._reset(i), np.float32(about["reward"])
-        for action in self._inputs(arrays["actions"]):
-            shown, reward, terminated, truncated, _ = self._plays[i](action)
-            if terminated or truncated:
-                return False
-        shown = np.asarray(shown, self.observation_spec.dtype)
+        with self._stepping:
+            for action in self._inputs(arrays["actions"]):
+                shown, reward, terminated, truncated, _ = self._plays[i](action)
+                if terminated or truncated:
+                    return False
+            shown = self._fitting(shown).astype(self.observation_spec.dtype)
         return np.array_equal(shown, arrays["observation"], equal_nan=True) and np.float32(
             reward
         ) == np.float32(about["reward"])
@@ -200,7 +230,7 @@ class GymnasiumVec:
     def close(self) -> None:
         """Closes windows and simulators."""
         for env in self._envs:
-            env.close()
+            close(env)
 
 
 def _episode_seed(seed: int, env: int, episode: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes.util
 import difflib
@@ -12,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -19,6 +21,7 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from tfrl.envs import atari
+from tfrl.envs.gymnasium_calls import RESET, STEP, Calling, check_calls
 from tfrl.envs.gymnasium_spaces import actions_of, observation_spec
 from tfrl.envs.spec import ActionSpec, ArraySpec
 
@@ -183,11 +186,28 @@ def specs_of(env_id: str) -> tuple[ArraySpec, ActionSpec]:
 
     Raises:
       ValueError: as `make_env`, or this program cannot handle the env's observations or actions.
+      EnvError: its first reset or step fails, or does not give what it should.
     """
+    with _open(env_id) as env:
+        spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
+        observation, actions = observation_spec(env_id, next(spaces)), actions_of(env_id, next(spaces))
+        check_calls(env_id, env, observation)
+        return observation, actions.spec
+
+
+@contextlib.contextmanager
+def _open(env_id: str) -> Iterator[gymnasium.Env]:
+    """An env that is closed again. Raises as `make_env`."""
     env = make_env(env_id)
     try:
-        return observation_spec(env_id, env.observation_space), actions_of(env_id, env.action_space).spec
+        yield env
     finally:
+        close(env)
+
+
+def close(env: gymnasium.Env) -> None:
+    """Closes an env; what goes wrong there costs nothing."""
+    with contextlib.suppress(Exception):
         env.close()
 
 
@@ -198,23 +218,23 @@ def can_repeat(env_id: str) -> bool:
     Replaying an episode brings back the state of such an env alone. Raises as `specs_of`.
     """
     specs_of(env_id)
-    env = make_env(env_id)
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(20)]
-    try:
-        return not _find(env_id).nondeterministic and _outline(env, actions) == _outline(env, actions)
-    finally:
-        env.close()
+    with _open(env_id) as env:
+        env.action_space.seed(0)
+        actions = [env.action_space.sample() for _ in range(20)]
+        outlines = [_outline(env_id, env, actions) for _ in range(2)]
+    return not _find(env_id).nondeterministic and outlines[0] == outlines[1]
 
 
-def _outline(env: gymnasium.Env, actions: list) -> list[tuple]:
+def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
     """All that an episode's first steps show, from seed 1."""
-    seen = [(np.asarray(env.reset(seed=1)[0]).tobytes(), 0.0, False, False)]
-    for action in actions:
-        shown, reward, terminated, truncated, _ = env.step(action)
-        seen.append((np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)))
-        if terminated or truncated:
-            break
+    with Calling(env_id, env, RESET):
+        seen = [(np.asarray(env.reset(seed=1)[0]).tobytes(), 0.0, False, False)]
+    with Calling(env_id, env, STEP):
+        for action in actions:
+            shown, reward, terminated, truncated, _ = env.step(action)
+            seen.append((np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)))
+            if terminated or truncated:
+                break
     return seen
 
 
@@ -239,11 +259,8 @@ def reward_threshold(env_id: str) -> float | None:
 
 def frames_per_second(env_id: str) -> float:
     """The env's own speed for people, 30 where it names none. Raises as `specs_of`."""
-    env = make_env(env_id)
-    try:
+    with _open(env_id) as env:
         return float(env.metadata.get("render_fps") or 30)
-    finally:
-        env.close()
 
 
 # Modules whose envs draw by pygame, or by an emulator of their own, and not by OpenGL.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.cli.streams import once
 from tfrl.run import files, results
@@ -56,6 +56,8 @@ def open_session(
     with stop.listening(on_first, on_second):
         try:
             yield session
+        except EnvError as error:  # in whatever part of the run
+            raise TrainingError(f"{error}; {session.kept()}") from error
         finally:
             console.stop()
 

@@ -1,0 +1,172 @@
+"""Gymnasium envs that fail or give what nothing can be learned from: one sentence, wherever it happens."""
+
+import re
+from pathlib import Path
+
+import gymnasium
+import made_envs
+import numpy as np
+import pytest
+from made_envs import play, vector
+from processes import Answer, Training
+
+from tfrl.cli.errors import EnvError
+from tfrl.envs.apart import Apart
+from tfrl.envs.gymnasium import GymnasiumVec
+from tfrl.envs.gymnasium_ids import specs_of
+from tfrl.envs.spec import EnvSpec
+
+HERE = Path(made_envs.__file__)
+
+
+def sentence(name, steps=80):
+    """What the first `steps` steps of two such envs end with; they never begin if that is found before."""
+    with pytest.raises(EnvError) as caught:
+        play(vector(f"made_envs:made/{name}-v0", [0, 1]), steps)
+    said = str(caught.value)
+    assert said.startswith(f"made_envs:made/{name}-v0 ") and "\n" not in said and len(said) < 300
+    return said
+
+
+def line_of(text):
+    """The line of made_envs.py that has `text`, as FILE:LINE."""
+    lines = HERE.read_text().splitlines()
+    return f"{HERE}:{1 + next(n for n, line in enumerate(lines) if text in line)}"
+
+
+# By the fault of `made_envs.Faulty`, what is said of it.
+FAULTS = {
+    "step-raises": "raised RuntimeError: the motor is on fire, in step(action)",
+    "reset-raises": "raised RuntimeError: the motor is on fire, in reset(seed=..., options=...)",
+    "step-library": "raised JSONDecodeError: Expecting property name",
+    "reset-bare": "=...) gives a value of type ndarray, and must give (observation, info)",
+    "reset-none": "its reset(seed=..., options=...) gives None",
+    "reset-unseeded": "unexpected keyword argument 'seed', in reset(seed=..., options=...)",
+    "step-four": "its step(action) gives 4 values, and must give (observation, reward, ter",
+    "reward-none": "its step(action) gives None as reward, and must give a number",
+    "reward-two": "its step(action) gives a value of type ndarray as reward",
+    "terminated-none": "its step(action) gives None as terminated",
+    "info-none": "its step(action) gives None as info, and must give a dict",
+    "shape-short": "shows an observation of float64 [1] where its observation_space says numbers [2]",
+    "shape-long": "shows an observation of float64 [3] where its observation_space says numbers [2]",
+    "shown-none": "shows an observation of None where its observation_space says numbers [2]",
+    "reward-nan": "gave a reward that is not a finite number: nan",
+    "reward-inf": "gave a reward that is not a finite number: inf",
+    "shown-nan": "gave an observation that is not a finite number: nan",
+    "shown-inf": "gave an observation that is not a finite number: -inf",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_from_the_start_is_found_by_the_settings_check(fault):
+    """Before TensorFlow is imported, or an actor is started."""
+    with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
+        specs_of(f"made_envs:made/{fault}-v0")
+
+
+# Those that a step cannot tell from others when an env begins with them later, or has them from its class.
+LATER = FAULTS.keys() - {"reset-unseeded", "terminated-none"}
+LATER_WORDS = {
+    "reset-bare": "shows an observation of float64 []",
+    "reset-none": "raised TypeError: cannot unpack non-iterable NoneType object, in reset(",
+    "step-four": "raised ValueError: not enough values to unpack (expected 5, got 4), in step(action)",
+    "reward-none": "gave a reward that is not a finite number: nan",
+    "reward-two": "raised ValueError: setting an array element with a sequence",
+    "info-none": "raised AttributeError: 'NoneType' object has no attribute 'get'",
+}
+
+
+@pytest.mark.parametrize("fault", sorted(LATER))
+def test_a_fault_late_in_training_is_one_sentence(fault):
+    assert LATER_WORDS.get(fault, FAULTS[fault]) in sentence(f"late-{fault}")
+
+
+def test_the_line_of_the_envs_own_code_is_named():
+    assert sentence("late-step-raises").endswith(f"({line_of('the motor is on fire')})")
+    assert sentence("late-step-library").endswith(f"({line_of('json.loads(chr(123))')})")
+
+
+@pytest.mark.parametrize("limit", [None, 50])
+def test_a_time_limit_hides_no_fault(limit):
+    gymnasium.register(
+        f"made/limited-{limit}-v0", made_envs.Faulty, max_episode_steps=limit, kwargs={"fault": "step-four"}
+    )
+    with pytest.raises(EnvError, match="gives 4 values"):
+        specs_of(f"made/limited-{limit}-v0")
+
+
+@pytest.mark.parametrize(
+    ("shown", "what"),
+    [(np.zeros((8, 6, 3)), "float64 [8, 6, 3]"), (np.full((8, 6, 3), 300), "int64 [8, 6, 3]")],
+)
+def test_an_image_that_a_cast_would_wrap_is_refused(shown, what, monkeypatch):
+    monkeypatch.setattr(made_envs.Spaced, "show", lambda self: shown)
+    monkeypatch.setattr(made_envs.Spaced, "step", lambda self, action: (shown, 0.0, False, False, {}))
+    specs_of.cache_clear()
+    with pytest.raises(EnvError, match=re.escape(f"{what} where its observation_space says uint8")):
+        specs_of("made_envs:made/Pixels-v0")
+    specs_of.cache_clear()
+
+
+def test_numbers_of_any_type_are_taken_as_before():
+    """Lists, and ints or float64 where float32 was declared, lose nothing; large numbers are finite."""
+    env = vector("made_envs:made/Lists-v0", [0, 1])
+    assert [list(row) for row in play(env, 3)[-1].observation] == [[3.0, 1e9]] * 2
+
+
+def test_a_replayed_episode_that_fails_is_one_sentence(monkeypatch):
+    env = vector("made_envs:made/Hidden-v0", [0])
+    play(env, 5)
+    state = env.get_state()
+
+    def step(self, action):
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(made_envs.Hidden, "step", step)
+    env = vector("made_envs:made/Hidden-v0", [0])
+    with pytest.raises(EnvError, match="raised RuntimeError: gone, in step"):
+        env.set_state(state)
+
+
+def test_it_is_the_same_from_a_process_apart(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
+    name = "made_envs:made/late-step-raises-v0"
+    env = Apart(GymnasiumVec, EnvSpec(name, num_envs=1, seed=1), [0])
+    with pytest.raises(EnvError, match="the motor is on fire"):
+        play(env, 80)
+    env.close()
+    with pytest.raises(EnvError, match="in reset"):
+        Apart(GymnasiumVec, EnvSpec("made_envs:made/reset-raises-v0", num_envs=1, seed=1), [0])
+
+
+def test_spaces_that_are_missing_are_one_sentence():
+    gymnasium.register("made/spaceless-v0", type("Spaceless", (gymnasium.Env,), {}))
+    with pytest.raises(ValueError, match="made/spaceless-v0 shows a NoneType"):
+        specs_of("made/spaceless-v0")
+
+
+def test_a_run_ends_with_one_sentence_that_says_what_is_kept(tmp_path, monkeypatch):
+    """In its second update; one that fails from the start does so before TensorFlow is imported."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
+    name = "made_envs:made/late-step-raises-v0"
+    size = (
+        "--num-envs",
+        8,
+        "--num-steps",
+        16,
+        "--num-minibatches",
+        4,
+        "--checkpoint-every",
+        1,
+        "--eval-every",
+        0,
+    )
+    run = Training(tmp_path / "run", "--env", name, *size)
+    code, _, stderr = run.end()
+    assert code == 1 and stderr == (
+        f"error: {name} raised RuntimeError: the motor is on fire, in step(action) "
+        f"({line_of('the motor is on fire')}); the checkpoint of update 1 is kept\n"
+    )
+    answer = Answer("--env", "made_envs:made/reset-none-v0", *size, "--logdir", tmp_path)
+    assert (answer.code, answer.stdout) == (1, "TensorFlow imported: False\n")
+    assert answer.stderr.startswith("error: made_envs:made/reset-none-v0") and answer.stderr.count("\n") == 1
