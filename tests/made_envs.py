@@ -180,6 +180,11 @@ _register("Dict", Spaced, shown=spaces.Dict(a=_VECTOR), taken=_DISCRETE)
 _register("Tuple", Spaced, shown=spaces.Tuple([_VECTOR]), taken=_DISCRETE)
 _register("Many", Spaced, shown=_VECTOR, taken=spaces.MultiDiscrete([2, 2]))
 _register("Unbounded", Spaced, shown=_VECTOR, taken=spaces.Box(-np.inf, np.inf, (2,)))
+for _name, _most, _type in (
+    *(("Huge", 3.4e38, np.float32), ("Huge64", 1.7e308, np.float64)),
+    *(("Wide", 1e38, np.float32), ("Half", 65504, np.float16)),
+):
+    _register(_name, Spaced, shown=_VECTOR, taken=spaces.Box(-_most, _most, (2,), _type))
 _register("Whole", Spaced, shown=_VECTOR, taken=spaces.Box(0, 9, (2,), np.int64))
 for _fault in (
     *("step-raises", "step-library", "step-four", "reset-raises", "reset-bare", "reset-none"),

@@ -15,7 +15,8 @@ from made_envs import digest, play, vector
 from processes import ROOT
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_ids import can_repeat, reward_threshold, specs_of, time_limit
+from tfrl.envs.gymnasium_ids import can_repeat, make_env, reward_threshold, specs_of, time_limit
+from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 
@@ -278,6 +279,10 @@ def test_actions_and_observations_are_converted():
     assert box.observe().observation.tolist() == [[0, -3], [0.5, 1], [0.25, 0]]
     box.act(np.full((3, 2), 1.0000001, np.float32))
     assert box.observe().observation.tolist() == [[0.5, 1]] * 3
+    for name, most in (("Wide", 1e38), ("Half", 65504)):  # whose width overflows, or nearly so
+        inputs = actions_of(name, make_env(made(name)).action_space).inputs
+        given = inputs(np.array([[-1, 1], [0, 0.5]], np.float32))
+        np.testing.assert_allclose(given, np.float32([[-most, most], [0, most / 2]]), rtol=1e-3)
     pixels = vector(made("Pixels"), [0])
     assert pixels.observation_spec == ArraySpec((8, 6, 3), "uint8")
     assert play(pixels, 1)[0].observation.dtype == np.uint8
@@ -309,6 +314,8 @@ def test_actions_and_observations_are_converted():
         (made("Many"), "takes a MultiDiscrete"),
         (made("Whole"), "takes a Box of int64 [2]"),
         (made("Unbounded"), "takes actions without bounds"),
+        (made("Huge"), "between -3.4e+38 and 3.4e+38, which is as good as without bounds"),
+        (made("Huge64"), "between -1.7e+308 and 1.7e+308, which is as good as without bounds"),
     ],
 )
 def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
