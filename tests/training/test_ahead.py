@@ -21,6 +21,7 @@ RUNS = {
     "ppo of images": f"{CATCH} --num-steps 12 --num-minibatches 2 --epochs 2 --total-steps 4800",
     "dqn": f"{REPLAY} --n-step 3 --prioritized --priority-beta 1",
     "sac": REPLAY,
+    "sac of a pendulum": f"{REPLAY} --env Pendulum-v1 --noise-correlation 0.9",
 }
 
 
@@ -68,17 +69,17 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
     assert errors[0] < 1e-5 and min(errors[1:]) > 1e-3
 
 
-@pytest.mark.parametrize("lag", [1, 3])
-def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, lag):
+@pytest.mark.parametrize("name, lag", [("dqn", 1), ("dqn", 3), ("sac of a pendulum", 1)])
+def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name, lag):
     """The second one is random at first, until --learning-starts."""
-    one, slow = learner("dqn", "--lag", lag), learner("dqn")
+    one, slow = learner(name, "--lag", lag), learner(name)
     specs = {"observation": slow.envs._env.observation_spec, "action": slow.envs._env.action_spec}
     weights = []
     for iteration in range(6):
         weights.append(one.weights())
         one.update()
         acted = slow.agent.network.join(weights[max(0, iteration - lag)])
-        slow.agent._vectors["q"].assign(acted["q"])
+        slow.agent._vectors[slow.agent.network.player].assign(acted[slow.agent.network.player])
         slow.agent.player.forget()
         expected = slow.envs.steps(iteration, slow.agent, Replay(range(4), 80, **specs, gamma=0.9))
         steps = one.envs._rollout.steps()
@@ -89,7 +90,7 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, lag):
     assert any((weights[0][name] != weights[-1][name]).any() for name in weights[0])
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "sac of a pendulum"])
 def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
     """Taken while two rollouts are under way, which are played again."""
     whole = updated(learner(name, "--lag", 2), 6)

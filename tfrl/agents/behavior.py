@@ -105,7 +105,8 @@ class ReplayBehavior:
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The rows of round `number`, float32 [T, B, ...], of envs by their global indices."""
         config = self._config
-        noise = exploration.noise(config, number, indices, self._network.draw_noise)
+        draw = self._network.draw_noise
+        noise = rng.action_noise(config.seed, number, indices, config.steps_per_env, draw)
         steps, envs = noise.shape[:2]
         explored = [config.exploration(exploration.env_steps(config, number, t)) for t in range(steps)]
         explored = np.broadcast_to(np.array(explored, np.float32)[:, None], (steps, envs, len(explored[0])))

@@ -19,8 +19,8 @@ class DDPG:
     exploration_noise: float = 0.1
     """Standard deviation of the noise upon actions, which are between -1 and 1."""
     noise_correlation: float = 0.0
-    """Correlation of the exploration noise of a step with that of the step before; 0.85 is the paper's
-    Ornstein-Uhlenbeck process."""
+    """Correlation of the exploration noise of a step with that of the step before in an episode; 0.85 is the
+    paper's Ornstein-Uhlenbeck process."""
 
 
 # A dataclass collects its fields from the last base to the first.

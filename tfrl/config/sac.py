@@ -25,8 +25,8 @@ class SAC:
     """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
     actions."""
     noise_correlation: float = 0.0
-    """Correlation of the exploration noise of a step with that of the step before: close to 1, it explores
-    further. 0: the paper's."""
+    """Correlation of the exploration noise of a step with that of the step before in an episode: close to 1,
+    it explores further. 0: the paper's."""
 
 
 # A dataclass collects its fields from the last base to the first.

@@ -12,6 +12,7 @@ import numpy as np
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.experience.exploration import CorrelatedNoise
 from tfrl.experience.rollout import Rollout
 
 
@@ -37,8 +38,12 @@ class ActingPolicy(Protocol):
 class _Group:
     """Envs that step together: the same slice of every replica's envs."""
 
-    def __init__(self, env: VecEnv, columns: slice, replicas: int) -> None:
+    def __init__(
+        self, env: VecEnv, columns: slice, replicas: int, correlated: CorrelatedNoise | None
+    ) -> None:
         self.env = env
+        self.correlated = correlated
+        self.first: np.ndarray | None = None  # flags [R * B] of what the envs show
         self.columns = columns
         self.replicas = replicas
         self.acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # of the present rollout
@@ -47,6 +52,21 @@ class _Group:
     def by_replica(self, array: np.ndarray) -> np.ndarray:
         """[R * B, ...] as [R, B, ...]."""
         return array.reshape(self.replicas, -1, *array.shape[1:])
+
+    def noise(self, rows: np.ndarray) -> np.ndarray:
+        """The noise [R, B, K] of this step's actions, of rows [R, B, K] that were drawn for it."""
+        if self.correlated is None:
+            return rows
+        return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
+
+    def get_state(self) -> list[bytes]:
+        """The envs' states, and what lasts of the noise."""
+        states = self.env.get_state()
+        return states if self.correlated is None else self.correlated.add_to(states)
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Continues from states of `get_state`."""
+        self.env.set_state(states if self.correlated is None else self.correlated.take_from(states))
 
     def store(self, rollout: Rollout) -> None:
         """Writes what has happened, all steps at once, which for small envs is faster than one by one."""
@@ -69,10 +89,18 @@ class Collector:
       replicas: how many replicas share them, in order.
       num_steps: T.
       rollouts: how many of them stay as they are: the buffers are used again after so many.
+      correlated: makes the noise of so many envs, where that of a step is correlated with the step before.
     """
 
     def __init__(
-        self, spec: EnvSpec, indices: Sequence[int], *, replicas: int, num_steps: int, rollouts: int = 1
+        self,
+        spec: EnvSpec,
+        indices: Sequence[int],
+        *,
+        replicas: int,
+        num_steps: int,
+        rollouts: int = 1,
+        correlated: Callable[[int], CorrelatedNoise | None] = lambda envs: None,
     ) -> None:
         self.indices = list(indices)
         self._replicas = replicas
@@ -86,7 +114,7 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             env = registry.make(spec, by_replica[:, columns].reshape(-1).tolist())
-            self._groups.append(_Group(env, columns, replicas))
+            self._groups.append(_Group(env, columns, replicas, correlated(replicas * width)))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self._rollout: Rollout | None = None  # which is filled
@@ -120,7 +148,7 @@ class Collector:
         for t in range(num_steps):
             for group in self._groups:
                 observations = self._observe(group, t)
-                actions, extras = policy.act(observations, noise[t, :, group.columns])
+                actions, extras = policy.act(observations, group.noise(noise[t, :, group.columns]))
                 group.acted.append((actions, extras))
                 group.env.act(actions.reshape(-1, *self.action_spec.shape))
             on_step(t + 1)
@@ -136,6 +164,7 @@ class Collector:
         rollout, start = self._rollout, time.perf_counter()
         step = group.env.observe()
         rollout.env_wait_seconds += time.perf_counter() - start
+        group.first = step.first
         at = (slice(None), t, group.columns)
         rollout.observations[at] = group.by_replica(step.observation)
         if t > 0:
@@ -164,7 +193,7 @@ class Collector:
         for group in self._groups:
             step = group.env.observe()
             indices += by_replica[:, group.columns].reshape(-1).tolist()
-            states += group.env.get_state()
+            states += group.get_state()
             observations.append(step.observation)
             firsts.append(step.first)
         return indices, states, np.concatenate(observations), np.concatenate(firsts)
@@ -174,7 +203,7 @@ class Collector:
         by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
         for group in self._groups:
             wanted = by_replica[:, group.columns].reshape(-1).tolist()
-            group.env.set_state([states[i] for i in wanted])
+            group.set_state([states[i] for i in wanted])
 
     def close(self) -> None:
         """Stops the envs' threads."""

@@ -1,8 +1,9 @@
-"""The randomness of exploring actions of algorithms with replay, by (seed, iteration, env) alone."""
+"""Exploring actions of algorithms with replay: randomness by (seed, iteration, env), and noise that lasts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,63 @@ from tfrl.envs import registry
 from tfrl.run import rng
 
 
-def noise(
-    config: Any,
-    iteration: int,
-    indices: Sequence[int],
-    draw: Callable[[np.random.Generator, int], np.ndarray],
-) -> np.ndarray:
-    """Noise of the actions of an iteration, float32 [T, B, K], of unit variance where it is correlated.
+class CorrelatedNoise:
+    """Noise of some envs whose value of a step is correlated with that of the step before, of unit variance.
+
+    n_t = c n_{t-1} + sqrt(1 - c^2) e_t, with e_t standard normal: the Ornstein-Uhlenbeck process of Lillicrap
+    et al. 2015 (arXiv:1509.02971, section 7), with 1 - theta for c. As in its Algorithm 1, a new process
+    begins with every episode, with a value drawn from the distribution of all. Between iterations it goes on:
+    its last values are part of the envs' states.
 
     Args:
-      config: the settings.
-      iteration: its number.
-      indices: of the envs, global.
-      draw: gives the numbers of one env, float32 [T, K], from a generator and T.
+      correlation: c.
+      envs: how many.
+      size: K, the numbers of an action.
     """
-    found = rng.action_noise(config.seed, iteration, indices, config.steps_per_env, draw)
+
+    def __init__(self, correlation: float, envs: int, size: int) -> None:
+        self._correlation = np.float32(correlation)
+        self._rest = np.float32((1.0 - correlation**2) ** 0.5)
+        self._last = np.zeros((envs, size), np.float32)
+        self._begins = np.ones(envs, bool)  # where the next value has none before it
+
+    def next(self, rows: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Rows [B, K or more] of standard normal numbers, of which the first K become the noise of this step.
+
+        `first`, bool [B]: an episode begins with this step.
+        """
+        drawn = rows[:, : self._last.shape[1]]
+        went_on = self._correlation * self._last + self._rest * drawn
+        self._last = np.where((first | self._begins)[:, None], drawn, went_on)
+        self._begins = np.zeros_like(self._begins)
+        return np.concatenate([self._last, rows[:, self._last.shape[1] :]], axis=1)
+
+    def add_to(self, states: Sequence[bytes]) -> list[bytes]:
+        """The envs' states, each with its last noise."""
+        pairs = zip(states, self._last, self._begins, strict=True)
+        return [state if begins else _MARK + last.tobytes() + state for state, last, begins in pairs]
+
+    def take_from(self, states: Sequence[bytes]) -> list[bytes]:
+        """Continues from the noise in states of `add_to`; the envs' states. Older ones have no noise."""
+        end, found = len(_MARK) + self._last[0].nbytes, []
+        for i, state in enumerate(states):
+            self._begins[i] = not state.startswith(_MARK)
+            if not self._begins[i]:
+                self._last[i] = np.frombuffer(state[len(_MARK) : end], np.float32)
+                state = state[end:]
+            found.append(state)
+        return found
+
+
+_MARK = b"\0noise\0"  # which no env's state begins with
+
+
+def correlated_noise(config: Any, envs: int) -> CorrelatedNoise | None:
+    """Makes the noise that the settings ask for; None where that of a step is independent of others."""
     correlation = getattr(config, "noise_correlation", 0.0)
-    if correlation:
-        rest = np.float32((1.0 - correlation**2) ** 0.5)
-        for t in range(1, len(found)):
-            found[t] = np.float32(correlation) * found[t - 1] + rest * found[t]
-    return found
+    if not correlation:
+        return None
+    return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config.env)[1].shape))
 
 
 def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from tfrl.config import actors as actors_settings
 from tfrl.config.actors import LEARNER
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
+from tfrl.experience import exploration
 from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
 from tfrl.experience.collector import Collector
 from tfrl.experience.rollout import Rollout
@@ -47,7 +49,9 @@ class RemoteActor:
         set_up_tensorflow()
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-        collector = Collector(spec, indices, replicas=1, num_steps=config.steps_per_env)
+        correlated = functools.partial(exploration.correlated_noise, config)
+        sizes = {"replicas": 1, "num_steps": config.steps_per_env}
+        collector = Collector(spec, indices, **sizes, correlated=correlated)
         self._actor = EnvActor(collector, behavior.of_settings(config, precision, at_once=threads))
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from tfrl.experience.actor import EnvStates
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import Replay
 from tfrl.experience.rollout import Rollout
+from tfrl.run import rng
 from tfrl.run.session import Session
 from tfrl.training.ahead import COLUMNS, Ahead, make_ahead_collector
 from tfrl.training.learner import env_spec
@@ -67,15 +69,19 @@ class PlayedInTurn:
         self._config = config
         self.indices = list(session.runtime.local_envs(config.num_envs))
         self._env = registry.make(env_spec(config), self.indices)
+        self._correlated = exploration.correlated_noise(config, len(self.indices))
 
     def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions and what they led to: each is chosen as it is asked for."""
         config = self._config
-        noise = exploration.noise(config, iteration, self.indices, agent.draw_noise)
+        sizes = (iteration, self.indices, config.steps_per_env)
+        noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
         random = exploration.first_actions(config, iteration, self.indices)
         step = self._env.observe()
         replay.show(step)
         for t in range(config.steps_per_env):
+            if self._correlated is not None:
+                noise[t] = self._correlated.next(noise[t], step.first)
             if exploration.is_random(config, iteration, t):
                 actions = random[t]
             else:
@@ -97,11 +103,15 @@ class PlayedInTurn:
     def get_state(self) -> EnvStates:
         """The envs' present state."""
         step = self._env.observe()
-        return EnvStates(self.indices, self._env.get_state(), step.observation, step.first)
+        states = self._env.get_state()
+        if self._correlated is not None:
+            states = self._correlated.add_to(states)
+        return EnvStates(self.indices, states, step.observation, step.first)
 
     def set_state(self, states: dict[int, bytes]) -> None:
         """Continues from states by global env index."""
-        self._env.set_state([states[i] for i in self.indices])
+        mine = [states[i] for i in self.indices]
+        self._env.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
 
     def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
         """None: the agent acts by its own."""
@@ -123,6 +133,7 @@ class PlayedAhead:
     def __init__(self, config: Any, session: Session) -> None:
         indices = session.runtime.local_envs(config.num_envs)
         sizes = {"replicas": 1, "num_steps": config.steps_per_env, "rollouts": config.rollouts_held}
+        sizes["correlated"] = functools.partial(exploration.correlated_noise, config)
         self._collector = make_ahead_collector(
             config, session, replicas=1, make=lambda: Collector(env_spec(config), indices, **sizes)
         )
