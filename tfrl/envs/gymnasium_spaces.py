@@ -65,8 +65,8 @@ def _box(env_id: str, space: spaces.Box) -> Actions | None:
     middle, half = low / 2 + high / 2, high / 2 - low / 2  # in this order no bound overflows by itself
     if (half > np.finfo(np.float32).max / 2).any():
         raise ValueError(
-            f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which is as good as without "
-            "bounds, and agents here act between bounds"
+            f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which is as good as "
+            "without bounds, and agents here act between bounds"
         )
 
     def inputs(actions: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ import numpy as np
 from tfrl.envs import registry
 from tfrl.run import rng
 
+_MARK = b"\0noise\0"  # which no env's state begins with
+
 
 class CorrelatedNoise:
     """Noise of some envs whose value of a step is correlated with that of the step before, of unit variance.
@@ -58,9 +60,6 @@ class CorrelatedNoise:
                 state = state[end:]
             found.append(state)
         return found
-
-
-_MARK = b"\0noise\0"  # which no env's state begins with
 
 
 def correlated_noise(config: Any, envs: int) -> CorrelatedNoise | None:
