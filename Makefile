@@ -11,7 +11,7 @@ LOGDIR ?= logs
 train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
-# In the order of their names the files with the longest tests do not come last, where one core would wait.
+# In the order of tests/conftest.py no file with long tests comes last, where one core would wait.
 test: lint $(RAY_READY)
 	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
