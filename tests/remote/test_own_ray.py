@@ -102,6 +102,26 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
     assert len(digests) == 1
 
 
+@needs_ray
+def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tmp_path):
+    """Ray has handlers of its own then. A process that leads learners imports no TensorFlow before."""
+
+    def starts():
+        found = []
+        for pid in family(training.process.pid):
+            with contextlib.suppress(OSError):
+                found.append(b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return any(found)
+
+    training = Impala(tmp_path / "run", *LONG, "--learners", 2, "--actors", 2)
+    training.wait_for(starts)
+    everyone = family(training.process.pid)
+    training.process.send_signal(signal.SIGTERM)
+    code, stdout, stderr = training.end()
+    assert (code, stdout, stderr) == (143, "", "")
+    until(lambda: not any(map(alive, everyone)), 60)
+
+
 @pytest.mark.parametrize(
     ("command", "flag", "env"), [("impala", "--actors", "catch"), ("reinforce", "--observers", "CartPole-v1")]
 )

@@ -53,12 +53,16 @@ class Cluster:
         self._folder: str | None = None
         wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        with _signals_kept():
-            if address is not None:
-                self._join(address, quiet)
-            else:
-                self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
-                self._start(wanted, store_bytes + _STORE_BYTES, quiet)
+        try:
+            with _signals_kept():
+                if address is not None:
+                    self._join(address, quiet)
+                else:
+                    self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
+                    self._start(wanted, store_bytes + _STORE_BYTES, quiet)
+        except SystemExit:
+            self.close()
+            raise
         if address is None:
             return
         cpus, free = int(ray.cluster_resources().get("CPU", 0)), free_cpus(wanted)
@@ -142,10 +146,15 @@ def leave_stopping_to_driver() -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """The handlers of signals as they were: Ray puts its own in the place of SIGTERM's."""
+    """Keeps the handlers of signals: Ray puts its own in the place of SIGTERM's, which exit with 15 or 1.
+
+    Where one of those has run meanwhile, the process ends as one that was told to stop.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
+    except SystemExit:
+        raise SystemExit(signals.STOP_CODES[signal.SIGTERM]) from None
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
