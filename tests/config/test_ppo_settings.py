@@ -74,7 +74,7 @@ BAD = [
     ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
     ("--env made_envs:made/Dict-v0", "shows a Dict, which cannot be learned from"),
     ("--env made_envs:made/Many-v0", "takes a MultiDiscrete, which is not supported"),
-    ("--env Cartpole", "there is no env 'Cartpole'; known: bigfish,"),
+    ("--env Cartpole", "there is no env 'Cartpole' (did you mean CartPole-v1?); known: bigfish,"),
     ("--num-levels 5", "--num-levels is procgen's; CartPole-v1 has no levels: leave it out."),
     ("--start-level 5", "--start-level is procgen's; CartPole-v1 has no levels: leave it out."),
     ("--distribution-mode hard", "--distribution-mode is procgen's; CartPole-v1 has no levels: leave it"),

@@ -298,6 +298,9 @@ def test_actions_and_observations_are_converted():
         ("Pendulum-v0", "did you mean Pendulum-v1?"),
         ("HalfCheeta-v5", "did you mean HalfCheetah-v5?"),
         ("Hopper-v3", "Hopper-v3 is an old version that Gymnasium no longer has (did you mean Hopper-v5?)"),
+        ("GymV21Environment-v0", "is a shell for an env of old Gym, which must be given to it in Python"),
+        pytest.param("PongNoFrameskip-v4", "missing: pip install ale-py", id="atari-old"),
+        pytest.param("Pong-v5", "missing: pip install ale-py", id="atari-bare"),
         ("coin run", "'coin run' is no id of an env"),
         ("", "'' is no id of an env"),
         ("a:b:CartPole-v1", "a:b"),
@@ -319,7 +322,8 @@ def test_actions_and_observations_are_converted():
     ],
 )
 def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
-    package = {"box2d": "Box2D", "atari": "ale_py", "dm_control": "shimmy"}
+    package = {"box2d": "Box2D", "dm_control": "shimmy"}
+    package |= dict.fromkeys(("atari", "atari-old", "atari-bare"), "ale_py")
     if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):
         pytest.skip("its package is installed")
     with pytest.raises(ValueError) as error:

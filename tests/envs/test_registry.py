@@ -54,3 +54,28 @@ def test_what_procgen_does_not_know_is_an_error_and_not_the_end_of_the_process(n
 
 def test_a_game_is_of_one_family():
     assert len({*registry.env_names()}) == len(registry.env_names())
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        *(("CartPole", "CartPole-v1"), ("cartpole", "CartPole-v1"), ("Walker2d", "Walker2d-v5")),
+        *(
+            ("CartPole-v1 ", "CartPole-v1"),
+            (" CartPole-v1", "CartPole-v1"),
+            ("CartPole-v1?x=1", "CartPole-v1"),
+        ),
+        *(("Hopper-v4\n", "Hopper-v4"), ("Hopper-v3 ", "Hopper-v5"), ("Humanoid-v5-v5x", "Humanoid-v5")),
+        *(("coinrum", "coinrun"), ("CoinRun", "coinrun"), ("Pendulun", "Pendulum-v1"), ("cach", "catch")),
+        ("Cart\nPole", "CartPole-v1"),
+    ],
+)
+def test_a_name_that_is_none_is_told_from_both_games_and_ids(typed, meant):
+    with pytest.raises(ValueError) as error:
+        registry.check(typed)
+    assert f"there is no env {typed!r} (did you mean {meant}?)" in str(error.value)
+
+
+def test_nothing_is_proposed_for_what_is_like_nothing():
+    with pytest.raises(ValueError, match="^there is no env 'xqzzy'; known: bigfish"):
+        registry.check("xqzzy")

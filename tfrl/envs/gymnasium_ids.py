@@ -10,10 +10,11 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -143,11 +144,14 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     elif name not in registry and importlib.util.find_spec("ale_py"):
         _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
     known = registry.get(name)
+    if known is not None and _can_be_made(known):
+        return known
+    if known is not None and re.match(r"GymV\d+Environment", base):
+        raise ValueError(f"{env_id} is a shell for an env of old Gym, which must be given to it in Python")
+    hint = _hint(namespace, base)
     if known is None or known.entry_point is None:
-        raise ValueError(f"there is no env {env_id!r}{_hint(namespace, base)}")
-    if callable(known.entry_point) and known.entry_point.__module__ == "gymnasium.envs":
-        raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{_hint(namespace, base)}")
-    return known
+        raise ValueError(f"there is no env {env_id!r}{hint}")
+    raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{hint}")
 
 
 def _import(module: str, env_id: str, packages: str = "") -> None:
@@ -166,18 +170,55 @@ def _import(module: str, env_id: str, packages: str = "") -> None:
         imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
 
 
-def _hint(namespace: str | None, base: str) -> str:
-    """` (did you mean CartPole-v1?)`: the newest version of that name, else of the nearest ones."""
+def _can_be_made(spec: gymnasium.envs.registration.EnvSpec) -> bool:
+    """False for Gymnasium's own entries that only say why there is no such env."""
+    made = spec.entry_point
+    of_gymnasium = callable(made) and made.__module__ == "gymnasium.envs"
+    return made is not None and not of_gymnasium and not re.match(r"GymV\d+Environment", spec.name)
+
+
+def _newest() -> dict[str, str]:
+    """The newest id of each name, NAMESPACE/NAME, that can be made."""
     newest: dict[str, tuple[int, str]] = {}
-    for spec in registry.values():
+    for spec in filter(_can_be_made, registry.values()):
         name = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
         newest[name] = max(newest.get(name, (-1, "")), (spec.version or 0, spec.id))
-    asked = (f"{namespace}/{base}" if namespace else base).lower()
-    kin = [name for name in newest if name.rpartition("/")[0] == (namespace or "")]
-    by_lower = {name.lower(): name for name in kin or newest}
-    near = [asked] if asked in by_lower else difflib.get_close_matches(asked, by_lower, n=2)
-    ids = " or ".join(newest[by_lower[name]][1] for name in near)
-    return f" (did you mean {ids}?)" if ids else ""
+    return {name: env_id for name, (_, env_id) in newest.items()}
+
+
+def _hint(namespace: str | None, base: str) -> str:
+    """` (did you mean CartPole-v1?)`: the newest version of that name, else of the nearest ones.
+
+    Where there are none, or the name is of Atari's older ids, and they are missing: what to install for them.
+    """
+    newest, asked = _newest(), f"{namespace}/{base}" if namespace else base
+    kin = {name: newest[name] for name in newest if name.rpartition("/")[0] == (namespace or "")}
+    missing = namespace is None and not importlib.util.find_spec("ale_py")
+    near = (
+        []
+        if missing and re.search("NoFrameskip|Deterministic|-ram", base)
+        else _near(asked, kin or newest, 2)
+    )
+    if missing and not near:
+        return f" (Atari's games need a package that is missing: pip install {_PLUGINS['ALE'][1]})"
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _near(asked: str, ids: Mapping[str, str], most: int) -> list[str]:
+    """The ids whose names are like `asked`: the one that has it in other letters, else up to `most`."""
+    by_lower = {name.lower(): env_id for name, env_id in ids.items()}
+    asked = asked.lower()
+    found = [asked] if asked in by_lower else difflib.get_close_matches(asked, by_lower, n=most)
+    return [by_lower[name] for name in found]
+
+
+def nearest(typed: str, others: Sequence[str]) -> str | None:
+    """The id, or one of the other names, that was probably meant by what is neither, if one is like it."""
+    written = re.match(r"(?s)\s*(?P<name>.*?)(?P<version>-v\d+|\Z)", typed)  # what follows it is too much
+    exact = f"{written['name']}{written['version']}"
+    if exact in registry and _can_be_made(registry[exact]):
+        return exact
+    return next(iter(_near(written["name"].strip(), _newest() | {name: name for name in others}, 1)), None)
 
 
 @functools.cache

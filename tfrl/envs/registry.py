@@ -5,7 +5,6 @@ Nothing here imports an env's library until an env of its family is asked for.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -99,11 +98,13 @@ def specs(env: str) -> tuple[ArraySpec, ActionSpec]:
 def check(env: str) -> None:
     """Raise ValueError, with a sentence for the user, if there is no env of that name that can be learned."""
     # Gymnasium's ids end in a version; anything else is meant to be a game.
-    if family(env).names or re.search(r"-v\d+$", env):
+    if family(env).names or re.fullmatch(r"\S+-v\d+", env):
         specs(env)
         return
-    near = difflib.get_close_matches(env.lower(), env_names(), n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    from tfrl.envs.gymnasium_ids import nearest
+
+    near = nearest(env, env_names())
+    hint = f" (did you mean {near}?)" if near else ""
     known = ", ".join(env_names())
     raise ValueError(f"there is no env {env!r}{hint}; known: {known}, and Gymnasium's ids, CartPole-v1 say")
 
