@@ -6,10 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from launching import alive, family, until
 from processes import Training, results, steps_done
+
+from tfrl.cli.errors import EnvError, TrainingError
+from tfrl.envs.spec import EnvSpec
 
 FLAGS = "--num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 5 --precision float32"
 
@@ -64,3 +69,22 @@ def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
     assert (code, stderr) == (0, ""), stdout + stderr
     assert results(folder)["weights_sha256"] == results(whole)["weights_sha256"]
     assert (results(folder)["observers"], results(whole)["observers"]) == (1, 0)
+
+
+def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node):
+    from tfrl.remote.observers import RayObservers
+
+    config = SimpleNamespace(ray_address=node.address, observers=1, num_envs=2, observer_timeout=60)
+    hooks = {"obey": lambda: None, "tell": print, "beat": lambda: None}
+    with pytest.raises(
+        TrainingError, match="^observer 0 failed: ValueError: .* needs the module nowhere, which"
+    ):
+        RayObservers(config, EnvSpec("nowhere:made/Hidden-v0", num_envs=2, seed=1), **hooks)
+    name = "tests.made_envs:made/late-step-raises-v0"  # as Ray's processes find it
+    observers = RayObservers(config, EnvSpec(name, num_envs=2, seed=1), **hooks)
+    try:
+        with pytest.raises(EnvError, match=f"^{name} raised RuntimeError: the motor is on fire, in step"):
+            for _ in range(40):
+                observers.step(np.ones(2, np.int32), np.ones(2, bool))
+    finally:
+        observers.close()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl.cli.errors import TrainingError
+from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.experience.actor import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
 
@@ -149,8 +149,12 @@ class Seat:
                     continue
                 reason = f"has not answered for {timeout:g} s"
             except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, EnvError):  # it says enough
+                    raise error.cause from None
                 raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
-            except RayError:
+            except RayError as error:
+                if getattr(error, "actor_init_failed", False):  # and would again
+                    raise TrainingError(f"{self._name} failed: {str(error).splitlines()[-1]}") from None
                 reason = "has died"
             self._replace(reason)
             self.wait_until_ready()
