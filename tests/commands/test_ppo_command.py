@@ -20,7 +20,10 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+_DOUBLE = pytest.param("InvertedDoublePendulum-v5", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", _DOUBLE])
 def alone(request, tmp_path_factory):
     """The env's flags, and the folder of its run in one process."""
     flags = ["--env", request.param, *FLAGS, *SETTINGS[request.param]]

@@ -179,7 +179,7 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
         assert said[2] == ""
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
     """It would take minutes; it goes on when the last update has its checkpoint but no row."""
     folder = tmp_path / "evaluating"

@@ -29,7 +29,8 @@ def test_a_stopped_worker_is_found_and_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "update", "patience"), [("HANG", 2, ["--stall-timeout", "20"]), ("HANG:20", 0, [])]
+    ("fault", "update", "patience"),
+    [("HANG", 2, ["--stall-timeout", "20"]), pytest.param("HANG:20", 0, [], marks=pytest.mark.long)],
 )
 def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, patience):
     command = [*FAULTY, fault, "1", str(update), str(tmp_path / "marker"), *flags(tmp_path, *patience)]

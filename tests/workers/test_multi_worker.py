@@ -73,6 +73,7 @@ def test_two_workers_take_the_steps_of_one_process(alone, pair):
     assert results(pair)["eval"] == results(alone)["eval"]
 
 
+@pytest.mark.long
 def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
     alone, four = tmp_path / "alone", tmp_path / "four"
     assert run_alone(*TRAIN, *flags(alone, updates=3))[0] == 0
@@ -136,7 +137,11 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "update"),
-    [("1", 2), (str(UPDATES - 1), UPDATES), ("evaluation", UPDATES)],
+    [
+        pytest.param("1", 2, marks=pytest.mark.long),
+        (str(UPDATES - 1), UPDATES),
+        pytest.param("evaluation", UPDATES, marks=pytest.mark.long),
+    ],
 )
 def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
@@ -241,7 +246,7 @@ def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_p
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tmp_path, victim):
     faulty = [*FAULTY, "SIGKILL", str(victim), "2", str(tmp_path / "marker")]
     code, stderr = run_alone(
