@@ -115,7 +115,7 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
     if options.random:
         check_no_run(words)
         task = task_without_run(options.random, options.seed)
-        out = Path(options.out or f"{task.env.replace('/', '-')}-episodes")
+        out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
         return task, out, lambda: UniformPolicy(registry.specs(task.env)[1])
     run = Path(command_line.one(words, "run", _USAGE))
     out = Path(options.out) if options.out else run / "trajectories"

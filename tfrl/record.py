@@ -70,7 +70,7 @@ def _record_random(options: Options) -> int:
         if window is not None:
             recording.show(player, task, window, options, player.probabilities)
             return 0
-    path = Path(options.out or f"{task.env.replace('/', '-')}.{options.format}")
+    path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     _save(player, task, path, options)
     print(path)
     return 0
@@ -91,7 +91,7 @@ def _record_run(run: Path, options: Options) -> int:
         if window is not None:
             recording.show(player, config, window, options, player.probabilities)
             return 0
-    name = f"{config.env.replace('/', '-')}-{options.levels}-{source.env_steps}.{options.format}"
+    name = f"{registry.file_name(config.env)}-{options.levels}-{source.env_steps}.{options.format}"
     path = Path(options.out) if options.out else run / "videos" / name
     frames = _save(player, config, path, options)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tfrl.config.ppo import Config
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 
@@ -79,3 +80,10 @@ def test_a_name_that_is_none_is_told_from_both_games_and_ids(typed, meant):
 def test_nothing_is_proposed_for_what_is_like_nothing():
     with pytest.raises(ValueError, match="^there is no env 'xqzzy'; known: bigfish"):
         registry.check("xqzzy")
+
+
+def test_names_of_files_have_no_character_that_a_path_or_a_shell_takes_for_its_own():
+    names = ("catch", "CartPole-v1", "dm_control/cartpole-swingup-v0", "module.of:ns/Name-v0")
+    files = ("catch", "CartPole-v1", "dm_control-cartpole-swingup-v0", "module.of-ns-Name-v0")
+    assert tuple(map(registry.file_name, names)) == files
+    assert Config(env=names[-1]).default_run_name == "module.of-ns-Name-v0-seed1"

@@ -14,6 +14,7 @@ from tfrl.cli.settings import NATURAL, Range, check_folder_names, check_ranges, 
 from tfrl.config import network, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
+from tfrl.envs import registry
 
 EPISODES = Range(1, 1_000_000)
 """Episodes that an evaluation may have."""
@@ -86,7 +87,7 @@ class RLSettings:
     @property
     def default_run_name(self) -> str:
         """The name of a run that was given none: the same for the same command, so that it resumes."""
-        name = f"{self.env.replace('/', '-')}-seed{self.seed}"
+        name = f"{registry.file_name(self.env)}-seed{self.seed}"
         return name if self.algorithm == "ppo" else f"{self.algorithm}-{name}"
 
     @property

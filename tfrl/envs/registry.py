@@ -115,6 +115,11 @@ def own_name(env: str) -> str:
     return found[1] if found else env
 
 
+def file_name(env: str) -> str:
+    """An env's name as a part of the names of files: the slash and the colon of ids are dashes there."""
+    return re.sub(r"[/:]", "-", env)
+
+
 def games() -> tuple[str, ...]:
     """The 16 procgen games, sorted."""
     return _PROCGEN

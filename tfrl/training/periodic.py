@@ -102,7 +102,9 @@ class Periodic:
         if not self._runtime.is_chief:
             return
         options = Recording(episodes=1, max_steps=_VIDEO_STEPS)
-        path = self._config.run_dir / "videos" / f"{self._config.env.replace('/', '-')}-test-{env_steps}.mp4"
+        path = (
+            self._config.run_dir / "videos" / f"{registry.file_name(self._config.env)}-test-{env_steps}.mp4"
+        )
         try:
             frames = save(player, self._config, path, options)
         except OSError as error:
