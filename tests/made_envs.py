@@ -127,6 +127,8 @@ class Faulty(_Made):
             self.burn()
         if self.has("step-library"):
             json.loads(chr(123))  # fails in the library's code
+        if self.has("step-quits"):
+            sys.exit(0)
         ended, info = self.time == 12, {}
         if self.has("step-four"):
             return shown, reward, ended, info
@@ -187,7 +189,7 @@ for _name, _most, _type in (
     _register(_name, Spaced, shown=_VECTOR, taken=spaces.Box(-_most, _most, (2,), _type))
 _register("Whole", Spaced, shown=_VECTOR, taken=spaces.Box(0, 9, (2,), np.int64))
 for _fault in (
-    *("step-raises", "step-library", "step-four", "reset-raises", "reset-bare", "reset-none"),
+    *("step-raises", "step-library", "step-quits", "step-four", "reset-raises", "reset-bare", "reset-none"),
     *("reward-none", "reward-two", "reward-nan", "reward-inf", "terminated-none", "info-none"),
     *("shape-short", "shape-long", "shown-none", "shown-nan", "shown-inf"),
 ):

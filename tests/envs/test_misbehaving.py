@@ -10,6 +10,7 @@ import pytest
 from made_envs import play, vector
 from processes import Answer, Training
 
+from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
 from tfrl.envs.apart import Apart
 from tfrl.envs.gymnasium import GymnasiumVec
@@ -39,6 +40,7 @@ FAULTS = {
     "step-raises": "raised RuntimeError: the motor is on fire, in step(action)",
     "reset-raises": "raised RuntimeError: the motor is on fire, in reset(seed=..., options=...)",
     "step-library": "raised JSONDecodeError: Expecting property name",
+    "step-quits": "raised SystemExit: 0, in step(action)",
     "reset-bare": "=...) gives a value of type ndarray, and must give (observation, info)",
     "reset-none": "its reset(seed=..., options=...) gives None",
     "reset-unseeded": "unexpected keyword argument 'seed', in reset(seed=..., options=...)",
@@ -137,6 +139,12 @@ def test_it_is_the_same_from_a_process_apart(monkeypatch):
     env.close()
     with pytest.raises(EnvError, match="in reset"):
         Apart(GymnasiumVec, EnvSpec("made_envs:made/reset-raises-v0", num_envs=1, seed=1), [0])
+
+
+def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):
+    monkeypatch.setattr(signals.OURS, "first", 15)
+    with pytest.raises(SystemExit):
+        specs_of("made_envs:made/step-quits-v0")
 
 
 def test_spaces_that_are_missing_are_one_sentence():

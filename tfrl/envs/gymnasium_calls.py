@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
 from tfrl.envs.spec import ArraySpec
 
@@ -109,7 +110,9 @@ class Calling:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """Raises EnvError in place of an exception, but for one, and for too little memory."""
-        if not isinstance(error, Exception) or isinstance(error, EnvError | MemoryError):
+        # An env that quits, as games do once their window is closed, would end a run as if it were done.
+        quits = isinstance(error, SystemExit) and not signals.OURS.first
+        if not (quits or isinstance(error, Exception)) or isinstance(error, EnvError | MemoryError):
             return
         lines = str(error).strip().splitlines()
         says = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
