@@ -197,9 +197,27 @@ def test_the_last_steps_of_a_run_are_not_its_end():
     for steps in (400, 1000):
         clock.now += 60
         progress.advance_to(steps, steady=True)
-    assert progress.line() == "99.9% | 999 / 1,000 env steps | ETA -- | starting"
+    assert progress.line() == "99.9% | 1,000 / 1,000 env steps | ETA -- | starting"
     progress.finish_update(1000, {})
     assert progress.line() == "100.0% | 1,000 / 1,000 env steps | took 2 min | starting"
+
+
+def test_what_takes_longer_from_here_on_is_told_and_estimated_by_its_own_pace():
+    """As where an algorithm with replay begins to learn, after thousands of random steps a second."""
+    progress, clock = make_progress(total=100_000)
+    clock.now += 1
+    progress.finish_update(5000, {"time/env_steps_per_second": 5000.0, "rollout/episode_return": 2.0})
+    assert (
+        progress.line()
+        == "5.0% | 5,000 / 100,000 env steps | 5,000 steps/s | ETA 19 s | return 2.00 | starting"
+    )
+    clock.now += 60
+    progress.forget_pace(5001)
+    assert "steps/s" not in progress.line() and progress.eta_text() == "ETA --"
+    clock.now += 30
+    progress.finish_part(5011, {"time/env_steps_per_second": 1 / 3})
+    assert progress.seconds_left == (100_000 - 5011) * 3
+    assert " | 0.33 steps/s | ETA 3 d 07 h | return 2.00 | " in progress.line()
 
 
 def test_time_left_forgets_the_first_update_which_compiles():

@@ -1,5 +1,6 @@
 """Runs from replay: the same on any topology, gone on with exactly, killed or not; the loop's arithmetic."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from refusals import refusal
-from worker_pair import run_workers
+from worker_pair import ended, run_workers, started
 
 from tfrl import config as settings
 from tfrl.run.checkpoint import CheckpointStore
@@ -128,6 +129,46 @@ def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
         assert results(config)["resumed_at"] == [100 * killed_at] and results(config)["workers"] == 2
     assert results(config)["weights_sha256"] == results(dqn)["weights_sha256"]
     assert results(config)["eval"] == results(dqn)["eval"]
+
+
+def without_times(config):
+    """The rows of progress.csv, but for times."""
+    with (config.run_dir / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_one_signal_stops_two_workers_within_an_iteration_and_one_process_ends_it(tmp_path):
+    """SIGTERM for worker 1 alone: both save at the same turn. The iteration is the whole run."""
+    size = (
+        "--iteration-steps",
+        "4000",
+        "--total-steps",
+        "4000",
+        "--train-every",
+        "4",
+        "--replay-size",
+        "4000",
+    )
+    run = (*SAC, *size, "--updates-per-step", "0.5", "--lr-schedule", "linear")
+    command = ["-m", f"tfrl.{run[0]}", *run[1:], "--logdir", str(tmp_path / "stopped")]
+    config = parsed(*run, "--logdir", str(tmp_path / "stopped"))
+    with started(command, command) as workers:
+        while not (config.run_dir / "config.yaml").exists() and workers[0].poll() is None:
+            time.sleep(0.05)
+        time.sleep(1)  # so that, on most machines, there are gradient steps
+        workers[1].send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        ends = [ended(worker) for worker in workers]
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert time.monotonic() - asked < 120 and "Stopped, saved at 0 env steps" in ends[0][1]
+    assert CheckpointStore(config.run_dir / "checkpoints", keep=3).updates() == [0]
+    whole = train(*run[:1], tmp_path / "stopped", *run[1:])
+    plain = train(*run[:1], tmp_path / "plain", *run[1:])
+    assert results(whole)["resumed_at"] == [0] and without_times(whole) == without_times(plain)
+    assert len(without_times(whole)) == 1
+    assert results(whole)["weights_sha256"] == results(plain)["weights_sha256"]
+    assert results(whole)["eval"] == results(plain)["eval"]
 
 
 def test_the_row_of_an_iteration_tells_what_was_done(dqn):

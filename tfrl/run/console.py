@@ -23,6 +23,7 @@ from tfrl.cli import words
 from tfrl.cli.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
+_SPEED = "time/env_steps_per_second"
 
 
 class Console:
@@ -84,6 +85,16 @@ class Console:
         if (progress := self._progress) is not None:
             progress.finish_update(env_steps, metrics)
 
+    def part(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Takes the state within an update that takes long, and the metrics that are known of it already."""
+        if (progress := self._progress) is not None:
+            progress.finish_part(env_steps, metrics)
+
+    def forget_pace(self, env_steps: int) -> None:
+        """Says that from here on the pace is another one: the time left is estimated anew."""
+        if (progress := self._progress) is not None:
+            progress.forget_pace(env_steps)
+
     def message(self, text: str) -> None:
         """A line above the bar."""
         self._view.line(text)
@@ -129,6 +140,8 @@ class Progress:
         self._unit = unit
         self._highlights = highlights or _episode_texts
         self.env_steps: float = start_step
+        # Not by the last step alone: its metrics, and an evaluation, are still to come.
+        self._is_over = start_step >= total_steps
         self.phase = "starting"
         self._clock = clock
         self._started = clock()
@@ -141,19 +154,30 @@ class Progress:
 
     def advance_to(self, env_steps: float, *, steady: bool) -> None:
         """Takes the state within an update."""
-        # The last step is not done before its update is: its metrics, and an evaluation, are still to come.
-        self.env_steps = min(env_steps, self.total_steps - 1)
+        self.env_steps = min(env_steps, self.total_steps)
         if steady and self._num_updates == 0:
             self._early_marks = (*self._early_marks[:1], (self._clock(), env_steps))
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the state after an update."""
         self.env_steps = env_steps
+        self._is_over = env_steps >= self.total_steps
         self._metrics = dict(metrics)
         self._num_updates += 1
         # The first update compiles and says little about the next ones: the second drops the mark before it.
         marks = self._marks[1:] if self._num_updates == 2 else self._marks
         self._marks = (*marks, (self._clock(), env_steps))[-_RATE_WINDOW:]
+
+    def finish_part(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Takes the state and some metrics within an update."""
+        self.env_steps = env_steps
+        self._metrics = {**self._metrics, **metrics}
+        self._marks = (*self._marks, (self._clock(), env_steps))[-_RATE_WINDOW:]
+
+    def forget_pace(self, env_steps: int) -> None:
+        """Forgets the speed, and begins a new estimate of the time left."""
+        self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
+        self._marks, self._early_marks = ((self._clock(), env_steps),), ()
 
     @property
     def elapsed(self) -> float:
@@ -163,7 +187,7 @@ class Progress:
     @property
     def seconds_left(self) -> float:
         """An estimate from the updates of this process, or from the steady steps of its first; NaN before."""
-        marks = self._marks if self._num_updates else self._early_marks
+        marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
         if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan
         (first_time, first_steps), (last_time, last_steps) = marks[0], marks[-1]
@@ -174,7 +198,9 @@ class Progress:
     @property
     def fraction(self) -> float:
         """The part done, 0 to 1."""
-        return min(1.0, self.env_steps / self.total_steps) if self.total_steps else 1.0
+        if self._is_over:
+            return 1.0
+        return min(self.env_steps, self.total_steps - 1) / self.total_steps
 
     def percent_text(self) -> str:
         """Rounded down: 100% means done."""
@@ -205,9 +231,9 @@ class Progress:
 def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
     """Speed and returns."""
     texts = []
-    speed = metrics.get("time/env_steps_per_second", math.nan)
+    speed = metrics.get(_SPEED, math.nan)
     if not math.isnan(speed):
-        texts.append(f"{speed:,.0f} steps/s")
+        texts.append(f"{speed:,.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s")
     episode_return = metrics.get("rollout/episode_return", math.nan)
     if not math.isnan(episode_return):
         normalized = metrics.get("rollout/normalized_return", math.nan)

@@ -239,12 +239,12 @@ class Ahead:
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
         return dict(zip(COLUMNS, (self._waited / seconds, idle, update - rollout.version), strict=True))
 
-    def get_state(self, update: int) -> dict[str, np.ndarray]:
-        """The older weights, as of after so many updates."""
+    def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
+        """The older weights, as of after so many updates, or `within` the next, when it has its rollout."""
         return {
             f"{_ACTED}{number}/{name}": array
             for number, weights in self._weights.items()
-            if number != update  # the agent's own, of an update that was broken off
+            if within or number != update  # the agent's own, of an update that was broken off
             for name, array in weights.items()
         }
 

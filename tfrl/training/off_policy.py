@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfrl.envs import registry
+from tfrl.envs.vec_env import Step
 from tfrl.experience.replay import Replay
 from tfrl.run import rng
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training import env_states
+from tfrl.training.iteration import Iteration, Pauses, is_in
 from tfrl.training.learner import LearnerBase, MakeAgent, under, with_prefix
 from tfrl.training.playing import PlayedAhead, PlayedInTurn, Playing
 from tfrl.training.trainer import Update
@@ -25,10 +26,14 @@ _COLUMNS = (
 )
 
 
+_ITERATION, _REST = "iteration/", "rest/"  # prefixes in a worker's part of a checkpoint
+
+
 class OffPolicyLearner(LearnerBase):
     """One worker's share of the envs and of the replay; follows `tfrl.training.trainer.Learner`.
 
     An update is an iteration of --iteration-steps env steps, in which actions and gradient steps take turns.
+    It may pause between two turns, to be saved or stopped, and goes on from there, bit for bit.
 
     Args:
       config: the settings, with the section `tfrl.config.replay.Replay`.
@@ -51,20 +56,63 @@ class OffPolicyLearner(LearnerBase):
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
         )
         self._taken = 0  # gradient steps
+        self._has_learned = False  # in this process
+        self._iteration: Iteration | None = None  # that is under way
+        self._steps: Iterator[tuple[np.ndarray, Step]] | None = None  # of it, once this process has begun
+        self._pauses = Pauses(session.runtime, session.stop)
 
-    def update(self) -> Update:
-        """Takes an iteration's env steps and the gradient steps that are due. A collective."""
+    def update(self) -> Update | None:
+        """Takes an iteration's env steps and the gradient steps due; None where it pauses. A collective."""
         config, session, began = self._config, self._session, time.perf_counter()
-        before = self._taken
-        clock, sums = Counter(), Counter()
-        rewards, first, actions = self._iterate(clock, sums)
-        self._count_episodes(rewards, first)
-        seconds, steps = time.perf_counter() - began, self._taken - before
+        if self._iteration is None:
+            self._iteration = self._new_iteration()
+        iteration, before = self._iteration, self._iteration.done
+        is_done = self._go_on(iteration)
+        seconds = time.perf_counter() - began
+        iteration.seconds, session.seconds = iteration.seconds + seconds, session.seconds + seconds
+        if not is_done:
+            speed = (iteration.done - before) * config.num_envs / seconds
+            session.console.part(self._steps_so_far(iteration), {"time/env_steps_per_second": speed})
+            return None
+        return self._conclude(iteration)
+
+    def _new_iteration(self) -> Iteration:
+        action = registry.specs(self._config.env)[1]
+        return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._taken)
+
+    def _steps_so_far(self, iteration: Iteration) -> int:
+        """Env steps, all workers together."""
+        return self._session.step * self._config.iteration_steps + iteration.done * self._config.num_envs
+
+    def _go_on(self, iteration: Iteration) -> bool:
+        """Acts and learns in turn to the iteration's end, or until it is to pause: then False."""
+        config, session, replay = self._config, self._session, self.replay
+        session.phase("training")
+        self._pauses.begin()
+        if self._steps is None:
+            self._steps = self.envs.steps(session.step, self.agent, replay, begin=iteration.done)
+        for actions, step in self._steps:
+            iteration.add(actions, step)
+            replay.act(actions)
+            replay.show(step)
+            env_steps = self._steps_so_far(iteration)
+            if env_steps % config.train_every < config.num_envs:
+                self._learn(env_steps, iteration)
+                if iteration.done < config.steps_per_env and self._pauses.after_turn():
+                    return False
+        self._steps = None
+        return True
+
+    def _conclude(self, iteration: Iteration) -> Update:
+        """Counts the iteration as done; its results."""
+        config, session = self._config, self._session
+        self._count_episodes(iteration.rewards, iteration.first)
+        self._iteration = None
+        clock, seconds, steps = iteration.clock, iteration.seconds, self._taken - iteration.taken
         session.watchdog.measured(seconds)
-        session.step, session.seconds = session.step + 1, session.seconds + seconds
-        env_steps = session.step * config.iteration_steps
-        metrics = {name: value / steps for name, value in sums.items()}
-        metrics |= self.agent.progress(env_steps) | self.episode_metrics()
+        session.step += 1
+        metrics = {name: value / steps for name, value in iteration.sums.items()}
+        metrics |= self.agent.progress(self.env_steps) | self.episode_metrics()
         if steps:
             metrics |= session.runtime.communication(session.step, self.agent.floats_per_sum, steps)
         learning = clock["learning"] + clock["replay"]
@@ -77,32 +125,11 @@ class OffPolicyLearner(LearnerBase):
             "time/replay_seconds": clock["replay"],
         }
         metrics |= self.envs.metrics(session.step - 1, seconds)
-        return Update(metrics, self.action_counts(actions))
+        return Update(metrics, self.action_counts(iteration.actions))
 
-    def _iterate(self, clock: Counter, sums: Counter) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rewards and `first`, [T, B], and actions [T, B, *shape] of this worker's envs.
-
-        Adds the seconds of each kind of work to `clock`, and the metrics of each gradient step to `sums`.
-        """
-        config, session, replay = self._config, self._session, self.replay
-        num_steps, start = config.steps_per_env, session.step * config.iteration_steps
-        session.phase("training")
-        action = registry.specs(config.env)[1]
-        rewards = np.zeros((num_steps, len(self.envs.indices)), np.float32)
-        first = np.zeros(rewards.shape, bool)
-        taken = np.zeros((*rewards.shape, *action.shape), action.dtype)
-        for t, (actions, step) in enumerate(self.envs.steps(session.step, self.agent, replay)):
-            taken[t], rewards[t], first[t] = actions, step.reward, step.first
-            replay.act(actions)
-            replay.show(step)
-            env_steps = start + (t + 1) * config.num_envs
-            if env_steps % config.train_every < config.num_envs:
-                self._learn(env_steps, clock, sums)
-        return rewards, first, taken
-
-    def _learn(self, env_steps: int, clock: Counter, sums: Counter) -> None:
+    def _learn(self, env_steps: int, iteration: Iteration) -> None:
         """Takes the gradient steps that are due after so many env steps."""
-        config, session = self._config, self._session
+        config, session, clock = self._config, self._session, iteration.clock
         due = int((env_steps - config.learning_starts) * config.updates_per_step)
         while self._taken < due:
             began = time.perf_counter()
@@ -122,12 +149,20 @@ class OffPolicyLearner(LearnerBase):
             )
             learned = time.perf_counter()
             self.replay.set_priorities(batch.rows[:count], errors)
-            sums.update(metrics)
+            iteration.sums.update(metrics)
             self._taken += count
             clock["learning"] += learned - sampled
             clock["replay"] += sampled - began + time.perf_counter() - learned
+            self._note_first_learning(env_steps)
         session.watchdog.beat()
         session.console.advance_to(env_steps)
+
+    def _note_first_learning(self, env_steps: int) -> None:
+        """After random steps, of which there may be thousands a second, turns may take seconds each."""
+        if not self._has_learned:
+            self._has_learned = True
+            self._pauses.forget_pace()
+            self._session.console.forget_pace(env_steps)
 
     def _beta(self, env_steps: int) -> float:
         """The exponent of the importance-sampling weights: it grows to 1 by the run's end."""
@@ -145,8 +180,14 @@ class OffPolicyLearner(LearnerBase):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are the same on all workers; this worker's envs and replay, without the pieces."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        state |= self.envs.get_weights(self._session.step) | {"taken": np.array(self._taken)}
-        return state, env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())
+        iteration, step = self._iteration, self._session.step
+        state |= self.envs.get_weights(step, within=iteration is not None) | {"taken": np.array(self._taken)}
+        part = env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())
+        if iteration is not None:
+            state |= iteration.get_state()
+            part |= with_prefix(_ITERATION, iteration.get_part())
+            part |= with_prefix(_REST, self.envs.get_rest())
+        return state, part
 
     def pieces(self) -> Sequence[Piece]:
         """The replay's transitions."""
@@ -168,8 +209,18 @@ class OffPolicyLearner(LearnerBase):
         self._taken = int(state["taken"])
         self.envs.set_weights(state)
         env_states.restore(self.envs, parts, self._config, self._session)
-        self.replay.set_state([under("replay/", p) | {"indices": p["indices"]} for p in parts], pieces)
+        self.replay.set_state(_of_envs("replay/", parts), pieces)
+        self._iteration = self._steps = None
+        if is_in(state):  # else the checkpoint was made between two
+            self._iteration = self._new_iteration()
+            self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
+            self.envs.set_rest(_of_envs(_REST, parts))
 
     def close(self) -> None:
         """Stops the envs."""
         self.envs.close()
+
+
+def _of_envs(prefix: str, parts: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """The arrays of each worker's part that are under a prefix, with the `indices` of its envs."""
+    return [{**under(prefix, part), "indices": part["indices"]} for part in parts]

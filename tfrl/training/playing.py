@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.session import Session
 from tfrl.training.ahead import COLUMNS, Ahead, make_ahead_collector
+from tfrl.training.iteration import join_rounds, pack_round
 from tfrl.training.learner import env_spec
 
 
@@ -35,10 +37,13 @@ class Playing(Protocol):
     exact_state: bool
     columns: tuple[str, ...]
 
-    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions [B, *shape] and what they led to, of one step after the other of an iteration.
 
-        The replay is first shown where the envs stand; what follows is for the caller to put there.
+        The replay is first shown where the envs stand; what follows is for the caller to put there. `begin`
+        is not 0 where the run goes on within an iteration, after so many steps of it.
         """
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
@@ -50,8 +55,14 @@ class Playing(Protocol):
     def set_state(self, states: dict[int, bytes]) -> None:
         """Continues from states by global env index."""
 
-    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
-        """The older weights that steps to come are acted by, as of after so many iterations."""
+    def get_rest(self) -> dict[str, np.ndarray]:
+        """The steps that were played of the present iteration, if not all are given yet; this worker's."""
+
+    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
+
+    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
+        """The older weights that steps to come are acted by, after so many iterations or within one."""
 
     def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from what `get_weights` gave, among other arrays."""
@@ -71,7 +82,9 @@ class PlayedInTurn:
         self._env = registry.make(env_spec(config), self.indices)
         self._correlated = exploration.correlated_noise(config, len(self.indices))
 
-    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions and what they led to: each is chosen as it is asked for."""
         config = self._config
         sizes = (iteration, self.indices, config.steps_per_env)
@@ -79,7 +92,7 @@ class PlayedInTurn:
         random = exploration.first_actions(config, iteration, self.indices)
         step = self._env.observe()
         replay.show(step)
-        for t in range(config.steps_per_env):
+        for t in range(begin, config.steps_per_env):
             if self._correlated is not None:
                 noise[t] = self._correlated.next(noise[t], step.first)
             if exploration.is_random(config, iteration, t):
@@ -113,7 +126,14 @@ class PlayedInTurn:
         mine = [states[i] for i in self.indices]
         self._env.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
 
-    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+    def get_rest(self) -> dict[str, np.ndarray]:
+        """Nothing: each step is given as it is played."""
+        return {}
+
+    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Does nothing."""
+
+    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
         """None: the agent acts by its own."""
         return {}
 
@@ -140,15 +160,23 @@ class PlayedAhead:
         self.indices = self._collector.indices
         self._ahead = Ahead(config, self._collector)
         self._rollout: Rollout | None = None
+        self._seen = False  # by the replay, where the envs stand
 
-    def steps(self, iteration: int, agent: ReplayAgent, replay: Replay) -> Iterator[tuple[np.ndarray, Step]]:
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
-        if self._rollout is None:  # else the replay has seen where they stand
-            at = self.get_state()
-            order = [at.indices.index(i) for i in self.indices]
-            replay.stand_at(at.observations[order], at.first[order])
-        self._rollout = self._ahead.take(iteration, agent.get_weights())
-        yield from self._rollout.steps()
+        if begin:
+            rollout = self._rollout
+            replay.stand_at(rollout.observations[0, begin], rollout.first[0, begin - 1])
+        else:
+            if not self._seen:
+                at = self.get_state()
+                order = [at.indices.index(i) for i in self.indices]
+                replay.stand_at(at.observations[order], at.first[order])
+            self._rollout = self._ahead.take(iteration, agent.get_weights())
+            self._seen = True
+        yield from itertools.islice(self._rollout.steps(), begin, None)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
         """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
@@ -167,9 +195,17 @@ class PlayedAhead:
         """Continues from states by global env index."""
         self._collector.set_state(states)
 
-    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
-        """The older weights that rounds to come are acted by, as of after so many iterations."""
-        return self._ahead.get_state(iteration)
+    def get_rest(self) -> dict[str, np.ndarray]:
+        """The round: the envs stand after it already."""
+        return pack_round(self._rollout)
+
+    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
+        self._rollout = join_rounds(parts, self.indices)
+
+    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
+        """The older weights that rounds to come are acted by, after so many iterations or within one."""
+        return self._ahead.get_state(iteration, within=within)
 
     def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from what `get_weights` gave, among other arrays."""
