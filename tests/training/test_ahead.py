@@ -129,8 +129,8 @@ def test_two_replicas_are_the_same_run(learner, name):
     "name, flags",
     [
         ("dqn", ()),
-        ("sac of a pendulum", ()),
-        ("dqn", ("--lag", 1)),
+        pytest.param("sac of a pendulum", (), marks=pytest.mark.long),
+        pytest.param("dqn", ("--lag", 1), marks=pytest.mark.long),
         ("sac of a pendulum", ("--lag", 2)),
     ],
 )

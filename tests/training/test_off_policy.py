@@ -140,16 +140,16 @@ def without_times(config):
 
 def test_one_signal_stops_two_workers_within_an_iteration_and_one_process_ends_it(tmp_path):
     """SIGTERM for worker 1 alone: both save at the same turn. The iteration is the whole run."""
-    size = (
+    size = [
         "--iteration-steps",
-        "4000",
+        "1000",
         "--total-steps",
-        "4000",
+        "1000",
         "--train-every",
         "4",
         "--replay-size",
-        "4000",
-    )
+        "1000",
+    ]
     run = (*SAC, *size, "--updates-per-step", "0.5", "--lr-schedule", "linear")
     command = ["-m", f"tfrl.{run[0]}", *run[1:], "--logdir", str(tmp_path / "stopped")]
     config = parsed(*run, "--logdir", str(tmp_path / "stopped"))

@@ -36,9 +36,9 @@ class Run(settings.Run):
     """Name of the run's folder; None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the
     same command goes on with the same run."""
     eval_every: int = 0
-    """Updates between evaluations; 0: at the end only."""
+    """Updates (with replay: iterations) between evaluations; 0: at the end only."""
     record_every: int = 0
-    """Updates between short videos; 0: none."""
+    """Updates (with replay: iterations) between short videos; 0: none."""
     event_megabytes: int = 100
     """Size of the run's event files beyond which TensorBoard gets no more videos of evaluations and
     --record-every; spent evenly over the run; 0: no videos there."""
