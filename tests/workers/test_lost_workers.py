@@ -44,6 +44,7 @@ def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, pa
     assert "time.sleep(3600)" in hanging or "is gone" in chief
 
 
+@pytest.mark.long
 def test_a_supervised_worker_that_hangs_ends_all_and_they_say_where(tmp_path):
     settings = "--dataset procgen_frames/games-mini --model cookbook --precision float32 --batch-size 16"
     settings += " --max-steps 8 --log-every 1 --checkpoint-every 1 --stall-timeout 20 --run-name run"
