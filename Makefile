@@ -11,9 +11,12 @@ LOGDIR ?= logs
 train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
+# One process more than cores: tests wait for the processes that they start.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
+
 # In the order of tests/conftest.py no file with long tests comes last, where one core would wait.
 test: lint $(RAY_READY)
-	@$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .

@@ -59,9 +59,8 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
 
     Raises UserError if the model cannot be read.
     """
-    import tensorflow as tf
-
     from resnet.supervised import data, learner
+    from tfrl.ops.graph import graph
 
     runtime = _runtime(config, options)
     with runtime.strategy.scope():
@@ -69,7 +68,7 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     data.prepare(config.dataset)
     split = data.load(config.dataset, config.image_size).test
 
-    @tf.function
+    @graph
     def sums(*batch: Any) -> Any:
         return runtime.strategy.run(learner.test_sums, args=(model, *batch))
 

@@ -22,11 +22,11 @@ def env_steps_per_second(model: keras.Model, rows: int) -> float:
     size, dtype = (rows, *model.input_shape[1:]), model.inputs[0].dtype
     images = tf.cast(tf.random.stateless_uniform(size, (0, 0), maxval=256, dtype=tf.int32), dtype)
 
-    @tf.function
+    @tf.function(autograph=False)
     def forward() -> tf.Tensor:
         return tf.reduce_sum(model(images))
 
-    @tf.function
+    @tf.function(autograph=False)
     def learn() -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(model(images, training=True))

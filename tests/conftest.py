@@ -91,3 +91,18 @@ def small_disk(tmp_path):
     yield mount
     if place.is_mount():
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The names of the functions that AutoGraph rewrites from now on, each time that it is asked to."""
+    from tensorflow.python.autograph.pyct import transpiler  # nothing public tells
+
+    names, convert = [], transpiler.PyToPy.transform_function
+
+    def noted(self, function, *rest):
+        names.append(function.__qualname__)
+        return convert(self, function, *rest)
+
+    monkeypatch.setattr(transpiler.PyToPy, "transform_function", noted)
+    return names

@@ -18,6 +18,7 @@ from resnet.supervised.config import Config
 from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
 from tfrl.networks.weights import PREFIX, assign_weights, read_weights, weights_of
+from tfrl.ops.graph import graph
 from tfrl.run.stop import NUM_VOTES
 from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam, SummedSGD
@@ -73,7 +74,7 @@ class Learner:
         parts = (batch.images, batch.labels, batch.weights, counts, mine)
         return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts)))
 
-    @tf.function
+    @graph
     def _step(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._step_on_replica, args=batch)
 
@@ -124,7 +125,7 @@ class Learner:
         """Mean loss and number of hits on all of this and the other workers' batches."""
         return test(self._runtime, self._test, batches)
 
-    @tf.function
+    @graph
     def _test(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(test_sums, args=(self.model, *batch))
 

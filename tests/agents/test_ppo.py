@@ -341,3 +341,10 @@ def test_sampled_actions_follow_the_policy(small, learner):
     log_probs = logits[range(8), actions] - np.log(np.exp(logits).sum(1))
     np.testing.assert_allclose(extras["log_prob"][0], log_probs, 1e-4)
     np.testing.assert_allclose(extras["value"][0], expected_values, rtol=1e-5, atol=1e-6)
+
+
+def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(small, learner, converted):
+    """It takes longer than TensorFlow does for all the rest of a process's first call."""
+    learner(small()).update()
+    assert "PPOAgent._take_steps" in converted and "PPOAgent._train_step" not in converted
+    assert len({*converted}) < 8, converted

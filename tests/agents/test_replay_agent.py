@@ -360,3 +360,11 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     alone = np.concatenate([agent.greedy(observations[i : i + 1]) for i in range(200)])
     np.testing.assert_array_equal(alone, fast[2])
+
+
+def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
+    """It takes longer than TensorFlow does for all the rest of a process's first call."""
+    _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
+    agent.update(*make_batch(agent, np.random.default_rng(3), 3, None), first=0, count=K, iteration=0)
+    assert "ReplayAgent._updates" in converted and "ReplayAgent._phase" not in converted
+    assert len({*converted}) < 8, converted

@@ -12,6 +12,7 @@ from tfrl import networks
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.ops.graph import graph
 from tfrl.workers.strategy import Runtime
 
 
@@ -81,7 +82,7 @@ class ActorCriticAgent:
             parameters = rollout.extras["parameters"]
             rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _act(self, observations: Any, noise: Any) -> Any:
         return self._runtime.strategy.run(self._act_on_replica, args=(observations, noise))
 
@@ -97,7 +98,7 @@ class ActorCriticAgent:
             return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)
         return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self._forward_alone(observations)[0]).sample(noise)
 
@@ -107,7 +108,7 @@ class ActorCriticAgent:
             return self.network.distribution.act_greedily(self._arrays.policy.parameters(observations))
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self._forward_alone(observations)[0]).mode()
 
@@ -118,7 +119,7 @@ class ActorCriticAgent:
         flat = tf.convert_to_tensor(observations.reshape(-1, *shape))
         return self._value(flat).numpy().reshape(leading)
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _value(self, observations: tf.Tensor) -> tf.Tensor:
         return self._values_alone(observations)
 

@@ -16,6 +16,7 @@ from tfrl.experience import exploration
 from tfrl.experience.actor import BehaviorPolicy
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy
+from tfrl.ops.graph import graph
 from tfrl.run import rng
 
 
@@ -66,7 +67,7 @@ class ActorCriticBehavior:
             parameters = rollout.extras["parameters"]
             rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _act(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
         parameters, values = self._forward(observations)
         policy = self._network.distribution(parameters)

@@ -15,6 +15,7 @@ from tfrl.agents.actor_critic_agent import ActorCriticAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
+from tfrl.ops.graph import graph
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam, SummedRMSprop
@@ -110,7 +111,7 @@ class ImpalaAgent(ActorCriticAgent):
             values[at] = self._values(np.stack(list(rollout.final_observations.values())))
         return values
 
-    @tf.function
+    @graph
     def _learn(self, batch: tuple, start: tf.Tensor) -> tf.Tensor:
         """One gradient step, of `unroll` steps from `start` on; its means, moments and gradient norm."""
         return self._runtime.first(self._runtime.strategy.run(self._learn_on_replica, args=(*batch, start)))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrl.networks import array_policy
 from tfrl.networks.functional import FunctionalNetworks
+from tfrl.ops.graph import graph
 
 
 class Player:
@@ -61,7 +62,7 @@ class Player:
             return self._network.act(self._arrays()(observations), noise)
         return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
         return self._network.sample(self._outputs(observations), noise, *exploration)
 
@@ -71,7 +72,7 @@ class Player:
             return self._network.act_greedily(self._arrays()(observations))
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
         return self._network.greedy(self._outputs(observations))
 

@@ -22,6 +22,7 @@ from tfrl.cli import words
 from tfrl.config.ppg import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
+from tfrl.ops.graph import graph
 from tfrl.workers.gradients import sum_parts, sum_replicas
 from tfrl.workers.optimizers import SummedAdam
 from tfrl.workers.strategy import Runtime
@@ -88,7 +89,7 @@ class PPGAgent(PPOAgent):
         results = self._logits(self._runtime.per_replica(observations))
         return np.stack([x.numpy() for x in self._runtime.local_results(results)])
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _logits(self, observations: Any) -> Any:
         return self._runtime.strategy.run(lambda x: self._forward(x)[0], args=(observations,))
 
@@ -109,7 +110,7 @@ class PPGAgent(PPOAgent):
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits))
         return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _auxiliary_steps(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._auxiliary_step_on_replica, args=batch)
 

@@ -19,6 +19,7 @@ from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
+from tfrl.ops.graph import graph
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
@@ -82,8 +83,8 @@ class PPOAgent(ActorCriticAgent):
         alone = one_device and self._config.num_envs == 1
         self._small = small
         self._steps = tf.function(self._take_steps, jit_compile=small and alone)
-        self._part = tf.function(self._part_gradients, jit_compile=True) if small else self._part_gradients
-        self._gae = tf.function(returns.gae, jit_compile=True) if small else returns.gae
+        self._part = graph(self._part_gradients, jit_compile=True) if small else self._part_gradients
+        self._gae = graph(returns.gae, jit_compile=True) if small else returns.gae
 
     def _make_optimizer(self) -> SummedAdam:
         config = self._config
@@ -202,7 +203,7 @@ class PPOAgent(ActorCriticAgent):
         fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
         return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
 
-    @tf.function
+    @graph
     def _prepare(self, *fields: Any) -> Any:
         return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
 
@@ -238,6 +239,7 @@ class PPOAgent(ActorCriticAgent):
             sums, index = sums + means, index + 1
         return index - began, ended, sums, first_error
 
+    @tf.autograph.experimental.do_not_convert
     def _train_step(
         self,
         kept: Sequence[tf.Tensor],  # [T, B, ...]: observations, actions, log-probabilities, values, further

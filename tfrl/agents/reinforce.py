@@ -14,6 +14,7 @@ from tfrl.experience.episodes import Episodes, normalized
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops import losses
 from tfrl.ops.adam import adam
+from tfrl.ops.graph import graph
 from tfrl.workers.strategy import Runtime
 
 _SUMS = ("policy_loss", "entropy")
@@ -47,9 +48,9 @@ class ReinforceAgent:
         compiles = runtime.uses_gpu or config.small_network
         self._rows = config.micro_batch or (_ROWS if config.small_network else _ROWS_OF_IMAGES)
         self._forward = self.network.player_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
-        self._act = tf.function(self._drawn, jit_compile=compiles)
-        self._gradient = tf.function(self._part_gradient, jit_compile=compiles)
-        self._step = tf.function(self._adam_step, jit_compile=compiles)
+        self._act = graph(self._drawn, jit_compile=compiles)
+        self._gradient = graph(self._part_gradient, jit_compile=compiles)
+        self._step = graph(self._adam_step, jit_compile=compiles)
         self.draw_noise = self.network.draw_noise
 
     @property
@@ -94,7 +95,7 @@ class ReinforceAgent:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], without dropout."""
         return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self.network.sample(self._forward(self._vectors["weights"].read_value(), observations), noise)
 
@@ -102,7 +103,7 @@ class ReinforceAgent:
         """The most likely actions [B, *shape]; ignores `noise`."""
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
         return self.network.greedy(self._forward(self._vectors["weights"].read_value(), observations))
 

@@ -24,6 +24,7 @@ from tfrl.experience.replay import Batch
 from tfrl.experience.replay_memory import in_words
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.adam import adam
+from tfrl.ops.graph import graph
 from tfrl.ops.q_learning import polyak
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.gradients import sum_parts, sum_replicas
@@ -102,12 +103,12 @@ class ReplayAgent:
         # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
         compiles = on_gpu or config.torso == "mlp"
         self._gradients = [
-            tf.function(functools.partial(self._part_gradients, phase), jit_compile=compiles)
+            graph(functools.partial(self._part_gradients, phase), jit_compile=compiles)
             for phase in self.phases
         ]
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
-        self._adam = tf.function(self._step_of_adam, jit_compile=compiles)
-        self._move = tf.function(
+        self._adam = graph(self._step_of_adam, jit_compile=compiles)
+        self._move = graph(
             lambda slow, fast: polyak(slow, fast, config.tau) if config.tau < 1 else tf.identity(fast),
             jit_compile=compiles,
         )
@@ -244,7 +245,7 @@ class ReplayAgent:
         shapes = self._float_shapes
         parts = tf.split(whole, [math.prod(shape) for shape in shapes.values()], axis=1)
         return others | {
-            name: tf.reshape(part, (len(whole), *shape))
+            name: tf.reshape(part, (whole.shape[0], *shape))
             for part, (name, shape) in zip(parts, shapes.items(), strict=True)
         }
 
@@ -286,6 +287,7 @@ class ReplayAgent:
             done += 1
         return done, sums, errors
 
+    @tf.autograph.experimental.do_not_convert
     def _phase(
         self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -336,6 +338,7 @@ class ReplayAgent:
         epsilon = self._config.adam_epsilon
         return *adam(weights, mean, square, gradient, step=step, rate=rate, epsilon=epsilon), step
 
+    @tf.autograph.experimental.do_not_convert
     def _move_targets(self) -> None:
         for name in self.slow:
             slow, fast = self._vectors[TARGET + name], self._vectors[name]

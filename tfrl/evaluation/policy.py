@@ -14,6 +14,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
 from tfrl.networks.policy_network import PolicyNetwork
+from tfrl.ops.graph import graph
 from tfrl.workers import parts
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
@@ -41,8 +42,8 @@ class Policy:
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_spec.shape), observation_spec.dtype)
         noise = tf.TensorSpec((None, network.noise_size), tf.float32)
-        self._act = tf.function(choose, input_signature=[observations, noise])
-        self._probabilities = tf.function(
+        self._act = graph(choose, input_signature=[observations, noise])
+        self._probabilities = graph(
             lambda o: network.probabilities(self._forward(o)), input_signature=[observations]
         )
 

@@ -14,6 +14,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.weights import assign_weights, layer_names, read_weights
+from tfrl.ops.graph import graph
 from tfrl.workers import parts
 
 
@@ -157,7 +158,7 @@ class ActorCritic(tf.Module):
             return function
         size = None
         if self.is_small:  # compiled for parts of one size
-            function, size = tf.function(function, jit_compile=True), parts.COMPILED_ROWS
+            function, size = graph(function, jit_compile=True), parts.COMPILED_ROWS
         return lambda observations: parts.map_rows(function, observations, signature, at_once, size)
 
     # As `tfrl.networks.policy_network.PolicyNetwork`; outputs are those of `forward_pass`

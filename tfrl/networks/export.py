@@ -15,6 +15,7 @@ from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.networks.weights import WEIGHTS_FILE
+from tfrl.ops.graph import graph
 from tfrl.run import files
 from tfrl.run.arrays import encode
 from tfrl.run.folder import SETTINGS_FILE
@@ -49,7 +50,7 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
         outputs = network.exported(forward(observations))
         return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
 
-    module.policy = tf.function(policy, input_signature=[signature])
+    module.policy = graph(policy, input_signature=[signature])
     with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
 

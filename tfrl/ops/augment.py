@@ -16,11 +16,12 @@ from functools import partial
 
 import tensorflow as tf
 
+from tfrl.ops.graph import graph
 from tfrl.ops.threefry import normals, uniforms
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-_compiled = partial(tf.function, jit_compile=True)
+_compiled = partial(graph, jit_compile=True)
 
 _SIDE = 64  # of the images that the following sizes are for, pixels
 _PAD = 12

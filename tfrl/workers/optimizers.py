@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfrl.ops.graph import graph
+
 
 class _Summed(keras.optimizers.Optimizer):
     """Takes gradients as they are.
@@ -68,7 +70,7 @@ class SummedAdam(_Summed, keras.optimizers.Adam):
             list(gradients), *own, _own(self.iterations), _own(self._learning_rate), scales, max_norm
         )
 
-    @tf.function(jit_compile=True)
+    @graph(jit_compile=True)
     def _step(
         self,
         gradients: list[tf.Tensor],

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.ops.graph import graph
 from tfrl.workers import machine, parts
 from tfrl.workers.gradients import sum_list
 from tfrl.workers.split_cpu import SplitCPUStrategy
@@ -141,7 +142,7 @@ class Runtime:
         total = self.first(self._sum(self.per_replica(parts))).numpy()
         return total.reshape(array.shape).astype(array.dtype)
 
-    @tf.function(reduce_retracing=True)
+    @graph(reduce_retracing=True)
     def _sum(self, values: Any) -> Any:
         def reduce(x: tf.Tensor) -> tf.Tensor:
             # An argument has no device yet, and MultiWorkerMirroredStrategy asks for the replica's.

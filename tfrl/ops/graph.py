@@ -1,0 +1,15 @@
+"""`graph`: TensorFlow's `tf.function` without AutoGraph.
+
+AutoGraph rewrites the source of all that a function calls, also of Keras's layers, so that Python's `if` and
+`while` may depend on tensors. That takes seconds at the start of every process, and almost nothing here needs
+it: the two loops over gradient steps do, which are plain `tf.function`s and leave out what they call.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import tensorflow as tf
+
+graph = functools.partial(tf.function, autograph=False)
+"""Compiles a function of tensors, as `tf.function` does, with its arguments; also a decorator."""
