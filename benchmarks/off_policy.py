@@ -12,8 +12,9 @@ every 1,000 env steps, which CleanRL's do every 100; CleanRL's need AutoresetMod
 
 Env steps a second count from the end of the first 1,000, which compile. Where the machine is not quiet, the
 column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core.
-The second table has SAC's update alone, and what storing and sampling transitions take of an env step
-(`benchmarks/replay_floor.py`).
+The second table has SAC's update alone, what storing and sampling transitions take of an env step
+(`benchmarks/replay_floor.py`), and how fast anybody could be for whom all but the arithmetic of the gradient
+steps took no time (`benchmarks/arithmetic.py`).
 """
 
 from __future__ import annotations
@@ -93,12 +94,13 @@ def main(options: Options) -> None:
                 found.setdefault((algorithm, name), []).append(measured)
     alone = _alone(options.floor_seconds) if "sac" in names else {}
     replay = {algorithm: replay_floor.replay_seconds(*_flags(algorithm)) for algorithm in names}
+    limits = {algorithm: _limit(algorithm, options.floor_seconds) for algorithm in names}
     figures = {"options": dataclasses.asdict(options), "cores": os.cpu_count(), "updates alone": alone}
-    print(json.dumps({**figures, "replay seconds": replay, "runs": peers.as_json(found)}))
+    print(json.dumps({**figures, "replay seconds": replay, "limits": limits, "runs": peers.as_json(found)}))
     title = f"env steps a second, medians of {options.runs} runs; in brackets ours in multiples of it"
     console = Console()
     console.print(peers.table(title, "", found))
-    console.print(_parts(found, alone, replay))
+    console.print(_parts(found, alone, replay, limits))
 
 
 def _check(options: Options) -> list[str]:
@@ -155,10 +157,20 @@ def _alone(seconds: float) -> dict[str, dict[str, float]]:
     return {name: replay_floor.update_rates(seconds, by_wall=by_wall) for name, by_wall in clocks.items()}
 
 
+def _limit(algorithm: str, seconds: float) -> float:
+    """Env steps a second that arithmetic alone allows."""
+    words = (*_flags(algorithm), seconds)
+    code = "from benchmarks.arithmetic import env_steps_per_second as f; "
+    return float(command.answer(f"{code}print(f(*{words!r}))"))
+
+
 def _parts(
-    found: peers.Found, alone: dict[str, dict[str, float]], replay: dict[str, dict[str, float]]
+    found: peers.Found,
+    alone: dict[str, dict[str, float]],
+    replay: dict[str, dict[str, float]],
+    limits: dict[str, float],
 ) -> Table:
-    """What the trainer's update comes to beside one that is nothing else, and the share of the replay."""
+    """What the trainer's update comes to beside one that is nothing else, the share of the replay, limits."""
     table = Table("", "", box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_header=False)
     for clock, rates in alone.items():
         for way, rate in rates.items():
@@ -168,6 +180,13 @@ def _parts(
         of_step = 1 / peers.median(found[algorithm, peers.OURS]).per_cpu_second
         words = ", ".join(f"{name} {value / of_step:.1%}" for name, value in parts.items())
         table.add_row(f"{algorithm}'s replay, of the time of an env step", f" {words}")
+    for algorithm, limit in limits.items():
+        each = [
+            f"{name} {peers.median(of).median / limit:.2f}x"
+            for (which, name), of in found.items()
+            if which == algorithm
+        ]
+        table.add_row(f"{algorithm}: env steps/s that arithmetic allows", f" {limit:,.0f}: {', '.join(each)}")
     return table
 
 

@@ -41,6 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, speed
+from benchmarks.arithmetic import product_rate
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import reader
@@ -293,13 +294,10 @@ def parts_floor(precision: str, seconds: float, each: Passes) -> float:
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
-    tf, network = _network(precision)
     from resnet.counts import mflop
 
-    dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
-    left, right = (tf.cast(tf.random.stateless_normal((2048, 2048), (0, k)), dtype) for k in (1, 2))
-    product = tf.function(lambda: tf.matmul(left, right))
-    rate = 2 * 2048**3 / _seconds(lambda: product()[0, 0].numpy(), seconds)
+    _, network = _network(precision)
+    rate = product_rate(precision, seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
     return rate / (1e6 * mflop(network.actor.torso) * (each.forwards + 3 * each.gradients))
 

@@ -1,5 +1,6 @@
 """Benchmarks: what they could not do is refused before they measure, and Ctrl-C lets their trainers save."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
 from benchmarks import (
+    arithmetic,
     command,
     continuous_control,
     learning,
@@ -201,6 +203,23 @@ def test_the_cost_of_a_replay_is_measured():
     found = replay_floor.replay_seconds("dqn", flags, steps=2000)
     assert found.keys() == {"storing", "sampling"}
     assert all(1e-7 < seconds < 1e-3 for seconds in found.values())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "each"),
+    [
+        # Pendulum-v1 shows 3 numbers and takes one: an actor of 3-2-1 has 16 operations, SAC's of 3-2-2 20,
+        # a critic of 4-2-1 20.
+        ("ddpg", "Pendulum-v1", 4 * 16 + 6 * 20),
+        ("td3", "Pendulum-v1", 2.5 * 16 + 9 * 20),
+        ("sac", "Pendulum-v1", 4 * 20 + 12 * 20),
+        ("dqn", "CartPole-v1", 5 * 2 * (4 * 2 + 2 * 2)),
+    ],
+)
+def test_the_arithmetic_of_a_gradient_step_is_counted(algorithm, env, each):
+    config = settings.reader(algorithm).parse(["--env", env, "--hidden", "2", "--batch-size", "8"])
+    config = dataclasses.replace(config, double=True, dueling=False) if algorithm == "dqn" else config
+    assert arithmetic.gradient_step(algorithm, config) == 8 * each
 
 
 def test_a_program_that_measures_nothing_is_told_by_its_last_line():
