@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,36 +258,48 @@ class ReplayAgent:
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """`update` by rows [K, a replica's rows, ...]; `numbers` are the steps before and those to take."""
-        strategy, local = self._runtime.strategy, self._runtime.local_replicas
         first, count = numbers[0], numbers[1]
+        batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
+        if batches == 1:  # a loop costs as much as the step of a small network
+            means, kept = self._gradient_step(rows, tf.constant(0), first, scale)
+            return tf.constant(1), means, [k[None] for k in kept]
         done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
-        size = self._runtime.first(rows[_FLOATS]).shape[:2]
-        errors = [tf.zeros(size) for _ in range(local)]
+        errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
-            found = []
-            for index, phase in enumerate(self.phases):
-                if phase.every == 1:
-                    means, kept = strategy.run(self._phase, args=(index, rows, done, scale))
-                    means = self._runtime.first(means)
-                    if index == 0:
-                        kept = self._runtime.local_results(kept)
-                        pairs = zip(errors, kept, strict=True)
-                        errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
-                else:
-                    means = tf.zeros(len(phase.metrics))
-                    if (first + done + 1) % phase.every == 0:
-                        means, _ = strategy.run(self._phase, args=(index, rows, done, scale))
-                        means = self._runtime.first(means) * float(phase.every)
-                found.append(means)
-            if (first + done + 1) % self.target_every == 0:
-                strategy.run(self._move_targets)
-            means = tf.concat(found, axis=0)
+            means, kept = self._gradient_step(rows, done, first + done, scale)
+            pairs = zip(errors, kept, strict=True)
+            errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
         return done, sums, errors
 
     @tf.autograph.experimental.do_not_convert
+    def _gradient_step(
+        self, rows: Mapping[str, Any], number: tf.Tensor, taken: tf.Tensor, scale: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """All phases on one batch, after `taken` gradient steps; means of metrics, each replica's errors."""
+        run, found, errors = self._runtime.strategy.run, [], ()
+        for index, phase in enumerate(self.phases):
+            step = functools.partial(run, self._phase, args=(index, rows, number, scale))
+            if phase.every == 1:
+                means, kept = step()
+                means = self._runtime.first(means)
+                errors = self._runtime.local_results(kept) if index == 0 else errors
+            else:
+                means = tf.cond(
+                    (taken + 1) % phase.every == 0,
+                    lambda step=step, every=phase.every: self._runtime.first(step()[0]) * float(every),
+                    lambda phase=phase: tf.zeros(len(phase.metrics)),
+                )
+            found.append(means)
+        if self.target_every == 1:
+            run(self._move_targets)
+        else:
+            due = (taken + 1) % self.target_every == 0
+            tf.cond(due, lambda: run(self._move_targets), lambda: None)
+        return tf.concat(found, axis=0), errors
+
     def _phase(
         self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -338,7 +350,6 @@ class ReplayAgent:
         epsilon = self._config.adam_epsilon
         return *adam(weights, mean, square, gradient, step=step, rate=rate, epsilon=epsilon), step
 
-    @tf.autograph.experimental.do_not_convert
     def _move_targets(self) -> None:
         for name in self.slow:
             slow, fast = self._vectors[TARGET + name], self._vectors[name]
