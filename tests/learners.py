@@ -52,10 +52,10 @@ def updated(learner, updates):
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 
 
-def train(config):
+def train(config, kind=OnPolicyLearner):
     """Trains as the algorithm's command does, in this process; the exit code."""
     agent = _agent_class(config.algorithm)
-    return trainer.train(config, None, lambda c, session: OnPolicyLearner(c, session, agent))
+    return trainer.train(config, None, lambda c, session: kind(c, session, agent))
 
 
 def _agent_class(algorithm):

@@ -11,10 +11,11 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import PATIENCE, ROOT
+from processes import PATIENCE, ROOT, results, rows
 from refusals import refusal
 
 from tfrl.config import ppg
+from tfrl.run.checkpoint import CheckpointStore
 
 SMALL = ppg.Config(
     **ppg.PRESETS["openai-easy"],
@@ -50,6 +51,15 @@ def make():
     from tfrl.training.phasic import PhasicLearner
 
     return lambda config: make(config, PhasicLearner)
+
+
+@pytest.fixture(scope="module")
+def train():
+    from learners import train
+
+    from tfrl.training.phasic import PhasicLearner
+
+    return lambda config: train(config, PhasicLearner)
 
 
 def finish(learner, updates):
@@ -257,6 +267,35 @@ def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):
     assert len(rows) == 1 + 4
     place = rows[0].split(",").index("train/aux_policy_kl")
     assert [bool(row.split(",")[place]) for row in rows[1:]] == [False, True, False, True]
+
+
+def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(train, small, capfd):
+    """The update and its auxiliary phase are in progress.csv, results.json, the checkpoint and the export."""
+    config = small(policy_updates=1, solved_at=-0.95, total_steps=12_800, eval_episodes=2)
+    assert train(config) == 0
+    found, history = results(config.run_dir), rows(config.run_dir)
+    assert found["updates"] == len(history) < 100 and found["env_steps"] == 128 * len(history)
+    assert all(row["train/aux_policy_kl"] for row in history)
+    assert float(history[-1]["eval_test/return"]) == found["eval"]["test"]["return"]
+    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).load(pytest.fail)
+    assert saved.update == found["updates"]
+    exported = np.load(config.run_dir / "export/weights.npz")
+    assert_same({name: saved.learner["weights/" + name] for name in exported}, exported)
+    assert train(config) == 0 and "is complete; without --solved-at" in capfd.readouterr().out
+
+
+def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small):
+    """--total-steps may be lowered; weights within an auxiliary phase are those of no update."""
+    learner = make(small())
+    finish(learner, 1)
+    assert learner.update() is None and learner.session.step == 1
+    state, part = learner.get_state()
+    shorter = make(small(total_steps=128))
+    shorter.session.step = 1
+    shorter.set_state(state, [part])
+    assert shorter.steps_within == 128 and not shorter.is_over
+    finish(shorter, 1)
+    assert shorter.steps_within == 0 and shorter.is_over and shorter.env_steps == 256
 
 
 def test_a_learner_learns_catch(make, small):

@@ -151,10 +151,11 @@ def test_an_iteration_that_is_broken_off_between_two_turns_goes_on_bit_for_bit(
     rest = learner(name, *flags, "--replicas", 2)
     rest.session.step, rest.session.seconds = 2, begun.session.seconds
     rest.set_state(*saved(begun, tmp_path))
+    assert rest.steps_within == begun.steps_within > 0 and rest.env_steps == begun.env_steps
     while len(history) < 4:
         update = rest.update()
         history += [] if update is None else [update.metrics]
     seconds = [metrics["time/rollout_seconds"] + metrics["time/update_seconds"] for metrics in history]
-    assert rest.session.seconds == pytest.approx(sum(seconds), rel=0.2)
+    assert rest.session.seconds == pytest.approx(sum(seconds), rel=0.2) and rest.steps_within == 0
     found = [{k: v for k, v in metrics.items() if not k.startswith("time/")} for metrics in history]
     assert_same((found, rest.weights()), expected)

@@ -95,8 +95,22 @@ class LearnerBase:
         }
 
     @property
-    def solved(self) -> bool:
-        """True once the last 100 episodes have come to --solved-at, the same on all workers."""
+    def steps_within(self) -> int:
+        """Env steps of the update that is under way, all workers together; 0 between two updates."""
+        return 0
+
+    @property
+    def is_over(self) -> bool:
+        """True, on all workers, where the run is as long as it is to be, or has come to --solved-at.
+
+        An update that is under way is never the end: its weights are neither those of the update before nor
+        those that it will leave.
+        """
+        return not self.steps_within and (self.env_steps >= self._config.run_steps or self._solved)
+
+    @property
+    def _solved(self) -> bool:
+        """True once the last 100 episodes have come to --solved-at."""
         wanted = self._config.solved_at
         return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
 

@@ -72,7 +72,7 @@ class OffPolicyLearner(LearnerBase):
         iteration.seconds, session.seconds = iteration.seconds + seconds, session.seconds + seconds
         if not is_done:
             speed = (iteration.done - before) * config.num_envs / seconds
-            session.console.part(self._steps_so_far(iteration), {"time/env_steps_per_second": speed})
+            session.console.part(self._steps_so_far(), {"time/env_steps_per_second": speed})
             return None
         return self._conclude(iteration)
 
@@ -80,9 +80,14 @@ class OffPolicyLearner(LearnerBase):
         action = registry.specs(self._config.env)[1]
         return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._taken)
 
-    def _steps_so_far(self, iteration: Iteration) -> int:
+    @property
+    def steps_within(self) -> int:
+        """Env steps of the iteration that is under way, all workers together; 0 between two of them."""
+        return 0 if self._iteration is None else self._iteration.done * self._config.num_envs
+
+    def _steps_so_far(self) -> int:
         """Env steps, all workers together."""
-        return self._session.step * self._config.iteration_steps + iteration.done * self._config.num_envs
+        return self._session.step * self._config.iteration_steps + self.steps_within
 
     def _go_on(self, iteration: Iteration) -> bool:
         """Acts and learns in turn to the iteration's end, or until it is to pause: then False."""
@@ -95,7 +100,7 @@ class OffPolicyLearner(LearnerBase):
             iteration.add(actions, step)
             replay.act(actions)
             replay.show(step)
-            env_steps = self._steps_so_far(iteration)
+            env_steps = self._steps_so_far()
             if env_steps % config.train_every < config.num_envs:
                 self._learn(env_steps, iteration)
                 if iteration.done < config.steps_per_env and self._pauses.after_turn():

@@ -50,6 +50,11 @@ class PhasicLearner(OnPolicyLearner):
         """The parts of an auxiliary phase."""
         return self._config.policy_updates * (1 + self._config.aux_epochs)
 
+    @property
+    def steps_within(self) -> int:
+        """Env steps of an update whose auxiliary phase is not done, all workers together."""
+        return 0 if self._held is None else self._config.steps_per_update
+
     def update(self) -> Update | None:
         """An update, or a part of the auxiliary phase that belongs to it: then None, until it is done."""
         if self._held is None:

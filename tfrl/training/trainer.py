@@ -76,8 +76,12 @@ class Learner(Protocol):
         """The `rollout/` metrics of episodes by name, in the order of progress.csv."""
 
     @property
-    def solved(self) -> bool:
-        """True once --solved-at has been reached, the same on all workers."""
+    def steps_within(self) -> int:
+        """Env steps of the update that is under way, all workers together; 0 between two updates."""
+
+    @property
+    def is_over(self) -> bool:
+        """True between two updates, the same on all workers, where no further one is to come."""
 
     def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
         """The values to draw for an update's `action_counts`, by the end of the chart's name."""
@@ -164,7 +168,7 @@ class Trainer:
         """Trains to the end or until told to stop; the exit code."""
         config, session = self._config, self._session
         self._restore()
-        if self._is_last and session.is_finished(self._learner.weights()):
+        if self._learner.is_over and session.is_finished(self._learner.weights()):
             session.console.message(f"{config.run_dir} is complete; {self._advice}.")
             return session.leave(0)
         self._begin()
@@ -172,7 +176,8 @@ class Trainer:
             self._train()
         except Stopped as stopped:
             self._save()
-            return session.end_early(stopped.code, f"{self._env_steps:,} env steps")
+            taken = self._env_steps + self._learner.steps_within
+            return session.end_early(stopped.code, f"{taken:,} env steps")
         return self._finish()
 
     @property
@@ -192,7 +197,7 @@ class Trainer:
         session = self._session
         if self._pending is not None:  # killed or stopped while it evaluated
             self._conclude(self._pending)
-        while not self._is_last:
+        while not self._learner.is_over:
             session.obey()
             update = self._learner.update()
             if update is None:
@@ -211,18 +216,13 @@ class Trainer:
         if self._parts % self._config.checkpoint_every == 0:
             self._save()
 
-    @property
-    def _is_last(self) -> bool:
-        """Whether the run is as long as it is to be, or has come to --solved-at."""
-        return self._env_steps >= self._config.run_steps or self._learner.solved
-
     def _conclude(self, update: Update) -> None:
         """Evaluates if it is time, and writes what there is of the update, once; then saves if it is time."""
         config, session, metrics = self._config, self._session, update.metrics
         for name in WAITS:
             if name in metrics:
                 self._waits.setdefault(name.removeprefix("time/"), []).append(metrics[name])
-        last = self._is_last
+        last = self._learner.is_over
         due = last or (self._eval_every and session.step % self._eval_every == 0)
         # Not one whose evaluation a resume with another --eval-every leaves out.
         self._pending = update if due else None
@@ -265,7 +265,7 @@ class Trainer:
         done = session.runtime.any_says(logged >= found.env_steps)
         pending = session.progress["pending"]
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.
-        if pending is not None and (not done or self._is_last):
+        if pending is not None and (not done or self._learner.is_over):
             self._pending = Update(**pending)
 
     def _begin(self) -> None:
