@@ -169,42 +169,63 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-def test_a_state_goes_on_as_if_it_had_never_stopped(make):
-    """The bandit has tried all that suit catch by then, and chooses by what they earned."""
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
+    """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
 
-    config = small(augment="ucb", lr=1e-3)
-    whole = make(config)
+    from tfrl.training.actor_learner import learner_of_settings
+
+    config = small(augment="ucb", lr=1e-3, lag=lag, total_steps=2048)
+    whole = make(config, learner_of_settings)
     updated(whole, 7)
     state, part = whole.get_state()
     state, part = ({k: np.copy(v) for k, v in x.items()} for x in (state, part))
     expected, weights = updated(whole, 2)
-    other = make(config)
+    other = make(config, learner_of_settings)
     other.set_state(state, [part])
     other.session.step = 7
     history, found = updated(other, 2)
     assert str(history) == str(expected)  # NaN is equal here
     for name, weight in weights.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
-    assert state["bandit/counts"].sum() == 6 and state["bandit/counts"].min() > 0
+    assert state["bandit/counts"].sum() == 6 - lag and state["bandit/last_choice"].shape == (1 + lag,)
+    assert lag or state["bandit/counts"].min() > 0
+    for learner in (whole, other):
+        learner.close()
 
 
-def test_the_bandit_is_told_the_mean_target_after_its_choice(make):
-    learner = make(small(augment="ucb", lr=1e-3))
-    told = []
+def test_a_state_of_before_there_was_a_lag_goes_on(make):
+    learner = make(small(augment="ucb"))
+    state, part = learner.get_state()
+    for written, choices in ((-1, []), (2, [2])):
+        learner.set_state(state | {"bandit/last_choice": np.array(written)}, [part])
+        assert learner.get_state()[0]["bandit/last_choice"].tolist() == choices
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
+    """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
+    from tfrl.training.actor_learner import learner_of_settings
+
+    learner = make(small(augment="ucb", lr=1e-3, lag=lag), learner_of_settings)
+    told, chosen = [], []
     bandit = learner.agent._bandit
     record, bandit.record = (
         bandit.record,
         lambda choice, mean: (told.append((choice, mean)), record(choice, mean)),
     )
     expected = []
-    for _ in range(3):
+    for update in range(5):
         rollout = learner.collect()
+        assert lag == 0 or rollout.version == max(0, update - lag)
         expected.append(oracle_targets(learner.agent._config, learner, rollout)[1].mean())
         learner.learn(rollout)
+        chosen.append(int(learner.agent._choice))
         learner.session.step += 1
-    assert [choice for choice, _ in told] == [0, 1]
-    np.testing.assert_allclose([mean for _, mean in told], expected[1:], rtol=1e-4, atol=1e-6)
+    learner.close()
+    assert [choice for choice, _ in told] == chosen[: 4 - lag] and len(set(chosen)) > 2
+    np.testing.assert_allclose([mean for _, mean in told], expected[1 + lag :], rtol=1e-4, atol=1e-6)
 
 
 def test_a_learner_learns_catch(make):
@@ -234,6 +255,7 @@ def test_the_names_are_those_of_the_augmentations():
         (["--env", "CartPole-v1"], "CartPole-v1 shows vectors; ppo trains it"),
         (["--augment", "crops"], "crop"),
         (["--augment-coef", "-1"], "--augment-coef must be at least 0"),
+        (["--augment", "ucb", "--free-running"], "must know which update's weights acted a rollout"),
     ],
 )
 def test_what_cannot_be_augmented_is_refused(flags, words):

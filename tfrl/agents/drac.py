@@ -5,12 +5,13 @@
 G_pi and G_V draw policy and value of an augmented observation to those of the true one (`tfrl.ops.losses`).
 Each sample is augmented anew in each pass, by a seed of (run's seed, update, env, time step) and the pass, so
 that no topology and no order changes it. With `--augment ucb` a bandit chooses one augmentation before every
-update, by the mean value target of the rollouts that were had after each (UCB-DrAC). The authors' code gives
-it the targets of the rollout before instead, which the augmentation has not changed yet.
+update, by the mean value target of the rollouts that were acted after each (UCB-DrAC): with `--lag`, some
+updates later.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -27,7 +28,7 @@ from tfrl.run import rng
 from tfrl.workers.strategy import Runtime
 
 _BANDIT = "bandit/"  # of its arrays in a state
-_LAST = "last_choice"
+_LAST = "last_choice"  # of --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
@@ -54,7 +55,8 @@ class DrACAgent(PPOAgent):
         super().__init__(config, runtime)
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
-        self._last_choice = -1  # none yet
+        # Of the updates since the weights that act now, and of the one before these; the newest last.
+        self._choices = collections.deque[int](maxlen=1 + (config.lag or 0))
         with runtime.strategy.scope():
             self._choice = tf.Variable(0, trainable=False, dtype=tf.int64)  # which GPUs hold, too
 
@@ -71,17 +73,17 @@ class DrACAgent(PPOAgent):
     ) -> dict[str, float]:
         """Does PPO's update; `train/augmentation` is the place in `AUGMENTATIONS` of the one in use."""
         metrics = super().update(rollout, number, on_step)
-        name = self._config.augmentations[max(0, self._last_choice)]
+        name = self._config.augmentations[self._choices[-1] if self._choices else 0]
         return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
 
     def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
         super()._begin_update(totals, of_targets)
         if self._bandit is None:
             return
-        if self._last_choice >= 0:
-            self._bandit.record(self._last_choice, float(of_targets[1]))
-        self._last_choice = self._bandit.choose()
-        self._choice.assign(self._last_choice)
+        if len(self._choices) == self._choices.maxlen:  # else the rollout was acted by weights without any
+            self._bandit.record(self._choices[0], float(of_targets[1]))
+        self._choices.append(self._bandit.choose())
+        self._choice.assign(self._choices[-1])
 
     def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         config = self._config
@@ -118,7 +120,7 @@ class DrACAgent(PPOAgent):
         state = super().get_state()
         if self._bandit is not None:
             state |= {f"{_BANDIT}{name}": array for name, array in self._bandit.get_state().items()}
-            state[_BANDIT + _LAST] = np.array(self._last_choice)
+            state[_BANDIT + _LAST] = np.array(self._choices, np.int64)
         return state
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -127,4 +129,5 @@ class DrACAgent(PPOAgent):
         if self._bandit is not None:
             names = self._bandit.get_state()
             self._bandit.set_state({name: state[_BANDIT + name] for name in names})
-            self._last_choice = int(state[_BANDIT + _LAST])
+            self._choices.clear()
+            self._choices.extend(int(c) for c in np.atleast_1d(state[_BANDIT + _LAST]) if c >= 0)

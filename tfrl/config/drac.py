@@ -90,6 +90,11 @@ def validate(config: Config) -> None:
         raise UserError(
             f"drac is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
         )
+    if config.augment == UCB and config.free_running:
+        raise UserError(
+            "--augment ucb must know which update's weights acted a rollout, and --free-running leaves it "
+            "open; leave one of them out."
+        )
     suited = fitting(observation.shape)
     if config.augment not in (*suited, UCB):
         height, width, channels = observation.shape
