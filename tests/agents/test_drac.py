@@ -228,6 +228,22 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     np.testing.assert_allclose([mean for _, mean in told], expected[1 + lag :], rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_that_starts_from_another_takes_its_weights_and_not_its_bandit(make):
+    from learners import updated
+
+    config = small(augment="ucb", lr=1e-3)
+    learner, fresh = make(config), make(config)
+    _, weights = updated(learner, 3)
+    expected = fresh.get_state()[0]
+    fresh.agent.begin_with(learner.get_state()[0])
+    found = fresh.get_state()[0]
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found[f"weights/{name}"], weight, err_msg=name)
+    for name in expected:
+        if name.startswith("bandit/"):
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
 def test_a_learner_learns_catch(make):
     config = small(
         num_envs=32, num_steps=32, num_minibatches=4, epochs=4, lr=3e-3, total_steps=10**6, augment="cutout"

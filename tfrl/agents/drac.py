@@ -115,6 +115,10 @@ class DrACAgent(PPOAgent):
 
     # State
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Does as PPO; the bandit learns anew what is of use for this run's task. Raises ValueError."""
+        super().begin_with({name: array for name, array in state.items() if not name.startswith(_BANDIT)})
+
     def get_state(self) -> dict[str, np.ndarray]:
         """PPO's, and what the bandit has learned."""
         state = super().get_state()
