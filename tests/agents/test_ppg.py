@@ -1,7 +1,9 @@
 """PPG: an auxiliary step against a float64 computation, phases on other topologies, resumes, learning."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import tensorflow as tf
 from processes import PATIENCE, ROOT, results, rows
 from refusals import refusal
 
+from tfrl.cli.errors import TrainingError
 from tfrl.config import ppg
 from tfrl.run.checkpoint import CheckpointStore
 
@@ -207,35 +210,83 @@ def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(make, small, t
         assert_same(found, weights)
 
 
-def test_rollouts_that_are_gone_are_missed_before_anything_is_trained(make, small):
-    learner = make(small(policy_updates=4))
-    finish(learner, 2)
-    state, part = learner.get_state()
-    for path in (learner._config.run_dir / "phase").glob("observations-00000001-*"):
-        path.unlink()
-    other = make(small(policy_updates=4))
-    other.session.step = 2
-    assert "lacks rollouts of update 2" in refusal(other.set_state, state, [part])
+@pytest.fixture(scope="module")
+def distilled(make, tmp_path_factory):
+    """The folder of a run and its state, within an auxiliary phase: one of two rollouts has its logits."""
+    folder = tmp_path_factory.mktemp("distilled")
+    learner = make(dataclasses.replace(SMALL, logdir=str(folder)))
+    finish(learner, 1)
+    for _ in range(2):
+        assert learner.update() is None
+    return folder / "small/phase", *learner.get_state()
 
 
-def test_files_of_two_workers_are_read_by_one_and_those_of_old_phases_go(tmp_path):
-    from tfrl.experience.phase import PhaseFiles
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("observations-00000001-*", lambda path: path.unlink(), "lacks rollouts of update 2"),
+        ("targets-00000001-*", lambda path: path.write_bytes(b""), "is damaged"),
+        ("logits-00000000-*", lambda path: os.truncate(path, 200), "is damaged"),
+        ("logits-00000000-*", lambda path: path.unlink(), "lacks rollouts of update 1"),
+    ],
+)
+def test_rollouts_that_cannot_be_read_are_missed_before_anything_is_trained(
+    make, small, distilled, name, change, words
+):
+    folder, state, part = distilled
+    config = small()
+    shutil.copytree(folder, config.run_dir / "phase")
+    change(next((config.run_dir / "phase").glob(name)))
+    other = make(config)
+    other.session.step = 1
+    found = refusal(other.set_state, state, [part])
+    assert words in found and found.endswith("choose another --run-name.")
 
-    array = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 2)).astype(np.uint8)  # [updates, B, T, ...]
-    for envs in (range(0, 4), range(4, 6)):
-        part = PhaseFiles(tmp_path / "phase", envs)
-        for update in range(3):
-            part.add("observations", 7 + update, array[update, envs.start : envs.stop])
-    one = PhaseFiles(tmp_path / "phase", range(6))
-    steps = np.random.default_rng(1).integers(0, 15, (6, 9))
-    expected = np.stack([array[:, i].reshape(15, 2)[steps[i]] for i in range(6)])
-    np.testing.assert_array_equal(one.take("observations", range(7, 10), steps), expected)
-    middle = PhaseFiles(tmp_path / "phase", range(3, 5))
-    np.testing.assert_array_equal(middle.get("observations", 8), array[1, 3:5])
-    (tmp_path / "phase" / "notes-of-mine.npy").touch()
-    one.keep({8})
-    names = {path.name.split("-envs")[0] for path in (tmp_path / "phase").iterdir()}
-    assert names == {"observations-00000008", "notes-of-mine.npy"}
+
+def test_what_a_resume_writes_anew_is_not_read_from_files_of_before(make, small, distilled):
+    """A kill has left later files, by two workers; one goes on, and its files have other names."""
+    folder, state, part = distilled
+    config = small()
+    shutil.copytree(folder, config.run_dir / "phase")
+    of_all = next(folder.glob("logits-00000000-*"))
+    for name in ("logits-00000001", "observations-00000002", ".logits-00000001", "logits-00000000"):
+        for envs in ("envs-0000000-0000004", "envs-0000004-0000008"):
+            ending = ".tmp.npy" if name.startswith(".") else ""
+            shutil.copy(of_all, config.run_dir / "phase" / f"{name}-{envs}.npy{ending}")
+    (config.run_dir / "phase/notes.npy").touch()
+    other = make(config)
+    other.session.step = 1
+    other.set_state(state, [part])
+    left = sorted(path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir())
+    names = ("logits-00000000", "observations-00000000", "observations-00000001")
+    assert left == sorted((*names, "targets-00000000", "targets-00000001", "notes.npy", *2 * names[:1]))
+    other.begin()  # a run that was killed before its first checkpoint begins anew
+    assert [path.name for path in (config.run_dir / "phase").iterdir()] == ["notes.npy"]
+
+
+def test_a_full_disk_ends_the_run_and_says_what_is_kept(make, small, small_disk):
+    """Once what no checkpoint needs is gone and does not make room either."""
+    place = small_disk("200k")
+    learner = make(small(logdir=str(place), policy_updates=1))
+    folder = learner._config.run_dir / "phase"
+    finish(learner, 1)
+    old = folder / "observations-00000000-envs-0000000-0000008.npy"
+    assert old.exists()
+    litter = place / "litter"
+
+    def fill():
+        with contextlib.suppress(OSError), litter.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    fill()
+    learner._keep("targets", 1, np.zeros((8, 16), np.float32))
+    assert not old.exists()
+    fill()
+    with pytest.raises(TrainingError) as caught:
+        learner._keep("observations", 1, np.zeros((8, 16, 10, 5, 1), np.uint8))
+    words = "cannot hold the rollouts of a phase: No space left on device; there is no checkpoint yet"
+    assert str(caught.value) == f"{folder} {words}"
 
 
 def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):

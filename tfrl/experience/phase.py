@@ -7,7 +7,7 @@ and whole; a run that resumes finds it, on any number of workers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
+_LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of `files.replacing`
 
 
 class PhaseFiles:
@@ -29,7 +30,7 @@ class PhaseFiles:
     def __init__(self, folder: Path, envs: range) -> None:
         self._folder = folder
         self._envs = envs
-        self._open: dict[tuple[str, int], np.ndarray] = {}
+        self._open: dict[tuple[str, int], list[np.ndarray]] = {}
 
     def add(self, kind: str, update: int, array: np.ndarray) -> None:
         """Writes [B, T, ...], a row for each of this worker's envs. Raises TrainingError if it cannot."""
@@ -43,46 +44,63 @@ class PhaseFiles:
             reason = files.reason(error)
             raise TrainingError(f"{self._folder} cannot hold the rollouts of a phase: {reason}") from error
 
-    def get(self, kind: str, update: int) -> np.ndarray:
-        """The rows of this worker's envs, [B, T, ...], read as they are used where one file has them all.
+    def get(self, kind: str, update: int) -> list[np.ndarray]:
+        """The rows of this worker's envs: [B_i, T, ...] of each file that has some, in order.
 
-        Raises UserError if there is no such file.
+        They are mapped into memory: what is used is read, as it is used. Raises UserError if there are no
+        such files, or one is damaged.
         """
         key = kind, update
         if key not in self._open:
             self._open[key] = self._load(kind, update)
         return self._open[key]
 
+    def stretch(self, kind: str, update: int, begin: int, end: int) -> np.ndarray:
+        """Time steps `begin` ... `end` - 1 of an update, [B, end - begin, ...], in memory."""
+        return np.concatenate([array[:, begin:end] for array in self.get(kind, update)])
+
     def take(self, kind: str, updates: range, steps: np.ndarray) -> np.ndarray:
         """Rows [B, b, ...] at `steps` int [B, b], of the time steps of all `updates` in a row."""
-        arrays = [self.get(kind, update) for update in updates]
-        length, of_env = arrays[0].shape[1], np.arange(len(self._envs))[:, None]
-        taken = np.empty((*steps.shape, *arrays[0].shape[2:]), arrays[0].dtype)
+        files_of = [self.get(kind, update) for update in updates]
+        _, length, *shape = files_of[0][0].shape
+        taken = np.empty((*steps.shape, *shape), files_of[0][0].dtype)
         which, t = np.divmod(steps, length)
-        for k, array in enumerate(arrays):
-            here = which == k
-            taken[here] = array[np.broadcast_to(of_env, steps.shape)[here], t[here]]
+        for k, arrays in enumerate(files_of):
+            first = 0
+            for array in arrays:
+                rows = slice(first, first + len(array))
+                env, place = np.nonzero(which[rows] == k)
+                taken[rows][env, place] = array[env, t[rows][env, place]]
+                first += len(array)
         return taken
 
-    def keep(self, updates: Collection[int]) -> None:
-        """Removes the files of all other updates. The chief calls it."""
+    def keep(self, is_needed: Callable[[str, int], bool]) -> None:
+        """Removes the files that are not needed, told by kind and update, half-written ones among them.
+
+        The chief calls it, while no worker writes what it may remove.
+        """
         for path in list(self._folder.glob("*.npy")):
-            found = _FILE.fullmatch(path.name)
-            if found and int(found["update"]) not in updates:
+            found = _FILE.fullmatch(path.name) or _LEFT_BY_A_KILL.fullmatch(path.name)
+            if found and not is_needed(found["kind"], int(found["update"])):
                 path.unlink(missing_ok=True)
 
     def forget(self, updates: Collection[int]) -> None:
         """Closes the files of these updates."""
         self._open = {key: array for key, array in self._open.items() if key[1] not in updates}
 
-    def _load(self, kind: str, update: int) -> np.ndarray:
-        wanted, parts = self._envs.start, []
+    def _load(self, kind: str, update: int) -> list[np.ndarray]:
+        wanted, arrays = self._envs.start, []
         while wanted < self._envs.stop:
             path, first, end = self._holding(kind, update, wanted)
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            parts.append(array[wanted - first : self._envs.stop - first])
+            try:
+                array = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError):
+                raise UserError(
+                    f"{path} is damaged, and the run cannot go on with its phase; choose another --run-name."
+                ) from None
+            arrays.append(array[wanted - first : self._envs.stop - first])
             wanted = end
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return arrays
 
     def _holding(self, kind: str, update: int, env: int) -> tuple[Path, int, int]:
         """The file that has `env`, and the range of its envs."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfrl.agents.ppg import AUXILIARY
-from tfrl.cli.errors import TrainingError
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
@@ -81,16 +81,33 @@ class PhasicLearner(OnPolicyLearner):
         self._tidy()
         observations = rollout.by_env(rollout.observations[:, :-1])  # [T, B, ...]
         for kind, array in (("observations", observations), ("targets", rollout.by_env(self.agent.targets))):
-            self._files.add(kind, self._session.step, array.swapaxes(0, 1))
+            self._keep(kind, self._session.step, array.swapaxes(0, 1))
         return metrics
+
+    def _keep(self, kind: str, update: int, array: np.ndarray) -> None:
+        """Writes [B, T, ...]; where the disk is full, once more without what is not needed any longer.
+
+        Raises TrainingError if it is full even so.
+        """
+        try:
+            self._files.add(kind, update, array)
+        except TrainingError:
+            self._tidy()
+            try:
+                self._files.add(kind, update, array)
+            except TrainingError as error:
+                raise TrainingError(f"{error}; {self._session.kept()}") from error
 
     def _tidy(self) -> None:
         """Removes the rollouts that neither this phase nor a checkpoint needs."""
-        if not self._session.runtime.is_chief:
-            return
+        self._keep_phases_of({self._session.step, *self._session.saved_steps()})
+
+    def _keep_phases_of(self, steps: Collection[int]) -> None:
+        """Removes all rollouts but those of the phases that runs of so many updates are in."""
         length = self._config.policy_updates
-        steps = {self._session.step, *self._session.saved_steps()}
-        self._files.keep({u for step in steps for u in range(step // length * length, step + 1)})
+        updates = {u for step in steps for u in range(step // length * length, step + 1)}
+        if self._session.runtime.is_chief:
+            self._files.keep(lambda _, update: update in updates)
 
     # The auxiliary phase
 
@@ -114,14 +131,14 @@ class PhasicLearner(OnPolicyLearner):
 
     def _keep_policy(self, update: int) -> None:
         """Keeps the logits of the policy, as the phase finds it, for one rollout."""
-        observations = self._files.get("observations", update)  # [B, T, ...]
         at_once = self._config.num_steps // self._config.aux_minibatches
         parts = []
         for t in range(0, self._config.num_steps, at_once):
             self._session.watchdog.beat()
-            part = self._by_replica(np.ascontiguousarray(observations[:, t : t + at_once]))
-            parts.append(self.agent.logits(part).reshape(len(observations), at_once, -1))
-        self._files.add("logits", update, np.concatenate(parts, axis=1))
+            observations = self._files.stretch("observations", update, t, t + at_once)  # [B, b, ...]
+            logits = self.agent.logits(self._by_replica(observations))
+            parts.append(logits.reshape(*observations.shape[:2], -1))
+        self._keep("logits", update, np.concatenate(parts, axis=1))
 
     def _learn_share(self, epoch: int, share: int) -> None:
         """A rollout's share of the gradient steps of a pass."""
@@ -150,6 +167,11 @@ class PhasicLearner(OnPolicyLearner):
 
     # State
 
+    def begin(self) -> None:
+        """Does as PPO's, without what a run that was killed before its first checkpoint has left."""
+        super().begin()
+        self._keep_phases_of(())
+
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's, and how far the auxiliary phase is."""
         state, part = super().get_state()
@@ -165,12 +187,33 @@ class PhasicLearner(OnPolicyLearner):
     ) -> None:
         """Continues from what `get_state` gave, with the rollouts of the phase, which must be there.
 
-        Raises UserError as `OnPolicyLearner.set_state`, and where rollouts are missing.
+        Files that this checkpoint knows nothing of go: they will be written anew, by other workers perhaps.
+        Raises UserError as `OnPolicyLearner.set_state`, and on all workers where rollouts are missing.
         """
         super().set_state(state, parts, pieces)
         phase = unpack_json(state[_STATE])
         self._held = None if phase["held"] is None else Update(**phase["held"])
         self._parts_done, self._sums = phase["parts_done"], phase["sums"]
+        first = self._updates.start
         taken = self._session.step + (self._held is not None)
-        for update in range(self._updates.start, taken):
-            self._files.get("observations", update)
+        distilled = first + min(self._parts_done, len(self._updates)) if self._held else first
+        ends = {"observations": taken, "targets": taken, "logits": distilled}
+        if not self.is_over:
+            self._check_rollouts({kind: range(first, end) for kind, end in ends.items()})
+        if self._session.runtime.is_chief:
+            self._files.keep(lambda kind, update: update < ends.get(kind, taken))
+
+    def _check_rollouts(self, updates: Mapping[str, range]) -> None:
+        """Raises UserError on all workers if one of them lacks files of these updates, by kind."""
+        failure: UserError | None = None
+        try:
+            for kind, wanted in updates.items():
+                for update in wanted:
+                    self._files.get(kind, update)
+        except UserError as error:
+            failure = error
+        if self._session.runtime.any_says(failure is not None):
+            raise failure or UserError(
+                f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which the "
+                "checkpoint needs to go on with its phase; choose another --run-name."
+            )
