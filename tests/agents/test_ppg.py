@@ -335,6 +335,19 @@ def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(train, small, c
     assert train(config) == 0 and "is complete; without --solved-at" in capfd.readouterr().out
 
 
+def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(train, small, capfd):
+    """Two of a phase of three; without them, the same command still finds the run complete."""
+    config = small(policy_updates=3, total_steps=5 * 128, checkpoint_every=1, eval_episodes=2)
+    assert train(config) == 0
+    left = {path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir()}
+    assert left == {f"{kind}-{update:08d}" for kind in ("observations", "targets") for update in (3, 4)}
+    assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
+    assert not list((config.run_dir / "phase").iterdir())
+    shutil.rmtree(config.run_dir / "phase")
+    assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
+    assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
+
+
 def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small):
     """--total-steps may be lowered; weights within an auxiliary phase are those of no update."""
     learner = make(small())
@@ -377,7 +390,20 @@ def test_what_cannot_be_meant_is_refused(flags, words):
 def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     place = small_disk("2m")
     config = ppg.READER.parse(["--logdir", str(place), "--run-name", "a"])
-    assert config.phase_bytes == 32 * 64 * 256 * 64 * 64 * 3
+    assert config.phase_bytes == 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
     words = refusal(config.check_resources)
-    assert "up to 64 rollouts of --policy-updates 32 take 12.9 GB of disk" in words and "has 2.1 MB" in words
+    assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words and "has 2.1 MB" in words
     dataclasses.replace(config, env="catch", num_envs=2, num_steps=32).check_resources()
+    config.run_dir.mkdir()  # of a run that is complete
+    (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
+    config.check_resources()
+    assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
+
+
+def test_a_phase_takes_as_much_disk_as_is_said(make, small):
+    """But for the 128 bytes in which each file says what it holds."""
+    learner = make(small(policy_updates=1, env="fruitbot", num_envs=4, num_minibatches=1))
+    while learner.update() is None:
+        pass
+    found = sorted(path.stat().st_size - 128 for path in (learner._config.run_dir / "phase").iterdir())
+    assert len(found) == 3 and sum(found) == learner._config.phase_bytes

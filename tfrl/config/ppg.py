@@ -19,6 +19,7 @@ from tfrl.config.ppo import PPO, multiples_near
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
+from tfrl.run import results
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Config(PPG, ppo.Config):
 
     @property
     def phase_bytes(self) -> int:
-        """The observations of a phase, all workers together."""
-        spec = registry.specs(self.env)[0]
-        each = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        """The size of a phase's observations, value targets and logits, all workers together."""
+        observation, action = registry.specs(self.env)
+        each = math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.n
         return self.policy_updates * self.steps_per_update * each
 
     @property
@@ -91,7 +92,9 @@ class Config(PPG, ppo.Config):
         return 1 + min(self.keep_checkpoints, older)
 
     def check_resources(self) -> None:
-        """Raise UserError if the disk has no room for the rollouts of its phases."""
+        """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
+        if (results.read(self.run_dir) or {}).get("env_steps") == self.run_steps:
+            return
         place = self.run_dir / "phase"
         held = sum(file.stat().st_size for file in place.glob("*.npy"))
         there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())

@@ -114,6 +114,9 @@ class LearnerBase:
         wanted = self._config.solved_at
         return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
 
+    def finish(self) -> None:
+        """Does nothing: a checkpoint has all that a run needs."""
+
     def action_counts(self, actions: np.ndarray) -> list[int]:
         """Counts of all workers' actions [..., *shape] by bin of a histogram. A collective."""
         return self._runtime.sum_over_workers(self._distribution.counts(actions)).tolist()

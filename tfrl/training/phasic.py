@@ -109,6 +109,10 @@ class PhasicLearner(OnPolicyLearner):
         if self._session.runtime.is_chief:
             self._files.keep(lambda _, update: update in updates)
 
+    def finish(self) -> None:
+        """Removes the rollouts of all phases but the one that the last checkpoint is within, if it is."""
+        self._keep_phases_of(self._session.saved_steps()[-1:])
+
     # The auxiliary phase
 
     def _auxiliary_part(self) -> None:

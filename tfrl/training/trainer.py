@@ -100,6 +100,9 @@ class Learner(Protocol):
     ) -> None:
         """Continues from what `get_state` and `pieces` gave on all workers, be they more or fewer now."""
 
+    def finish(self) -> None:
+        """Removes, when the run is over, the files of its own that only older checkpoints need."""
+
     def close(self) -> None:
         """Stops what it has started."""
 
@@ -290,6 +293,7 @@ class Trainer:
     def _finish(self) -> int:
         """Exports, and writes and shows the results."""
         config, session = self._config, self._session
+        self._learner.finish()
         with session.finishing():
             if session.runtime.is_chief:
                 weights = self._learner.weights()
