@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tfrl.cli import command_line, endings, words
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
@@ -15,7 +17,7 @@ from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
-_SPEED_WINDOW = 8  # updates
+_SPEED_WINDOW = 8  # updates, or so many that no kind of them is left out
 _GRACE_SECONDS = 600.0  # for a first update
 
 
@@ -56,21 +58,28 @@ def row(run: runs.Run, now: float) -> list[str]:
     least every few updates. `now` is a time of `time.time`.
     """
     total = run.config.run_steps
-    speeds = run.points("time/env_steps_per_second")[1][-_SPEED_WINDOW:]
+    speeds = _speeds(run)
     returns = run.points("rollout/episode_return")[1]
     saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()
     state = _state(run, now)
-    left = (total - run.env_steps) / speeds.mean() if speeds.size and state == "running" else None
+    speed = 1 / np.mean(1 / speeds) if speeds.size else None  # of equally many env steps each
+    left = (total - run.env_steps) / speed if speed and state == "running" else None
     return [
         run.name,
         state,
         f"{run.env_steps:,}",
         f"{run.env_steps / total:.0%}",
         f"{returns[-1]:.2f}" if returns.size else "-",
-        f"{speeds.mean():.0f}" if speeds.size else "-",
+        f"{speed:.0f}" if speed else "-",
         "-" if left is None else words.duration(left),
         str(saved[-1]) if saved else "-",
     ]
+
+
+def _speeds(run: runs.Run) -> np.ndarray:
+    """The env steps per second of the last updates."""
+    alike = run.config.updates_alike
+    return run.points("time/env_steps_per_second")[1][-alike * max(1, _SPEED_WINDOW // alike) :]
 
 
 def _state(run: runs.Run, now: float) -> str:
@@ -78,9 +87,9 @@ def _state(run: runs.Run, now: float) -> str:
         return "done"
     held = lock.is_held(run.path)
     if held is None:  # by a process of another machine, if it still lives
-        speeds = run.points("time/env_steps_per_second")[1]
-        update_seconds = run.config.steps_per_update / speeds[-1] if speeds.size else 0.0
-        written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE)
+        speeds = _speeds(run)
+        update_seconds = run.config.steps_per_update / speeds.min() if speeds.size else 0.0
+        written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE, run.path / "checkpoints")
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS
     return "running" if held else "interrupted"

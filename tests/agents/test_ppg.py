@@ -400,6 +400,29 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
 
 
+@pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
+def test_a_run_tells_how_many_auxiliary_phases_it_has(make, small, capfd, updates, phases):
+    learner = make(small(total_steps=updates * 128))
+    assert learner.agent.summary["auxiliary phase"].startswith(f"{phases} in all, one every 2 updates")
+    learner.begin()
+    words = "comes after --policy-updates 2: it never has one, and is PPO with --epochs 1."
+    assert (words in capfd.readouterr().err) == (phases == 0)
+
+
+def test_the_display_moves_through_an_auxiliary_phase(make, small):
+    learner = make(small())
+    console, shown, phases = learner.session.console, [], []
+    console.advance_to = lambda env_steps, steady=False: shown.append(env_steps)
+    console.phase = phases.append
+    finish(learner, 1)
+    assert len(set(shown)) > 2 and max(shown) == 128
+    del shown[:], phases[:]
+    finish(learner, 1)
+    assert phases[2:] == [f"distilling, part {n} of 6" for n in range(1, 7)]
+    assert shown == sorted(shown) and 128 <= shown[0] < 129 and 250 < shown[-1] < 256
+    assert len({x for x in shown if x > 128 + 128 / 7}) > 6 * 2
+
+
 def test_a_phase_takes_as_much_disk_as_is_said(make, small):
     """But for the 128 bytes in which each file says what it holds."""
     learner = make(small(policy_updates=1, env="fruitbot", num_envs=4, num_minibatches=1))

@@ -1,5 +1,6 @@
 """The report: what is in it, that a browser shows it without a network, and folders that are not whole."""
 
+import csv
 import html.parser
 import importlib
 import json
@@ -18,8 +19,10 @@ from PIL import Image
 import resnet.evaluate
 import resnet.supervised.config
 from tfrl import report, status, suite
+from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.config import ppg
 from tfrl.envs.registry import games
 from tfrl.reporting import comparison, runs
 from tfrl.reporting.page import render
@@ -338,6 +341,28 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
         status.main([str(damaged)])
     with pytest.raises(UserError, match="does not exist"):
         status.main([str(tmp_path / "nowhere")])
+
+
+def test_status_counts_the_time_of_auxiliary_phases(tmp_path):
+    """Every 16th update takes 10 times as long; none of them is among the last 8."""
+    path = make_run(tmp_path, kind=ppg.Config, policy_updates=16, finished=False)
+    with (path / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))[:30]
+    with (path / "progress.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        for update, row in enumerate(rows, 1):
+            table.writerow(row | {"time/env_steps_per_second": 100 if update % 16 == 0 else 1000})
+    run, now = runs.load(path), time.time()
+    assert status.row(run, now)[5] == "640"
+    (path / LOCK_FILE).write_text("process 1 on another-machine")
+    left = (run.config.run_steps - run.env_steps) / 640
+    assert status.row(run, now)[6] == words.duration(left)
+    later = now + 3600  # without a row, but with checkpoints
+    assert status.row(run, later)[1] == "interrupted"
+    (path / "checkpoints").mkdir()
+    os.utime(path / "checkpoints", (later, later))
+    assert status.row(run, later)[1] == "running"
 
 
 def supervised_run(folder):

@@ -68,13 +68,11 @@ class PPGAgent(PPOAgent):
     @property
     def summary(self) -> dict[str, str]:
         """Descriptions of a phase, by title."""
-        config, size = self._config, self._config.phase_bytes
-        passes = f"every {config.policy_updates} updates, {config.aux_epochs} epochs of minibatches of "
-        disk = f"{words.size(size)} of rollouts in {config.run_dir / 'phase'}"
-        if config.phases_kept > 1:
-            disk += f", at times {words.size(config.phases_kept * size)}"
-        rows = f"{config.auxiliary_step.rows_per_step:,}"
-        return super().summary | {"auxiliary phase": passes + rows, "disk": disk}
+        config, each = self._config, self._config.policy_updates
+        phases = f"{config.num_updates // each} in all, one every {each} updates"
+        passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_step.rows_per_step:,}"
+        disk = f"up to {words.size(config.disk_bytes)} of rollouts in {config.run_dir / 'phase'}"
+        return super().summary | {"auxiliary phase": f"{phases}: {passes}", "disk": disk}
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
         estimated = super()._estimates(rollout, values, rows)

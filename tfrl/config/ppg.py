@@ -69,6 +69,11 @@ class Config(PPG, ppo.Config):
         }
 
     @property
+    def updates_alike(self) -> int:
+        """Those of a phase."""
+        return self.policy_updates
+
+    @property
     def auxiliary_step(self) -> AuxiliaryStep:
         """Sizes of a gradient step of the auxiliary phase, all workers together.
 
@@ -86,10 +91,15 @@ class Config(PPG, ppo.Config):
         return self.policy_updates * self.steps_per_update * each
 
     @property
-    def phases_kept(self) -> int:
-        """Phases that may be on the disk at a time: the present one, and what kept checkpoints go on with."""
+    def rollouts_on_disk(self) -> int:
+        """Rollouts that may be there at a time: of this phase, and of those that checkpoints go on with."""
         older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
-        return 1 + min(self.keep_checkpoints, older)
+        return min((1 + min(self.keep_checkpoints, older)) * self.policy_updates, self.num_updates)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of these rollouts."""
+        return self.rollouts_on_disk * self.phase_bytes // self.policy_updates
 
     def check_resources(self) -> None:
         """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
@@ -98,13 +108,11 @@ class Config(PPG, ppo.Config):
         place = self.run_dir / "phase"
         held = sum(file.stat().st_size for file in place.glob("*.npy"))
         there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-        rollouts = min(self.phases_kept * self.policy_updates, self.num_updates)
-        needed = rollouts * self.phase_bytes // self.policy_updates
         free = shutil.disk_usage(there).free + held
-        if needed > free:
+        if self.disk_bytes > free:
             raise UserError(
-                f"up to {rollouts} rollouts of --policy-updates {self.policy_updates} take "
-                f"{words.size(needed)} of disk, and {there} has {words.size(free)}; lower "
+                f"up to {self.rollouts_on_disk} rollouts of --policy-updates {self.policy_updates} take "
+                f"{words.size(self.disk_bytes)} of disk, and {there} has {words.size(free)}; lower "
                 "--policy-updates or --checkpoint-every, or choose another --logdir."
             )
 

@@ -136,6 +136,11 @@ class RLSettings:
         return -(-self.total_steps // self.steps_per_update)
 
     @property
+    def updates_alike(self) -> int:
+        """Updates that together take as long as any others so many: of single ones, some may take longer."""
+        return 1
+
+    @property
     def run_steps(self) -> int:
         """Env steps after which a run is complete."""
         return self.total_steps if self.updates_vary else self.num_updates * self.steps_per_update

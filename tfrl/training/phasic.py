@@ -118,7 +118,7 @@ class PhasicLearner(OnPolicyLearner):
     def _auxiliary_part(self) -> None:
         """The next part. A collective."""
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
-        session.phase("distilling")
+        session.phase(f"distilling, part {self._parts_done + 1} of {self._parts}")
         if self._parts_done < length:
             self._keep_policy(self._updates[self._parts_done])
         else:
@@ -138,7 +138,7 @@ class PhasicLearner(OnPolicyLearner):
         at_once = self._config.num_steps // self._config.aux_minibatches
         parts = []
         for t in range(0, self._config.num_steps, at_once):
-            self._session.watchdog.beat()
+            self._advance_to(t / self._config.num_steps)
             observations = self._files.stretch("observations", update, t, t + at_once)  # [B, b, ...]
             logits = self.agent.logits(self._by_replica(observations))
             parts.append(logits.reshape(*observations.shape[:2], -1))
@@ -151,8 +151,9 @@ class PhasicLearner(OnPolicyLearner):
         envs = session.runtime.local_envs(config.num_envs)
         phase, total = updates.start // len(updates), len(updates) * config.num_steps
         orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, total)  # [B, total]
-        for k in range(share * config.aux_minibatches, (share + 1) * config.aux_minibatches):
-            session.watchdog.beat()
+        begin = share * config.aux_minibatches
+        for k in range(begin, begin + config.aux_minibatches):
+            self._advance_to((k - begin) / config.aux_minibatches)
             steps = orders[:, k * each : (k + 1) * each]
             kinds = ("observations", "targets", "logits")
             batch = (self._by_replica(self._files.take(kind, updates, steps)) for kind in kinds)
@@ -163,6 +164,18 @@ class PhasicLearner(OnPolicyLearner):
                     f"finite number in the auxiliary phase; {session.kept()}"
                 )
             self._sums = [total + float(x) for total, x in zip(self._sums, metrics, strict=True)]
+
+    def _advance_to(self, share: float) -> None:
+        """Moves the console within a part of the auxiliary phase."""
+        self._session.watchdog.beat()
+        self._session.console.advance_to(self._at(share))
+
+    def _at(self, share: float) -> float:
+        """The env steps to show: the auxiliary phase and the update before it share those of an update."""
+        if self._session.step == self._updates[-1]:
+            done = 0 if self._held is None else 1 + self._parts_done
+            share = (done + share) / (1 + self._parts)
+        return super()._at(share)
 
     def _by_replica(self, array: np.ndarray) -> np.ndarray:
         """[R * B, b, ...] as [R, B * b, ...]."""
@@ -175,6 +188,13 @@ class PhasicLearner(OnPolicyLearner):
         """Does as PPO's, without what a run that was killed before its first checkpoint has left."""
         super().begin()
         self._keep_phases_of(())
+        config, session = self._config, self._session
+        if config.num_updates < config.policy_updates and session.runtime.is_chief:
+            session.console.warn(
+                f"The run has {config.num_updates} updates, and its first auxiliary phase comes after "
+                f"--policy-updates {config.policy_updates}: it never has one, and is PPO with --epochs "
+                f"{config.epochs}."
+            )
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's, and how far the auxiliary phase is."""
