@@ -381,6 +381,8 @@ def test_a_learner_learns_catch(make, small):
             "--num-steps must be divisible by --aux-minibatches 15; got 256; 255 or 270",
         ),
         (["--policy-updates", "0"], "--policy-updates must be at least 1"),
+        (["--actor-timeout", "5"], "leave --actors, --actor-timeout and --lag out"),
+        (["--free-running"], "leave --actors, --actor-timeout and --lag out"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(flags, words):

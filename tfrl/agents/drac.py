@@ -32,7 +32,7 @@ _LAST = "last_choice"  # of --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
-    """PPO with regularised losses; with `--augment-use rad`, PPO's losses of augmented observations.
+    """PPO with regularised losses; with `--augment-use rad`, its losses of what is augmented after acting.
 
     Args:
       config: the settings.
@@ -65,7 +65,8 @@ class DrACAgent(PPOAgent):
         """Descriptions of an update, by title."""
         config = self._config
         how = "a bandit's choice of " + ", ".join(config.augmentations) if self._bandit else config.augment
-        use = "of what is learned from (RAD)" if config.augment_use == "rad" else f"x {config.augment_coef}"
+        is_rad = config.augment_use == "rad"
+        use = "of what is learned from, after acting" if is_rad else f"x {config.augment_coef}"
         return super().summary | {"augmentation": f"{how}, {use}"}
 
     def update(

@@ -1,4 +1,4 @@
-"""The settings of actors: who steps the training envs, and how far ahead of the learner."""
+"""The settings of actors and learners: who steps the training envs, how far ahead, and who learns."""
 
 from __future__ import annotations
 
@@ -45,17 +45,23 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Actors:
-    """The processes that step the envs, and those that learn. The result does not depend on them."""
+    """The processes that step the envs. The result does not depend on them."""
 
     actors: int = 0
     """Processes on Ray that step the envs, each its share of them; 0: this process."""
+    actor_timeout: float = 600.0
+    """Seconds that an actor may take for a rollout before it is replaced."""
+
+
+@dataclass(frozen=True)
+class Learners:
+    """The processes that learn. The result does not depend on them."""
+
     learners: int = 1
     """Processes that learn, each from its share of the envs and actors; their gradients are summed. More than
     one are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
     ray_address: str | None = None
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
-    actor_timeout: float = 600.0
-    """Seconds that an actor may take for a rollout before it is replaced."""
 
 
 RANGES = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
-from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Learners, Replay, ReplaySettings, Run, Task, Torso
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DDPG:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
 
     algorithm: ClassVar[str] = "ddpg"
@@ -52,7 +52,7 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Run),
+    sections=(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),

@@ -10,7 +10,18 @@ import numpy as np
 
 from tfrl.cli.settings import COUNT, FRACTION, NATURAL, POSITIVE, Range, Reader
 from tfrl.config import actors, replay
-from tfrl.config.replay import DEFAULTS, Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import (
+    DEFAULTS,
+    Actors,
+    Ahead,
+    Hardware,
+    Learners,
+    Replay,
+    ReplaySettings,
+    Run,
+    Task,
+    Torso,
+)
 from tfrl.envs.spec import Discrete
 from tfrl.ops import schedules
 
@@ -43,7 +54,7 @@ class DQN:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
 
     algorithm: ClassVar[str] = "dqn"
@@ -143,7 +154,7 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Run),
+    sections=(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=lambda env: {"CartPole-v1": "cartpole", "catch": "catch"}.get(env, "default"),

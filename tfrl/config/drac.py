@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE
 from tfrl.config import ppo
-from tfrl.config.actors import Actors, Ahead
+from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.ppo import PPO
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
@@ -33,7 +33,8 @@ class DrAC:
     augment_coef: float = 0.1
     """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
     augment_use: Literal["drac", "rad"] = "drac"
-    """drac: those losses; rad: PPO's own losses, of changed observations (Laskin et al. 2020), to compare."""
+    """drac: those losses; rad: PPO's losses of observations augmented after acting, to compare; as published
+    (RAD, Laskin et al. 2020), the policy acts on augmented ones, too."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -95,6 +96,11 @@ def validate(config: Config) -> None:
             "--augment ucb must know which update's weights acted a rollout, and --free-running leaves it "
             "open; leave one of them out."
         )
+    if config.augment_use == "rad" and config.augment_coef != DrAC.augment_coef:
+        raise UserError(
+            f"--augment-coef {config.augment_coef} is the weight of losses that --augment-use rad does not "
+            "have; leave it out."
+        )
     suited = fitting(observation.shape)
     if config.augment not in (*suited, UCB):
         height, width, channels = observation.shape
@@ -107,7 +113,7 @@ def validate(config: Config) -> None:
 READER = dataclasses.replace(
     ppo.READER,
     kind=Config,
-    sections=(Task, PPO, DrAC, Network, Hardware, Ahead, Actors, Run),
+    sections=(Task, PPO, DrAC, Network, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=ppo.family_preset,

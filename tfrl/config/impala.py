@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, run
-from tfrl.config.actors import Actors, Ahead
+from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.ppo import check_length, check_minibatches, check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
@@ -64,7 +64,7 @@ class IMPALA:
 
 
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Network, IMPALA, Task, RLSettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSettings):
     """All settings of an IMPALA run. One field a flag."""
 
     algorithm: ClassVar[str] = "impala"
@@ -193,7 +193,7 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, IMPALA, Network, Hardware, Ahead, Actors, Run),
+    sections=(Task, IMPALA, Network, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=default_preset,

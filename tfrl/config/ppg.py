@@ -15,6 +15,7 @@ from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config import ppo
+from tfrl.config.actors import Actors, Learners
 from tfrl.config.ppo import PPO, multiples_near
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
@@ -33,7 +34,7 @@ class PPG:
     aux_minibatches: int = 16
     """Gradient steps of the auxiliary phase for each rollout in a pass; must divide --num-steps."""
     aux_lr: float = 5e-4
-    """Learning rate of the auxiliary phase, which has an Adam of its own."""
+    """Learning rate of the auxiliary phase, which has its own Adam; --lr-schedule does not change it."""
     beta_clone: float = 1.0
     """Weight of the loss that keeps the policy as it was when the phase began."""
 
@@ -70,7 +71,7 @@ class Config(PPG, ppo.Config):
 
     @property
     def updates_alike(self) -> int:
-        """Those of a phase."""
+        """The updates of a phase."""
         return self.policy_updates
 
     @property
@@ -151,8 +152,10 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     ppo.validate(config, RANGES)
-    if config.is_ahead:
-        raise UserError("ppg steps its envs and learns in turn: leave --actors and --lag out.")
+    if config.is_ahead or config.actor_timeout != Actors.actor_timeout:
+        raise UserError(
+            "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
+        )
     if not isinstance(action := registry.specs(config.env)[1], Discrete):
         raise UserError(
             f"ppg is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
@@ -167,7 +170,7 @@ def validate(config: Config) -> None:
 READER = dataclasses.replace(
     ppo.READER,
     kind=Config,
-    sections=(Task, PPO, PPG, Network, Hardware, Run),
+    sections=(Task, PPO, PPG, Network, Hardware, Learners, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=ppo.family_preset,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, network, run
-from tfrl.config.actors import Actors, Ahead
+from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -84,7 +84,7 @@ class PPO:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Network, PPO, Task, RLSettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
 
     `parse` gives checked ones with `run_name` filled in.
@@ -382,7 +382,7 @@ def _divisors_near(value: int, wanted: int) -> str:
 
 READER = Reader(
     Config,
-    sections=(Task, PPO, Network, Hardware, Ahead, Actors, Run),
+    sections=(Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=_SUMMARIES,
     default_preset=default_preset,

@@ -14,7 +14,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
 from tfrl.config import actors, run
-from tfrl.config.actors import Actors, Ahead
+from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
@@ -234,6 +234,7 @@ __all__ = [
     "Actors",
     "Ahead",
     "Hardware",
+    "Learners",
     "Replay",
     "ReplaySettings",
     "Run",

@@ -10,7 +10,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
 from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
-from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Learners, Replay, ReplaySettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 
@@ -31,7 +31,7 @@ class SAC:
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
     algorithm: ClassVar[str] = "sac"
@@ -66,7 +66,7 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Run),
+    sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),

@@ -9,7 +9,7 @@ from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, ddpg, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES
 from tfrl.config.ddpg import DDPG
-from tfrl.config.replay import Actors, Ahead, Hardware, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config.replay import Actors, Ahead, Hardware, Learners, Replay, ReplaySettings, Run, Task, Torso
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TD3(DDPG):
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Ahead, Hardware, Torso, TD3, Replay, Task, ReplaySettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, TD3, Replay, Task, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
     algorithm: ClassVar[str] = "td3"
@@ -48,7 +48,7 @@ def validate(config: Config) -> None:
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Run),
+    sections=(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
     presets=ddpg.PRESETS,
     preset_summaries=SUMMARIES,
     default_preset=lambda env: OF_ENVS.get(env, "default"),
