@@ -402,6 +402,19 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
 
 
+def test_help_has_learners_and_no_actors(capsys):
+    with pytest.raises(SystemExit):
+        ppg.READER.parse(["--help"])
+    said = capsys.readouterr().out
+    assert "--learners" in said and "--actors" not in said and "--lag" not in said
+
+
+def test_the_authors_protocol_of_hard_levels_has_none_that_are_unseen():
+    config = ppg.READER.parse(["--preset", "openai-hard"])
+    assert (config.num_levels, config.total_steps, config.num_envs) == (0, 100_000_000, 256)
+    assert config.distribution_mode == "hard" and not config.has_unseen_levels
+
+
 @pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
 def test_a_run_tells_how_many_auxiliary_phases_it_has(make, small, capfd, updates, phases):
     learner = make(small(total_steps=updates * 128))

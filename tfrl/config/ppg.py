@@ -118,7 +118,10 @@ class Config(PPG, ppo.Config):
             )
 
 
-# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients.
+# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
+# of it are no settings here. They scale the initial weights of every unit to a norm; ours are as PPO's. And
+# their auxiliary minibatches are whole rollouts of 256 steps of a few envs; ours, of as many samples, are
+# random steps of all envs, so that no topology moves them.
 _AUTHORS = {
     "epochs": 1,
     "clip_value": False,
@@ -130,13 +133,15 @@ _AUTHORS = {
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], "total_steps": 100_000_000, **_AUTHORS},
+    "openai-hard": {**ppo.PRESETS["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
     "gymnasium": {**ppo.PRESETS["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
 }
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
-    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy",
-    "openai-hard": "the authors' settings for hard levels, of their four workers together",
+    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
+    "initialisation, nor whole rollouts as auxiliary minibatches",
+    "openai-hard": "the same for hard levels, of their four workers together: all levels are trained on, as "
+    "in the paper, so there are no unseen ones, and no gap",
     "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
 }
 RANGES: dict[str, Range] = {
