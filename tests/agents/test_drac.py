@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import results, rows
 from refusals import refusal
 
 from tfrl.config import drac
@@ -226,6 +227,20 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     learner.close()
     assert [choice for choice, _ in told] == chosen[: 4 - lag] and len(set(chosen)) > 2
     np.testing.assert_allclose([mean for _, mean in told], expected[1 + lag :], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_results_count_the_updates_of_each_augmentation(tmp_path, lag):
+    from learners import train
+
+    from tfrl.training.actor_learner import learner_of_settings
+
+    config = small(augment="ucb", lag=lag, logdir=str(tmp_path), eval_episodes=2)
+    assert train(config, learner_of_settings) == 0
+    names = list(augment.AUGMENTATIONS)
+    chosen = [names[int(float(row["train/augmentation"]))] for row in rows(config.run_dir)]
+    expected = {name: chosen.count(name) for name in ("crop", "random-conv", "flip", "cutout")}
+    assert results(config.run_dir)["augmentations"] == expected and sum(expected.values()) == 8
 
 
 def test_a_run_that_starts_from_another_takes_its_weights_and_not_its_bandit(make):

@@ -54,6 +54,11 @@ class ActorCriticAgent:
         """The number of trained parameters."""
         return sum(int(np.prod(v.shape)) for v in self._variables)
 
+    @property
+    def results(self) -> dict[str, object]:
+        """Nothing that is not in every run's results.json."""
+        return {}
+
     def begin(self) -> None:
         """Takes the torso of --torso-weights."""
         if self._config.torso_weights is not None:

@@ -47,6 +47,10 @@ class Agent(Protocol):
     def summary(self) -> dict[str, str]:
         """Descriptions of an update, by title: rows of the table that is printed before training."""
 
+    @property
+    def results(self) -> dict[str, object]:
+        """The entries of results.json that are this algorithm's alone, by name, as JSON values."""
+
     def begin(self) -> None:
         """Takes the weights that a new run is to start from, where the settings name some."""
 

@@ -69,6 +69,16 @@ class DrACAgent(PPOAgent):
         use = "of what is learned from, after acting" if is_rad else f"x {config.augment_coef}"
         return super().summary | {"augmentation": f"{how}, {use}"}
 
+    @property
+    def results(self) -> dict[str, object]:
+        """The number of updates that each augmentation was chosen for, by name, where a bandit chooses."""
+        if self._bandit is None:
+            return {}
+        # It counts a choice when it knows what came of it.
+        unknown = np.bincount(np.array(self._choices, int), minlength=len(self._augmentations))
+        counts = self._bandit.counts() + unknown
+        return {"augmentations": dict(zip(self._config.augmentations, counts.tolist(), strict=True))}
+
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:

@@ -65,6 +65,11 @@ class ReinforceAgent:
         by = f"{config.observers} observers on Ray" if config.observers else "this process"
         return {"envs": f"{config.num_envs}, an episode of each an update", "observers": by}
 
+    @property
+    def results(self) -> dict[str, object]:
+        """Nothing that is not in every run's results.json."""
+        return {}
+
     def begin(self) -> None:
         """Does nothing: there is nothing else that a run could start from."""
 

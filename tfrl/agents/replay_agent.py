@@ -146,6 +146,11 @@ class ReplayAgent:
         )
         return {"envs": envs, "learning": each, "replay": in_words(config)}
 
+    @property
+    def results(self) -> dict[str, object]:
+        """Nothing that is not in every run's results.json."""
+        return {}
+
     def begin(self) -> None:
         """There is nothing that a run could start from."""
 

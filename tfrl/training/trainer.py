@@ -330,4 +330,5 @@ class Trainer:
             },
             **({"learners": session.runtime.num_workers} if hasattr(config, "learners") else {}),
             **{name: float(np.mean(shares)) for name, shares in self._waits.items()},
+            **self._learner.agent.results,
         }
