@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import PATIENCE, ROOT, results, rows
+from processes import PATIENCE, ROOT, learned, results, rows
 from refusals import refusal
 
 from tfrl.cli.errors import TrainingError
@@ -346,6 +346,37 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(tr
     shutil.rmtree(config.run_dir / "phase")
     assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
     assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
+
+
+def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(train, small, tmp_path, capfd):
+    """One of a run that was stopped there, and of one that is killed once the phase is done and logged."""
+    import learners
+
+    from tfrl.training.phasic import PhasicLearner
+
+    class Stopped(PhasicLearner):
+        def _auxiliary_part(self):
+            super()._auxiliary_part()
+            if self._parts_done == 3:
+                (self._config.run_dir / "stop").touch()
+
+    config = small(total_steps=3 * 128, eval_episodes=2)
+    assert learners.train(config, Stopped) == 0
+    assert "Stopped, saved at 256 env steps" in capfd.readouterr().out
+    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).load(pytest.fail)
+    assert (saved.update, saved.env_steps) == (1, 256)
+    for name in ("checkpoints", "phase"):
+        shutil.copytree(config.run_dir / name, tmp_path / name)
+    assert train(config) == 0
+    whole, history = results(config.run_dir), learned(config.run_dir)
+    assert whole["resumed_at"] == [256] and [row["env_steps"] for row in history] == ["128", "256", "384"]
+    (config.run_dir / "results.json").unlink()
+    for name in ("checkpoints", "phase"):
+        shutil.rmtree(config.run_dir / name)
+        shutil.copytree(tmp_path / name, config.run_dir / name)
+    assert train(config) == 0
+    assert learned(config.run_dir) == history
+    assert results(config.run_dir)["weights_sha256"] == whole["weights_sha256"]
 
 
 def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small):

@@ -241,14 +241,12 @@ class Session:
 
     # The run's folder
 
-    def open_folder(
-        self, columns: Sequence[str], *, again: bool = False, step_column: str = "env_steps"
-    ) -> None:
+    def open_folder(self, columns: Sequence[str], *, again: int = 0, step_column: str = "env_steps") -> None:
         """The chief writes the settings and goes on with the metrics.
 
         Args:
           columns: of progress.csv, after the steps.
-          again: the row of the checkpoint's own step is to be written again.
+          again: how far before the checkpoint rows end, on the x-axis; later ones are to be written again.
           step_column: what the x-axis is.
         """
         if not self.runtime.is_chief:

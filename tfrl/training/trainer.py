@@ -158,6 +158,11 @@ class Trainer:
         return self._learner.env_steps
 
     @property
+    def _steps_taken(self) -> int:
+        """Env steps so far, also those of the update that is under way."""
+        return self._env_steps + self._learner.steps_within
+
+    @property
     def _columns(self) -> tuple[str, ...]:
         """The columns of progress.csv after `env_steps`, in order."""
         return (
@@ -179,8 +184,7 @@ class Trainer:
             self._train()
         except Stopped as stopped:
             self._save()
-            taken = self._env_steps + self._learner.steps_within
-            return session.end_early(stopped.code, f"{taken:,} env steps")
+            return session.end_early(stopped.code, f"{self._steps_taken:,} env steps")
         return self._finish()
 
     @property
@@ -275,7 +279,8 @@ class Trainer:
         """Opens the run's folder, and tells what is about to be trained."""
         config, session = self._config, self._session
         logged = logged_steps(config.run_dir / PROGRESS_FILE)
-        session.open_folder(self._columns, again=self._pending is not None)
+        within = 0 if session.found is None else session.found.env_steps - self._env_steps
+        session.open_folder(self._columns, again=within + (self._pending is not None))
         agent = self._learner.agent
         if session.found is None:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
@@ -288,7 +293,7 @@ class Trainer:
             state, part = self._learner.get_state()
             pending = None if self._pending is None else dataclasses.asdict(self._pending)
             pieces = self._learner.pieces()
-            self._session.save(self._env_steps, state, part, {"pending": pending}, pieces)
+            self._session.save(self._steps_taken, state, part, {"pending": pending}, pieces)
 
     def _finish(self) -> int:
         """Exports, and writes and shows the results."""
