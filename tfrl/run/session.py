@@ -109,9 +109,12 @@ class Session:
         self._unsaved: tuple[Any, ...] | None = None  # why the last checkpoint was not saved
         self._warn_once = once(console.warn)
 
-    def phase(self, name: str) -> None:
-        """Tells people and the other workers what is being done."""
-        self.console.phase(name)
+    def phase(self, name: str, detail: str = "") -> None:
+        """Tells people and the other workers what is being done, and people how far it is.
+
+        The watchdog knows by the name which phases have been before, and how long they may take then.
+        """
+        self.console.phase(name + detail)
         self.watchdog.beat(name, self.step)
 
     # Checkpoints

@@ -118,7 +118,8 @@ class PhasicLearner(OnPolicyLearner):
     def _auxiliary_part(self) -> None:
         """The next part. A collective."""
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
-        session.phase(f"distilling, part {self._parts_done + 1} of {self._parts}")
+        name = "keeping the policy" if self._parts_done < length else "distilling"
+        session.phase(name, f", part {self._parts_done + 1} of {self._parts}")
         if self._parts_done < length:
             self._keep_policy(self._updates[self._parts_done])
         else:
