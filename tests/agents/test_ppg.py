@@ -379,13 +379,11 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(train, 
     assert results(config.run_dir)["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small):
+def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small, distilled):
     """--total-steps may be lowered; weights within an auxiliary phase are those of no update."""
-    learner = make(small())
-    finish(learner, 1)
-    assert learner.update() is None and learner.session.step == 1
-    state, part = learner.get_state()
+    folder, state, part = distilled
     shorter = make(small(total_steps=128))
+    shutil.copytree(folder, shorter._config.run_dir / "phase")
     shorter.session.step = 1
     shorter.set_state(state, [part])
     assert shorter.steps_within == 128 and not shorter.is_over
@@ -471,12 +469,6 @@ def test_the_display_moves_through_an_auxiliary_phase(make, small):
     assert {name for name in known if "part" in name} == set() and "distilling" in known
     assert shown == sorted(shown) and 128 <= shown[0] < 129 and 250 < shown[-1] < 256
     assert len({x for x in shown if x > 128 + 128 / 7}) > 6 * 2
-
-
-def test_a_phase_takes_as_much_disk_as_is_said(make, small):
-    """But for the 128 bytes in which each file says what it holds."""
-    learner = make(small(policy_updates=1, env="fruitbot", num_envs=4, num_minibatches=1))
-    while learner.update() is None:
-        pass
-    found = sorted(path.stat().st_size - 128 for path in (learner._config.run_dir / "phase").iterdir())
-    assert len(found) == 3 and sum(found) == learner._config.phase_bytes
+    # Of the disk it takes as much as is said, but for 128 bytes in which each file says what it holds.
+    found = [path.stat().st_size - 128 for path in (learner._config.run_dir / "phase").iterdir()]
+    assert len(found) == 2 * 3 and sum(found) == learner._config.phase_bytes
