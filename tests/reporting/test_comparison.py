@@ -9,8 +9,9 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
+from tfrl.config import drac, ppg, ppo
 from tfrl.envs.published import published_curve
-from tfrl.reporting import comparison, page, runs
+from tfrl.reporting import comparison, intervals, page, runs, score_plots
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,87 @@ def test_published_scores_are_taken_at_as_many_steps(tmp_path):
     assert comparison.published_scores(group)["train"][1] == pytest.approx(expected)
     (hard,) = comparison.group([runs.load(make_run(tmp_path, distribution_mode="hard"))])
     assert comparison.published_scores(hard) == {}
+
+
+def told_apart(make, *runs_of_algorithms):
+    """Groups of runs that are given as (kind of settings, env, settings), two seeds each."""
+    loaded = [
+        make(name=f"{k}", seed=seed, env=env, kind=kind, **{"total_steps": 100_000, **settings})
+        for k, (kind, env, settings) in enumerate(runs_of_algorithms)
+        for seed in (1, 2)
+    ]
+    return loaded, comparison.group(loaded)
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "labels"),
+    [
+        ("num_levels", (200, 0), ["ppo, num-levels 200", "ppg, num-levels 0"]),
+        ("total_steps", (100_000, 300_000), ["ppo, total-steps 114,688", "ppg, total-steps 311,296"]),
+        ("precision", ("float32", "bfloat16"), ["ppo, precision float32", "ppg, precision bfloat16"]),
+        (
+            "distribution_mode",
+            ("easy", "hard"),
+            ["ppo, distribution-mode easy", "ppg, distribution-mode hard"],
+        ),
+        ("lr", (1e-3, 5e-4), ["ppo", "ppg"]),  # each algorithm has its own
+        ("num_steps", (256, 64), ["ppo", "ppg"]),  # which rounds 100,000 to 102,400
+    ],
+)
+def test_a_task_that_is_not_the_same_for_all_algorithms_is_in_their_labels(make, setting, values, labels):
+    ours, theirs = ({setting: value} for value in values)
+    _, groups = told_apart(make, (ppo.Config, "bigfish", ours), (ppg.Config, "bigfish", theirs))
+    assert comparison.variants(groups) == labels
+
+
+def test_scores_after_other_env_steps_are_compared_with_a_warning(make):
+    _, groups = told_apart(
+        *(make, (ppo.Config, "bigfish", {}), (ppo.Config, "maze", {}), (ppo.Config, "coinrun", {})),
+        *((ppg.Config, "bigfish", {"total_steps": 50_000}), (ppg.Config, "maze", {"total_steps": 50_000})),
+        (ppg.Config, "coinrun", {"total_steps": 100_000}),
+    )
+    (note,) = [note for note in comparison.notes(groups) if "are compared" in note]
+    assert note.startswith("Scores of bigfish and maze that are compared are after different env steps (ppo")
+    assert "114,688; " in note and note.endswith(": 65,536).") and note.count("ppg") == 1
+    _, alike = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", {"num_steps": 64}))
+    assert not comparison.notes(alike)  # 114,688 and 102,400: both are the first whole update there
+
+
+def test_statistics_over_games_are_of_those_that_all_have(make):
+    plays = {
+        ppo: ("bigfish", "coinrun", "fruitbot"),
+        ppg: ("bigfish", "fruitbot"),
+        drac: ("fruitbot", "bigfish"),
+    }
+    loaded, groups = told_apart(make, *((of.Config, env, {}) for of, envs in plays.items() for env in envs))
+    assert {g.env for g in comparison.over_games(groups, ["test"])} == {"bigfish", "fruitbot"}
+    (note,) = comparison.notes(groups)
+    assert note == (
+        "Statistics over games are of bigfish and fruitbot, which all have scores of; left out: coinrun "
+        "(ppo only)."
+    )
+    scores = [g.scores("test") for g in groups if g.label == "ppo" and g.env != "coinrun"]
+    shown = page.render(loaded, groups, {})
+    assert f"<td>ppo, unseen levels</td><td>{intervals.iqm(intervals.pooled(scores)):.3f} [" in shown
+    (ax,) = score_plots.final_scores(groups).axes
+    (mark,) = [
+        line
+        for line in ax.lines
+        if list(line.get_ydata()) == [len(groups) + 0.42] and line.get_marker() == "o"
+    ]
+    assert mark.get_xdata()[0] == pytest.approx(intervals.iqm(intervals.pooled(scores)))
+    first, second = (axes.lines for axes in score_plots.performance_profiles(groups).axes)
+    assert {line.get_ydata()[0] for line in (*first, *second)} == {1.0}
+
+
+def test_games_that_no_two_algorithms_share_have_no_statistics_over_them(make):
+    loaded, groups = told_apart(make, (ppo.Config, "bigfish", {}), (drac.Config, "fruitbot", {}))
+    assert not comparison.over_games(groups, ["test"])
+    assert comparison.notes(groups) == [
+        "There are no statistics over games, as none has scores of all: bigfish (ppo only), fruitbot "
+        "(drac only)."
+    ]
+    assert "IQM</th>" not in page.render(loaded, groups, {})
+    assert score_plots.performance_profiles(groups) is None
+    labels = [label.get_text() for label in score_plots.final_scores(groups).axes[0].get_yticklabels()]
+    assert labels == ["bigfish\nppo", "fruitbot\ndrac"]

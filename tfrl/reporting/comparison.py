@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.flags import flag
+from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.published import PublishedReturn, normalized_return, published_curve, returns_elsewhere
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
@@ -124,17 +125,20 @@ def group(runs: Sequence[Run]) -> list[Group]:
     """Sorts runs into groups, by env and then in the order of their first runs.
 
     Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
+    Algorithms have settings of their own, but the task should be the same for all: where it is not, labels
+    say so.
     """
     several = len({run.config.algorithm for run in runs}) > 1
-    compared: dict[tuple[str, str], list[Run]] = {}
+    compared: dict[str, list[Run]] = {}
     for run in runs:
         compared.setdefault(_compared_with(run), []).append(run)
+    telling = {key: _telling(found) for key, found in compared.items()}
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         config, settings = run.config, _settings(run)
-        differing = differences(compared[_compared_with(run)]).keys() & _decisive(config)
         words = [config.algorithm] if several else []
-        words += [f"{flag(name)[2:]} {settings[name]}" for name in sorted(differing)]
+        names = telling[_compared_with(run)][config.algorithm]
+        words += [f"{flag(name)[2:]} {settings[name]}" for name in sorted(names)]
         key = (config.env, config.distribution_mode, config.algorithm, ", ".join(words))
         members.setdefault(key, []).append(run)
     groups = [Group(*key, *_one_a_seed(found)) for key, found in members.items()]
@@ -178,11 +182,23 @@ def paired_returns(
     return found
 
 
+def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group]:
+    """The groups that statistics over games are of, by their scores on all of `level_sets`.
+
+    Variants are compared on the same games: those for which every variant has scores.
+    """
+    scored = [g for g in groups if TRAIN in g.level_sets and all(g.scores(s).size for s in level_sets)]
+    games = [{g.env for g in scored if g.label == name} for name in variants(scored)]
+    return [g for g in scored if all(g.env in of_variant for of_variant in games)]
+
+
 def notes(groups: Sequence[Group]) -> list[str]:
     """Sentences that readers of a report about these groups must know."""
     found = [note for g in groups for note in g.notes()]
-    for name in variants(groups):
-        members = [(g, s) for g in groups if g.label == name for s in LEVEL_SETS if g.scores(s).size]
+    found += _notes_on_games(groups) + _notes_on_lengths(groups)
+    shared = over_games(groups, ["test"])
+    for name in variants(shared):
+        members = [(g, s) for g in shared if g.label == name for s in LEVEL_SETS if g.scores(s).size]
         at = sorted({g.scored_at(s) or g.env_steps for g, s in members})
         if len(at) > 1:
             found.append(
@@ -228,13 +244,70 @@ def _decisive(config: Any) -> set[str]:
     return (names | {"precision"}) - {"env", "preset", "seed"}
 
 
-def _compared_with(run: Run) -> tuple[str, str]:
+def _compared_with(run: Run) -> str:
     """Runs for which this is the same are told apart by their settings.
 
     Games have statistics over all of them; each Gymnasium env is for itself, with settings of its own.
     """
-    env, algorithm = run.config.env, run.config.algorithm
-    return algorithm, "games" if TRAIN in registry.family(env).level_sets else env
+    env = run.config.env
+    return "games" if TRAIN in registry.family(env).level_sets else env
+
+
+def _telling(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """The settings that tell runs apart, by algorithm: its own that differ, and those of the task of all.
+
+    Lengths that were asked for alike are alike for algorithms that round them to updates of their own.
+    """
+    task = {field.name for field in dataclasses.fields(Task)} & _decisive(runs[0].config) | {"precision"}
+    of_task = differences(runs).keys() & task
+    if len({run.config.total_steps for run in runs}) == 1:
+        of_task.discard("total_steps")
+    found = {}
+    for algorithm in {run.config.algorithm for run in runs}:
+        alike = [run for run in runs if run.config.algorithm == algorithm]
+        found[algorithm] = differences(alike).keys() & _decisive(alike[0].config) | of_task
+    return found
+
+
+def _notes_on_lengths(groups: Sequence[Group]) -> list[str]:
+    """Sentences about games of which variants have scores after different env steps."""
+    games: dict[tuple[str, str], list[Group]] = {}
+    for g in groups:
+        if g.scored_at("test") is not None:
+            games.setdefault((g.env, g.mode), []).append(g)
+    alike: dict[str, list[str]] = {}
+    for (env, _), members in games.items():
+        at = [g.scored_at("test") for g in members]
+        update = max(run.config.steps_per_update for g in members for run in g.runs)
+        if max(at) - min(at) >= update:  # less than that is rounding
+            words = "; ".join(f"{g.label}: {step:,}" for g, step in zip(members, at, strict=True))
+            alike.setdefault(words, []).append(env)
+    return [
+        f"Scores of {_and(envs)} that are compared are after different env steps ({words})."
+        for words, envs in alike.items()
+    ]
+
+
+def _notes_on_games(groups: Sequence[Group]) -> list[str]:
+    """A sentence where variants have not all got scores of the same games."""
+    scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
+    counted = {g.env for g in over_games(groups, ["test"])}
+    left_out = {g.env: [other.label for other in scored if other.env == g.env] for g in scored}
+    lacking = [
+        f"{env} ({_and(dict.fromkeys(names))} only)" for env, names in left_out.items() if env not in counted
+    ]
+    if not lacking:
+        return []
+    if not counted:
+        return [f"There are no statistics over games, as none has scores of all: {', '.join(lacking)}."]
+    of_all = f"{_and(sorted(counted))}, which all have scores of"
+    return [f"Statistics over games are of {of_all}; left out: {', '.join(lacking)}."]
+
+
+def _and(names: Iterable[str]) -> str:
+    """Names in a row: "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -161,10 +161,11 @@ def _published_row(g: Group, found: PublishedReturn, kind: str) -> dict[str, str
 def _aggregates(groups: Sequence[Group]) -> str:
     """Returns a table of statistics over all games and seeds, "" where there are fewer than two scores."""
     rows = []
+    shared = {level_set: comparison.over_games(groups, [level_set]) for level_set in LEVEL_SETS}
     for name in comparison.variants(groups):
-        members = [g for g in groups if g.label == name and TRAIN in g.level_sets]
         for level_set in LEVEL_SETS:
-            scores = [s for s in (g.scores(level_set) for g in members) if s.size]
+            members = [g for g in shared[level_set] if g.label == name]
+            scores = [g.scores(level_set) for g in members]
             if sum(map(len, scores)) < 2:
                 continue
             cells = []

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from tfrl.envs.registry import LEVEL_SETS, level_set_title
 from tfrl.reporting import intervals
-from tfrl.reporting.comparison import Group, published_scores, variants
+from tfrl.reporting.comparison import Group, over_games, published_scores, variants
 from tfrl.reporting.plot_style import (
     GREY,
     color_of,
@@ -82,7 +82,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         v = names.index(g.label)
         _interval(ax, y + 0.12, [g.scores("test")], intervals.mean, color_of(v), marker_of(v))
     _game_axis(ax, groups, names)
-    if len({g.env for g in groups}) > 1:
+    if len({g.env for g in over_games(groups, ["test"])}) > 1:
         _over_games(ax, groups, names)
     text = "mean over seeds" if several_seeds(groups) else "one seed"
     handles = [dot(color_of(v), marker_of(v), f"{name}, {text}") for v, name in enumerate(names)]
@@ -98,7 +98,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
 @styled
 def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     """Draws the share of runs above each normalised score, on training and on unseen levels."""
-    groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
+    groups = over_games(groups, LEVEL_SETS)
     if not groups:
         return None
     names = variants(groups)
@@ -140,9 +140,10 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
 def _over_games(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
     """Draws the interquartile mean over the games below them, a row a variant."""
     labels = [label.get_text() for label in ax.get_yticklabels()]
+    shared = over_games(groups, ["test"])
     for v, name in enumerate(names):
         y = len(groups) + v + 0.3
-        members = [g for g in groups if g.label == name]
+        members = [g for g in shared if g.label == name]
         published = [p["test"] for p in map(published_scores, members) if p]
         if len(published) == len(members):
             _interval(ax, y - 0.2, published, intervals.iqm, GREY, "d")
