@@ -78,7 +78,7 @@ def test_it_tells_where_runs_differ_and_what_they_came_to(logdir, page):
     assert "--lr" in page and "0.001" in page
     run = runs.load(logdir / "coinrun-seed1")
     assert f"{run.final_return('test'):.2f}" in page
-    assert "published return at 25 M" in page
+    assert "train-procgen&#x27;s PPO (published), return at 25 M, unseen levels" in page
 
 
 def test_one_run_gets_its_own_folder(tmp_path):

@@ -67,7 +67,7 @@ def test_the_ranges_are_the_papers():
 
 @pytest.mark.parametrize(("split", "expected"), [("train", 0.590), ("test", 0.340)])
 def test_published_means_at_the_end(split, expected):
-    ends = {game: published.published_returns(game)[f"easy200_25M_{split}"] for game in games()}
+    ends = {game: published.published_returns(game)[1][split] for game in games()}
     # By the paper's ranges as they stand above, not by those of the project's own copy.
     by_hand = [paper_score(game, "easy", end) for game, end in ends.items()]
     assert np.mean(by_hand) == pytest.approx(expected, abs=5e-4)
@@ -76,6 +76,35 @@ def test_published_means_at_the_end(split, expected):
     # The curves are another file: their last points, means of 3 x 100 episodes, are near the final returns.
     last = {game: published.published_curve(game, split)[1][:, -1].mean() for game in games()}
     assert all(abs(paper_score(g, "easy", last[g]) - paper_score(g, "easy", ends[g])) < 0.15 for g in games())
+
+
+def test_every_figure_is_read():
+    """What nothing reads is not noticed when it is wrong."""
+    ranges = {f"{mode}_{end}" for mode in ("easy", "hard") for end in ("min", "max")}
+    read = {column for _, columns in published._FINAL.values() for column in columns.values()}
+    assert all(row.keys() == ranges | read for row in published._scores().values())
+    tasks = [{"distribution_mode": m, "num_levels": n} for m in ("easy", "hard") for n in (0, 200, 500)]
+    found = {
+        row
+        for game in games()
+        for algorithm in ("ppo", "ppg", "drac")
+        for task in tasks
+        for row in published.returns_elsewhere(game, algorithm, **task)
+    }
+    assert found == {row for row in published._returns() if row.env.startswith("procgen-")}
+
+
+def test_those_who_train_on_all_levels_are_compared_with_no_others():
+    """PPG's authors and CleanRL give procgen no number of levels, which means all; auto-drac gives 200."""
+    levels = {
+        "CleanRL docs": "easy0",
+        "phasic-policy-gradient run by CleanRL": "easy0",
+        "phasic-policy-gradient results": "hard0",
+        "auto-drac figure read off (test levels)": "easy200",
+    }
+    for row in published._returns():
+        if row.env.startswith("procgen-"):
+            assert row.env.split()[1] == levels[row.source], row
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -9,14 +9,15 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
-from tfrl.config import drac
+from tfrl.config import drac, ppg, ppo
 from tfrl.config.ppo import PRESETS, Config
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
-from tfrl.reporting import comparison, curve_plots, runs
+from tfrl.reporting import comparison, curve_plots, runs, score_plots
 from tfrl.reporting.page import render
 from tfrl.run import results
 
+SCORES = ("final_scores", "level_gap", "performance_profiles")
 _GYMNASIUM = {**PRESETS["gymnasium"], "preset": "gymnasium"}
 _GYMNASIUM.pop("total_steps")
 
@@ -73,9 +74,16 @@ def test_published_returns_stand_beside_the_runs(gymnasium_page):
         ("CartPole-v1", "dqn", {}, {488.7, 500.0}),
         ("CartPole-v0", "ppo", {}, {490.0, 500.0}),
         ("Pendulum-v1", "reinforce", {}, set()),
-        ("bigfish", "ppo", {}, {16.46}),
-        ("bigfish", "ppo", {"distribution_mode": "hard", "num_levels": 500}, {5.7}),
-        ("bigfish", "ppo", {"num_levels": 0}, set()),
+        ("bigfish", "ppo", {}, set()),
+        ("bigfish", "ppo", {"num_levels": 0}, {16.46}),  # CleanRL trains on all levels
+        ("bigfish", "ppg", {"num_levels": 0}, {24.23, 15.94}),
+        ("bigfish", "ppg", {"distribution_mode": "hard", "num_levels": 500}, set()),
+        (
+            "bigfish",
+            "ppg",
+            {"distribution_mode": "hard", "num_levels": 0},
+            {22.74, 33.54},
+        ),  # and so do PPG's authors
         ("bigfish", "drac", {}, {9.7}),
         ("catch", "ppo", {}, set()),
     ],
@@ -126,6 +134,48 @@ def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
     row = re.search(r"<td>ppo over drac</td><td>([\d.]+) \[.*?\]</td><td>2 games</td><td>4 and 4</td>", page)
     assert float(row[1]) == pytest.approx(np.mean(wins), abs=0.006)
     assert "probability of improvement, unseen levels [95% interval]" in page
+
+
+@pytest.mark.parametrize("kind", [ppo.Config, ppg.Config, drac.Config])
+def test_published_marks_beside_any_algorithm_are_named_as_ppos(tmp_path, kind):
+    loaded = [runs.load(make_run(tmp_path, total_steps=200_000, seed=seed, kind=kind)) for seed in (1, 2)]
+    groups = comparison.group(loaded)
+    drawn = (curve_plots.learning_curves, *(getattr(score_plots, n) for n in SCORES))
+    texts = [text.get_text() for draw in drawn for text in draw(groups).legends[0].get_texts()]
+    named = [text for text in texts if "published" in text]
+    assert len(named) == 6 and all(text.startswith("train-procgen's PPO (published)") for text in named), (
+        named
+    )
+    header = re.findall("<th>[^<]*published[^<]*</th>", render(loaded, groups, {}))
+    assert len(header) == 2 and all(cell.startswith("<th>train-procgen&#x27;s PPO (") for cell in header), (
+        header
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "levels", "cells"),
+    [
+        ("easy", 200, {"25 M, training levels": "12.06", "25 M, unseen levels": "4.70"}),
+        ("easy", 0, {"25 M, training levels": "19.81"}),
+        ("hard", 500, {"200 M, training levels": "10.12", "200 M, unseen levels": "3.61"}),
+        ("hard", 0, {"200 M, training levels": "23.44"}),
+        ("hard", 200, {}),
+    ],
+)
+def test_published_final_returns_are_of_the_same_levels(tmp_path, mode, levels, cells):
+    settings = {"distribution_mode": mode, "num_levels": levels}
+    loaded = [runs.load(make_run(tmp_path, "bigfish", total_steps=40_000, kind=ppg.Config, **settings))]
+    groups = comparison.group(loaded)
+    table = re.search("<table>.*?</table>", render(loaded, groups, {}))[0]
+    header, row = (
+        re.findall(f"<{tag}>(.*?)</{tag}>", table.split("</tr>")[k]) for k, tag in enumerate(("th", "td"))
+    )
+    found = {
+        name.split("at ")[1]: cell for name, cell in zip(header, row, strict=True) if "published" in name
+    }
+    assert found == cells
+    others = {returned.mean for returned in comparison.returns_of_others(groups[0])}
+    assert others == {("easy", 0): {24.23, 15.94}, ("hard", 0): {22.74, 33.54}}.get((mode, levels), set())
 
 
 def test_level_sets_are_named_by_the_env():

@@ -33,8 +33,8 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
         run = runs.load(make_run(tmp_path / str(steps), total_steps=steps))
         figures[steps] = curve_plots.learning_curves(comparison.group([run]))
     labels = {steps: {text.get_text() for text in f.legends[0].get_texts()} for steps, f in figures.items()}
-    assert "train-procgen (published), training levels" in labels[100_000]
-    assert labels[1_000_000] - labels[100_000] == {"train-procgen (published), unseen levels"}
+    assert "train-procgen's PPO (published), training levels" in labels[100_000]
+    assert labels[1_000_000] - labels[100_000] == {"train-procgen's PPO (published), unseen levels"}
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,25 @@ def normalized_return(env: str, distribution_mode: str, episode_return: float) -
     return (episode_return - low) / (high - low)
 
 
-def published_returns(game: str) -> dict[str, float]:
-    """The final returns of a game by column of procgen_scores.csv, `easy200_25M_test` say."""
-    ranges = ("easy_min", "easy_max", "hard_min", "hard_max")
-    return {name: value for name, value in _scores()[game].items() if name not in ranges}
+_FINAL = {
+    ("easy", 200): (25_000_000, {"train": "easy200_25M_train", "test": "easy200_25M_test"}),
+    ("easy", 0): (25_000_000, {"train": "easy_all_25M"}),
+    ("hard", 500): (200_000_000, {"train": "hard500_200M_train", "test": "hard500_200M_test"}),
+    ("hard", 0): (200_000_000, {"train": "hard_all_200M"}),
+}  # env steps and columns of procgen_scores.csv, by distribution mode and training levels
+
+
+def published_returns(
+    game: str, *, distribution_mode: str = "easy", num_levels: int = 200
+) -> tuple[int, dict[str, float]] | None:
+    """The final returns of train-procgen's PPO: after how many env steps, and by level set.
+
+    Where it was trained on all levels (0), only those of training. None where nothing is published.
+    """
+    final = _FINAL.get((distribution_mode, num_levels))
+    if final is None or game not in _scores():
+        return None
+    return final[0], {level_set: _scores()[game][column] for level_set, column in final[1].items()}
 
 
 def published_curve(game: str, split: str) -> tuple[np.ndarray, np.ndarray]:

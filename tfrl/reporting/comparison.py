@@ -14,9 +14,18 @@ import numpy as np
 from tfrl.cli.flags import flag
 from tfrl.config.task import Task
 from tfrl.envs import registry
-from tfrl.envs.published import PublishedReturn, normalized_return, published_curve, returns_elsewhere
+from tfrl.envs.published import (
+    PublishedReturn,
+    normalized_return,
+    published_curve,
+    published_returns,
+    returns_elsewhere,
+)
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting.runs import Run, published_applies
+
+PUBLISHED = "train-procgen's PPO (published)"
+"""The name of published curves and scores, which stand beside runs of any algorithm."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +233,14 @@ def published_scores(group: Group) -> Mapping[str, np.ndarray]:
         reached = [np.interp(steps, at, run) for run in returns]
         scores[level_set] = np.array([normalized_return(group.env, group.mode, r) for r in reached])
     return scores
+
+
+def published_finals(group: Group) -> tuple[int, dict[str, float]] | None:
+    """Final returns of train-procgen's runs of the same task: after how many env steps, and by level set."""
+    config = group.runs[0].config
+    if config.start_level:
+        return None
+    return published_returns(group.env, distribution_mode=group.mode, num_levels=config.num_levels)
 
 
 def returns_of_others(group: Group) -> list[PublishedReturn]:

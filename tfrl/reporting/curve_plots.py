@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import intervals
-from tfrl.reporting.comparison import Group, variants
+from tfrl.reporting.comparison import PUBLISHED, Group, variants
 from tfrl.reporting.plot_style import (
     GREY,
     color_of,
@@ -227,7 +227,7 @@ def _curve_handles(groups: Sequence[Group], names: Sequence[str]) -> list[Line2D
         handles += [line, dot(color_of(v), marker_of(v), f"{name}, {evaluated}", False)]
     published_env = next((g.env for g in groups if TRAIN in g.level_sets), "")
     for level_set in _published_level_sets(groups):
-        label = f"train-procgen (published), {level_set_title(published_env, level_set)}"
+        label = f"{PUBLISHED}, {level_set_title(published_env, level_set)}"
         dash = _PUBLISHED_DASHES[level_set]
         handles.append(Line2D([], [], color=GREY, linestyle=dash, label=label))
     if several_seeds(groups) or len(handles) > 2 * len(names):

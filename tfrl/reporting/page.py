@@ -12,11 +12,11 @@ from typing import Any
 
 from tfrl import __version__
 from tfrl.cli.flags import flag
-from tfrl.envs.published import PublishedReturn, normalized_return, published_returns
+from tfrl.envs.published import PublishedReturn, normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family, level_set_title
 from tfrl.reporting import comparison, intervals
-from tfrl.reporting.comparison import Group
-from tfrl.reporting.runs import Run, published_applies
+from tfrl.reporting.comparison import PUBLISHED, Group
+from tfrl.reporting.runs import Run
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _MOST_VIDEOS = 4
@@ -136,11 +136,10 @@ def _result_row(g: Group, kind: str, *, several: bool) -> dict[str, str]:
     row |= {f"return, {title}": _mean(returns[s]) for s, title in titles.items()}
     if any(g.scores(s).size for s in g.level_sets):
         row |= {f"normalised, {title}": _mean(g.scores(s), 3) for s, title in titles.items()}
-    if published_applies(g.runs[0].config):
-        finals = published_returns(g.env)
+    if (published := comparison.published_finals(g)) is not None:
+        steps, finals = published
         row |= {
-            f"published return at 25 M, {title}": _number(finals[f"easy200_25M_{s}"])
-            for s, title in titles.items()
+            f"{PUBLISHED}, return at {steps / 1e6:.0f} M, {titles[s]}": _number(v) for s, v in finals.items()
         }
     return row
 

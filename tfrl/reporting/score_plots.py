@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from tfrl.envs.registry import LEVEL_SETS, level_set_title
 from tfrl.reporting import intervals
-from tfrl.reporting.comparison import Group, over_games, published_scores, variants
+from tfrl.reporting.comparison import PUBLISHED, Group, over_games, published_scores, variants
 from tfrl.reporting.plot_style import (
     GREY,
     color_of,
@@ -90,7 +90,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         handles += [Line2D([], [], color="black", linewidth=1.4, label="95% stratified bootstrap interval")]
         handles += [tick("one seed")]
     if any(map(published_scores, groups)):
-        handles += [dot(GREY, "d", "train-procgen (published) at as many env steps")]
+        handles += [dot(GREY, "d", f"{PUBLISHED} at as many env steps")]
     legend(figure, handles)
     return figure
 
@@ -128,7 +128,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     if several_seeds(groups):
         handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
     if any(map(published_scores, groups)):
-        label = "train-procgen (published) at as many env steps"
+        label = f"{PUBLISHED} at as many env steps"
         handles.append(Line2D([], [], color=GREY, linewidth=2.6, label=label))
     legend(figure, handles)
     return figure
@@ -185,7 +185,7 @@ def _game_axis(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
 def _published_dots(groups: Sequence[Group]) -> list[Line2D]:
     if not any(map(published_scores, groups)):
         return []
-    name = "train-procgen (published) at as many env steps"
+    name = f"{PUBLISHED} at as many env steps"
     return [
         dot(GREY, "d", f"{name}, training levels"),
         dot(GREY, "d", f"{name}, unseen levels", False),
