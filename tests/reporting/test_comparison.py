@@ -183,7 +183,7 @@ def test_statistics_over_games_are_of_those_that_all_have(make):
     (note,) = comparison.notes(groups)
     assert note == (
         "Statistics over games are of bigfish and fruitbot, which all have scores of; left out: coinrun "
-        "(ppo only)."
+        "(only ppo)."
     )
     scores = [g.scores("test") for g in groups if g.label == "ppo" and g.env != "coinrun"]
     shown = page.render(loaded, groups, {})
@@ -203,8 +203,8 @@ def test_games_that_no_two_algorithms_share_have_no_statistics_over_them(make):
     loaded, groups = told_apart(make, (ppo.Config, "bigfish", {}), (drac.Config, "fruitbot", {}))
     assert not comparison.over_games(groups, ["test"])
     assert comparison.notes(groups) == [
-        "There are no statistics over games, as none has scores of all: bigfish (ppo only), fruitbot "
-        "(drac only)."
+        "There are no statistics over games, as none has scores of all: bigfish (only ppo), fruitbot "
+        "(only drac)."
     ]
     assert "IQM</th>" not in page.render(loaded, groups, {})
     assert score_plots.performance_profiles(groups) is None

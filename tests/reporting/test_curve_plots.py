@@ -1,13 +1,15 @@
 """Curves against env steps: which lines there are, how far they go, and what they are called."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 from made_runs import COLUMNS, make_run
 
+from tfrl.config import drac, ppg, ppo
 from tfrl.config.ppo import PRESETS
-from tfrl.reporting import comparison, curve_plots, runs
+from tfrl.reporting import comparison, curve_plots, runs, score_plots
 
 GYMNASIUM = {k: v for k, v in PRESETS["gymnasium"].items() if k != "total_steps"} | {"preset": "gymnasium"}
 
@@ -70,3 +72,80 @@ def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
     before = path.stat().st_mtime_ns
     curve_plots.save_learning_curve(run)
     assert path.stat().st_mtime_ns == before, "nothing new"
+
+
+def with_metrics(run, **columns):
+    """A run with columns of progress.csv as they are given, by their names without `train/`."""
+    return dataclasses.replace(run, progress=run.progress | {f"train/{k}": v for k, v in columns.items()})
+
+
+@pytest.mark.parametrize(("phases", "marked"), [(1, True), (2, True), (25, False)])
+def test_a_metric_of_few_points_is_marked(make, phases, marked):
+    """As of PPG's auxiliary phase: a run of 1 M env steps has one, and a line of one point is not seen."""
+    run = make(kind=ppg.Config, total_steps=1_000_000)
+    found = np.full(len(run.progress["env_steps"]), np.nan)
+    found[31 : 31 + phases] = 0.5
+    figure = curve_plots.training(comparison.group([with_metrics(run, aux_policy_kl=found)]))
+    (ax,) = (ax for ax in figure.axes if ax.get_title() == "KL of the auxiliary phase (nats)")
+    (line,) = ax.lines
+    assert len(line.get_xdata()) == phases and line.get_xdata()[0] == 32 * 16_384
+    assert (line.get_marker() != "None") == marked
+
+
+def test_the_choices_of_ucb_are_drawn_by_name(make):
+    loaded = [
+        make(kind=drac.Config, seed=seed, total_steps=200_000, augment=augment, run_name=f"{seed}")
+        for seed, augment in ((1, "ucb"), (2, "ucb"), (3, "crop"))
+    ]
+    chosen = np.arange(len(loaded[0].progress["env_steps"])) % 8.0
+    loaded = [
+        with_metrics(run, augmentation=chosen if run.config.augment == "ucb" else 0 * chosen)
+        for run in loaded
+    ]
+    figure = curve_plots.training(comparison.group(loaded))
+    (ax,) = (ax for ax in figure.axes if ax.get_title() == "augmentation that UCB chose")
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        *("crop 0", "random-conv 1", "grayscale 2", "flip 3", "rotate 4", "cutout 5", "cutout-color 6"),
+        "color-jitter 7",
+    ]
+    assert len(ax.lines) == 2, "none of the run whose augmentation is fixed"
+    for line in ax.lines:
+        np.testing.assert_array_equal(np.rint(line.get_ydata()), chosen)
+    assert len({line.get_ydata()[0] for line in ax.lines}) == 2, "beside each other"
+    fixed = curve_plots.training(comparison.group(loaded[2:]))
+    assert not [ax for ax in fixed.axes if "augmentation" in ax.get_title()]
+
+
+@pytest.mark.parametrize("games", [["bigfish"], ["bigfish", "fruitbot", "starpilot"]])
+def test_a_legend_is_not_wider_than_its_picture(make, games):
+    levels = {ppo.Config: 200, ppg.Config: 0, drac.Config: 500}
+    loaded = [
+        make(env=env, kind=kind, num_levels=count, total_steps=(k + 1) * 100_000)
+        for env in games
+        for k, (kind, count) in enumerate(levels.items())
+    ]
+    groups = comparison.group(loaded)
+    assert comparison.variants(groups)[1] == "ppg, num-levels 0, total-steps 212,992"
+    for draw in (curve_plots.learning_curves, curve_plots.training, score_plots.final_scores):
+        figure = draw(groups)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, draw
+
+
+def test_the_rows_of_every_game_are_in_one_order(make):
+    """Also where another algorithm's run of a game was given first, as by names of folders."""
+    loaded = [
+        make(env="bigfish"),
+        make(env="fruitbot", kind=drac.Config),
+        make(env="bigfish", kind=drac.Config),
+    ]
+    groups = comparison.group([*loaded, make(env="fruitbot")])
+    assert [(g.env, g.label) for g in groups] == [
+        *(("bigfish", "ppo"), ("bigfish", "drac"), ("fruitbot", "ppo"), ("fruitbot", "drac")),
+    ]
+
+
+def test_the_numbers_of_augmentations_are_explained():
+    text = " ".join((Path(__file__).parents[2] / "docs/reading-results.md").read_text().split())
+    assert ", ".join(f"{name} {number}" for number, name in enumerate(drac.AUGMENTATIONS)) in text

@@ -131,7 +131,7 @@ class Group:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Sorts runs into groups, by env and then in the order of their first runs.
+    """Sorts runs into groups, by env and then by variant, in the order of the variants' first runs.
 
     Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
     Algorithms have settings of their own, but the task should be the same for all: where it is not, labels
@@ -151,7 +151,8 @@ def group(runs: Sequence[Run]) -> list[Group]:
         key = (config.env, config.distribution_mode, config.algorithm, ", ".join(words))
         members.setdefault(key, []).append(run)
     groups = [Group(*key, *_one_a_seed(found)) for key, found in members.items()]
-    return sorted(groups, key=lambda g: (g.env, g.mode))
+    order = variants(groups)
+    return sorted(groups, key=lambda g: (g.env, g.mode, order.index(g.label)))
 
 
 def variants(groups: Sequence[Group]) -> list[str]:
@@ -311,7 +312,9 @@ def _notes_on_games(groups: Sequence[Group]) -> list[str]:
     counted = {g.env for g in over_games(groups, ["test"])}
     left_out = {g.env: [other.label for other in scored if other.env == g.env] for g in scored}
     lacking = [
-        f"{env} ({_and(dict.fromkeys(names))} only)" for env, names in left_out.items() if env not in counted
+        f"{env} (only {'; '.join(dict.fromkeys(names))})"
+        for env, names in left_out.items()
+        if env not in counted
     ]
     if not lacking:
         return []

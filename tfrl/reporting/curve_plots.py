@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from tfrl.config.drac import AUGMENTATIONS, UCB
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import intervals
@@ -125,6 +126,8 @@ _OF_ALL_ALGORITHMS = {
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
 _MOST_LINES = 6
+_FEW_POINTS = 20  # a line of one point, of a single auxiliary phase say, would be nothing to see
+_CHOICE = "train/augmentation"  # the place in AUGMENTATIONS of what a bandit chose
 
 
 def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
@@ -139,7 +142,14 @@ def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
         for column, title in of_run.items():
             if titles.setdefault(column, title) != title:
                 titles[column] = f"{title.partition(' (')[0]} (not the same in all runs)"
+    if any(map(_chooses, runs)):
+        titles[_CHOICE] = "augmentation that UCB chose"
     return titles | _OF_ALL_ALGORITHMS
+
+
+def _chooses(run: Run) -> bool:
+    """True if a bandit chose the augmentation of each update."""
+    return getattr(run.config, "augment", None) == UCB
 
 
 @styled
@@ -157,7 +167,10 @@ def training(groups: Sequence[Group]) -> Figure | None:
         styles, labels, width = range(len(runs)), [run.name for run in runs], {"linewidth": 1.2}
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, v in zip(runs, styles, strict=True):
-            ax.plot(*run.points(column), color=color_of(v), linestyle=dash_of(v), **width)
+            if column != _CHOICE or _chooses(run):
+                _metric(ax, *run.points(column), v, width)
+        if column == _CHOICE:
+            _name_choices(ax)
         ax.set_title(title)
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -171,6 +184,21 @@ def training(groups: Sequence[Group]) -> Figure | None:
 
 
 # Parts of panels
+
+
+def _metric(ax: Axes, steps: np.ndarray, values: np.ndarray, v: int, style: Mapping[str, float]) -> None:
+    """Draws a run's metric, with markers where a line of so few points would hardly be seen."""
+    few = {"marker": marker_of(v), "markersize": 3} if len(steps) < _FEW_POINTS else {}
+    ax.plot(steps, values, color=color_of(v), linestyle=dash_of(v), **style, **few)
+
+
+def _name_choices(ax: Axes) -> None:
+    """Turns lines of places in AUGMENTATIONS into points beside each other, with the augmentations' names."""
+    for k, line in enumerate(ax.lines):
+        line.set_ydata(line.get_ydata() + 0.6 * ((k + 0.5) / len(ax.lines) - 0.5))
+        line.set(linestyle="", marker="o", markersize=1.8, alpha=1)
+    ax.set_yticks(range(len(AUGMENTATIONS)), [f"{name} {n}" for n, name in enumerate(AUGMENTATIONS)])
+    ax.set_ylim(len(AUGMENTATIONS) - 0.5, -0.5)
 
 
 def _own_curves(ax: Axes, g: Group, v: int) -> None:

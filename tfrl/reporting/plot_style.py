@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 
@@ -90,8 +91,13 @@ def panels(count: int, *, width: float, height: float, columns: int = 4) -> tupl
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Puts a legend above all panels."""
-    columns = 2 if figure.get_figwidth() < 10 else 4
+    """Puts a legend above all panels, in as many columns as have room, and makes room for many rows."""
+    lengths = [len(str(handle.get_label())) for handle in handles]
+    for columns in (4, 3, 2, 1):
+        parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
+        if sum(0.6 + 0.067 * part.max() for part in parts) < figure.get_figwidth():  # inches
+            break
+    figure.set_figheight(figure.get_figheight() + 0.19 * max(0, len(parts[0]) - 3))
     figure.legend(handles=list(handles), loc="outside upper left", ncols=columns)
 
 
