@@ -7,7 +7,9 @@ on several machines that share LOGDIR, at any time, it has them work through one
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +24,12 @@ from tfrl import config as settings
 from tfrl import report
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.flags import coerce
+from tfrl.cli.flags import coerce, flag
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
-from tfrl.config import ppo
+from tfrl.cli.words import size
+from tfrl.config import ppg, ppo
+from tfrl.config.task import Task
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
 from tfrl.run import lock
@@ -77,8 +81,12 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
+    for warning in task_warnings(tasks):
+        tell(f"warning: {warning}")
+    room = check_disk(tasks, options.workers)
     lengths = sum(task.config.run_steps for task in tasks)
-    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
+    disk = f", up to {size(room)} of disk for rollouts" if room else ""
+    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all{disk}; Ctrl-C saves, the same command goes on")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
     if code:
@@ -244,18 +252,22 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     Raises:
       UserError: a setting cannot be meant, or would give two runs one folder.
     """
-    for flag in ("--env", "--seed", "--run-name"):
-        if any(token.partition("=")[0] == flag for token in rest):
-            raise UserError(f"a suite names its runs itself: give --envs and --seeds instead of {flag}.")
+    for own in ("--env", "--seed", "--run-name"):
+        if any(token.partition("=")[0] == own for token in rest):
+            raise UserError(f"a suite names its runs itself: give --envs and --seeds instead of {own}.")
     names = games() if options.envs == "all" else options.envs.split(",")
     seeds = [coerce(seed.strip(), int, "--seeds") for seed in options.seeds.split(",")]
+    algorithms = [name.strip() for name in options.algorithms.split(",")]
     tasks = []
-    for algorithm in map(str.strip, options.algorithms.split(",")):
+    for algorithm in algorithms:
         reader = ppo.PROCGEN_READER if algorithm == "ppo" else settings.reader(algorithm)
         for env in names:
             for seed in seeds:
                 arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
-                tasks.append(_Task(reader.parse(arguments), arguments))
+                try:
+                    tasks.append(_Task(reader.parse(arguments), arguments))
+                except UserError as error:  # flags that one of them may have and another not
+                    raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_run_folder(task.config)
         is_done(task.config)
@@ -266,6 +278,58 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
             f"two runs of the suite would share the folder {twice}; give each algorithm, game and seed once."
         )
     return tasks
+
+
+def task_warnings(tasks: Sequence[_Task]) -> list[str]:
+    """Sentences about settings of the task that are not the same for all algorithms, as by their presets."""
+    by_env: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        by_env.setdefault(task.config.env, {})[task.config.algorithm] = task.config
+    names = [field.name for field in dataclasses.fields(Task) if field.name not in ("env", "preset", "seed")]
+    envs: dict[str, list[str]] = {}
+    for env, configs in by_env.items():
+        for name in names:
+            values = {algorithm: getattr(config, name) for algorithm, config in configs.items()}
+            if len(set(values.values())) > 1:
+                each = (f"{v:,} for {a}" if isinstance(v, int) else f"{v} for {a}" for a, v in values.items())
+                envs.setdefault(f"{flag(name)} is {', '.join(each)}", []).append(env)
+    return [
+        f"{differing} ({', '.join(of)}); give it, so that results can be compared."
+        for differing, of in envs.items()
+    ]
+
+
+def check_disk(tasks: Sequence[_Task], workers: int) -> int:
+    """The bytes of rollouts that runs keep on the disk at the most: of `workers` at once, and of ended ones.
+
+    Raises:
+      UserError: the disk has no room for them, so that the suite would end in the middle.
+    """
+    coming = [task.config for task in tasks if not is_done(task.config)]
+    needs = [_rollout_bytes(config) for config in coming]
+    left = sum(left for _, left in needs)
+    needed = left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers])
+    if not needed:
+        return 0
+    held = sum(file.stat().st_size for config in coming for file in config.run_dir.glob("phase/*.npy"))
+    logdir = Path(coming[0].logdir).absolute()
+    there = next(folder for folder in (logdir, *logdir.parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free + held
+    if needed > free:
+        raise UserError(
+            f"the suite's runs take up to {size(needed)} of disk for rollouts, {size(left)} of which stay "
+            f"when all are done, and {there} has {size(free)}; lower --policy-updates, --workers or the "
+            "number of runs, or choose another --logdir."
+        )
+    return needed
+
+
+def _rollout_bytes(config: Any) -> tuple[int, int]:
+    """What a run keeps of rollouts on the disk: the most while it trains, and what it leaves at its end."""
+    if not isinstance(config, ppg.Config):
+        return 0, 0
+    left = config.num_updates % config.policy_updates * config.phase_bytes // config.policy_updates
+    return config.disk_bytes, left
 
 
 def is_done(config: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from made_runs import make_run
 from processes import PATIENCE, ROOT
 
+from tfrl import suite
+from tfrl.cli.errors import UserError
+from tfrl.config import ppg
 from tfrl.run import agenda
 from tfrl.run.lock import LOCK_FILE, locked
 
@@ -262,3 +267,79 @@ def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):
     assert sorted(results["algorithm"] for results in found) == ["drac", "ppo"]
     page = (tmp_path / "report.html").read_text()
     assert all(f">{name}<" in page for name in ("ppo", "drac")), page[:2000]
+
+
+def planned(tmp_path, arguments):
+    """The tasks and the number of workers of a suite's command line."""
+    options, rest = suite._split([*arguments.split(), "--logdir", str(tmp_path)])
+    return suite.plan(options, rest), options.workers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            "--algorithms ppo,ppg,drac --preset openai-hard",
+            "--total-steps is 200,000,000 for ppo, 100,000,000 for",
+        ),
+        ("--algorithms ppo,ppg,drac --preset openai-hard --total-steps 1e6", None),
+        ("--algorithms ppo,ppg,drac", None),
+        ("--algorithms ppo,impala --total-steps 1e6", None),  # which round it to updates of their own
+        ("--algorithms ppg --preset openai-hard", None),
+    ],
+)
+def test_a_suite_whose_algorithms_have_other_tasks_says_so(tmp_path, arguments, told):
+    tasks, _ = planned(tmp_path, f"--envs bigfish,maze --seeds 1 --num-levels 500 {arguments}")
+    found = suite.task_warnings(tasks)
+    assert len(found) == (told is not None)
+    if told:
+        assert found[0].startswith(told) and found[0].endswith(
+            "(bigfish, maze); give it, so that results can be compared."
+        )
+
+
+def test_a_flag_of_one_algorithm_alone_is_told_with_the_name_of_the_other(tmp_path):
+    with pytest.raises(UserError, match=r"^ppo: there is no flag --policy-updates"):
+        planned(tmp_path, "--algorithms ppg,ppo --envs maze --policy-updates 4")
+    with pytest.raises(UserError, match=r"^there is no flag --policy-updates"):
+        planned(tmp_path, "--envs maze --policy-updates 4")
+
+
+def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
+    """Each run alone does: 12 rollouts while it trains, 2 when it is done."""
+    flags = "--algorithms ppg --envs catch --torso cookbook --num-levels 0 --num-envs 8 --num-steps 16 "
+    flags += "--aux-minibatches 4 --policy-updates 4 --total-steps 1792 --checkpoint-every 1"  # 14 updates
+    place = small_disk("1m")
+    (alone, *_), _ = planned(place, f"{flags} --seeds 1")
+    each = alone.config.phase_bytes // 4
+    most = alone.config.rollouts_on_disk
+    free = shutil.disk_usage(place).free
+    for workers in (1, 2):
+        fit = (free // each - workers * (most - 2)) // 2  # runs
+        seeds = ",".join(map(str, range(1, fit + 1)))
+        tasks, _ = planned(place, f"{flags} --seeds {seeds} --workers {workers}")
+        assert suite.check_disk(tasks, workers) == (2 * fit + workers * (most - 2)) * each <= free
+        with pytest.raises(
+            UserError, match=rf"of which stay when all are done, and {place} has .*; lower --pol"
+        ):
+            suite.main(
+                [
+                    *flags.split(),
+                    "--seeds",
+                    f"{seeds},{fit + 1}",
+                    *f"--workers {workers} --logdir {place}".split(),
+                ]
+            )
+    for task in tasks:
+        task.config.check_resources()
+    assert not list(place.iterdir()), "before anything starts"
+
+
+def test_ended_runs_and_what_is_there_count_no_more(tmp_path):
+    flags = "--algorithms ppg --envs maze --total-steps 100000"
+    first, second = (suite.check_disk(planned(tmp_path, f"{flags} --seeds {s}")[0], 1) for s in ("1", "1,2"))
+    assert first == 7 * planned(tmp_path, flags)[0][0].config.phase_bytes // 32 and second == 2 * first
+    make_run(tmp_path, "maze", 1, total_steps=100_000, kind=ppg.Config, run_name="ppg-maze-seed1")
+    assert suite.check_disk(planned(tmp_path, f"{flags} --seeds 1,2")[0], 1) == first
+    assert suite.check_disk(planned(tmp_path, f"{flags} --seeds 1")[0], 1) == 0
+    assert suite.check_disk(planned(tmp_path, "--envs maze")[0], 1) == 0
