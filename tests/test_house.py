@@ -196,3 +196,10 @@ def test_files_and_functions_are_short():
             if isinstance(node, ast.FunctionDef):
                 length = node.end_lineno - node.lineno + 1
                 assert length < LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
+
+
+def test_every_picture_is_shown_by_a_document():
+    documents = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    texts = "".join(document.read_text() for document in documents)
+    for picture in sorted((ROOT / "docs" / "images").iterdir()):
+        assert f"images/{picture.name})" in texts, picture

@@ -1,6 +1,7 @@
 """What was published of procgen's games: against figures worked by hand."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +132,15 @@ def test_fruitbot_curve_is_the_published_one():
 def test_training_curves_have_every_update_of_the_first_million(game):
     env_steps, _ = published.published_curve(game, "train")
     assert env_steps[:62].tolist() == [16_384 * update for update in range(1, 63)]
+
+
+def test_the_yardstick_of_ppg_in_the_docs_is_that_of_the_data():
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    for game in ("starpilot", "bigfish", "fruitbot"):
+        (row,) = (
+            line for line in text.splitlines() if line.startswith(f"| {game} | ") and line.count("…") == 4
+        )
+        for algorithm, cell in zip(("ppo", "ppg"), row.split("|")[-3:-1], strict=True):
+            found = published.returns_elsewhere(game, algorithm, distribution_mode="hard", num_levels=0)
+            (at_25_m,) = (row.mean for row in found if row.env_steps == 25_000_000)
+            assert float(cell) == pytest.approx(at_25_m, abs=0.051)
