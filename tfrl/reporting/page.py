@@ -56,7 +56,8 @@ figure { margin: 0 0 1rem; } figure img { max-width: 100%; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; }
 td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #333; }
+th:first-child, td:first-child { text-align: left; }
+td:first-child { white-space: normal; min-width: 11rem; } thead th { border-bottom: 2px solid #333; }
 .videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
 .videos video, .videos img { width: 100%; }
 summary { cursor: pointer; }
