@@ -53,11 +53,15 @@ class RemoteActor:
         sizes = {"replicas": 1, "num_steps": config.steps_per_env}
         collector = Collector(spec, indices, **sizes, correlated=correlated)
         self._actor = EnvActor(collector, behavior.of_settings(config, precision, at_once=threads))
+        self._lag = config.lag
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
-        """Rollout `number`, acted by `weights`, or by the newest ones of a parameter server."""
+        """Rollout `number`, acted by `weights`, or by the newest of a parameter server.
+
+        That may not have got yet what the learner pushed before it ordered this: it is waited for.
+        """
         if weights is None:
-            weights = ray.get(server.pull.remote())
+            weights = ray.get(server.wait_for.remote(max(0, number - self._lag)))
         return self._actor.collect(number, weights)
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
