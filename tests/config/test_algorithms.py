@@ -1,9 +1,12 @@
 """Settings of all algorithms: what holds for each."""
 
 import pytest
+from refusals import refusal
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
 from tfrl.config import ALGORITHMS, reader
+from tfrl.run.folder import check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
 
@@ -18,3 +21,72 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
         assert env in str(error)
     else:
         assert found.env == env and found.preset in reader(algorithm).presets
+
+
+def begun(algorithm, folder, *flags):
+    """The reader, the settings' flags, and the settings of a run that stands in `folder`."""
+    of, flags = reader(algorithm), ["--env", "catch", "--preset", PLAIN[algorithm], *flags]
+    config = of.parse([*flags, "--logdir", str(folder)])
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    return of, ["--env", "catch", "--preset", PLAIN[algorithm], "--logdir", str(folder)], config
+
+
+PLAIN = dict.fromkeys(("ppo", "drac"), "openai-easy") | {"impala": "procgen"}
+PLAIN |= dict.fromkeys(("dqn", "sac"), "default")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "drac", "impala", "dqn", "sac"])
+@pytest.mark.parametrize(
+    "flags",
+    [["--actors", "2"], ["--lag", "3"], ["--lag", "3", "--actors", "4"], ["--actors", "2", "--free-running"]],
+    ids=" ".join,
+)
+def test_a_run_with_actors_goes_on_without_them_and_with_others_as_it_began(algorithm, flags, tmp_path):
+    """Its lag and its envs are not typed again; what is typed wins."""
+    of, plain, began = begun(algorithm, tmp_path, *flags)
+    plain += ["--free-running"] if began.free_running else []
+    for actors in ("0", "1", "8") if began.num_envs > 1 else "01":
+        config = of.parse([*plain, "--actors", actors])
+        assert (config.lag, config.num_envs) == (began.lag, began.num_envs)
+        check_run(config, of.from_yaml)
+    other = of.parse([*plain, "--lag", str(began.lag + 1)])
+    assert f"--lag {began.lag} there, {began.lag + 1} here." in refusal(
+        lambda: check_run(other, of.from_yaml)
+    )
+    assert of.parse([*plain, "--seed", "7", "--free-running"]).lag == 2  # another run
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "drac"])
+def test_a_run_without_actors_goes_on_with_some_in_turn_as_it_began(algorithm, tmp_path):
+    of, plain, began = begun(algorithm, tmp_path)
+    assert began.lag == 0
+    config = of.parse([*plain, "--actors", "4"])
+    assert config.lag == 0
+    check_run(config, of.from_yaml)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_a_run_with_replay_that_cannot_have_actors_says_what_it_was_begun_with(algorithm, tmp_path):
+    of, plain, _ = begun(algorithm, tmp_path)
+    words = "--num-envs must be divisible by --actors 4; got 1; 4 would do. The run in "
+    assert words in refusal(of.parse, [*plain, "--actors", "4"])
+    assert refusal(of.parse, [*plain, "--actors", "1"]).endswith(" has --lag 0 and --num-envs 1.")
+
+
+@pytest.mark.parametrize(("actors", "envs"), [(0, 1), (1, 8), (4, 8), (5, 5)])
+@pytest.mark.parametrize("algorithm", ["dqn", "ddpg", "td3", "sac"])
+def test_actors_have_envs_that_they_can_share(algorithm, actors, envs):
+    env = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
+    flags = ["--env", env, "--actors", str(actors), "--batch-size", "320"]
+    assert reader(algorithm).parse(flags).num_envs == envs
+
+
+def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_path):
+    of = reader("dqn")
+    assert of.parse(["--env", "catch", "--actors", "4"]).num_envs == 16
+    for flags, envs in (([], 16), (["--actors", "4"], 8)):  # one env follows from the default preset
+        file = tmp_path / "config.yaml"
+        file.write_text(to_yaml(of.parse(["--env", "CartPole-v1", "--preset", "default", *flags])))
+        found = of.parse(["--config", str(file), "--preset", "catch", "--env", "catch", "--torso", "linear"])
+        assert found.num_envs == envs

@@ -113,6 +113,8 @@ class Reader(Generic[Settings]):
       aliases: further names of fields.
       before: what was used before there was a setting, where that is not what every preset says now: a run's
         own file of then has all of its section but this.
+      kept: of the run in the folder of these settings, if there is one, what it has of those that may be left
+        open: it goes on with its own where a command line leaves them None.
     """
 
     kind: type[Settings]
@@ -127,6 +129,7 @@ class Reader(Generic[Settings]):
     default_preset: Callable[[str], str] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kept: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
 
     def parse(self, argv: Sequence[str]) -> Settings:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
@@ -141,8 +144,7 @@ class Reader(Generic[Settings]):
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
         given = (self._read_file(path, flags.get("preset")) if path else {}) | flags
-        config = self._resolve(given, self.defaults)
-        self.check(config)
+        config = self._going_on(self._in_full(given, self.defaults))
         if print_config:
             sys.stdout.write(to_yaml(config))
             raise SystemExit(0)
@@ -187,18 +189,39 @@ class Reader(Generic[Settings]):
         own = values.get("preset")
         if None in (own, preset) or own == preset:
             return values
-        plain = self.kind(**self.presets[own])
+        plain = self.complete(self.kind(**self.presets[own]))
         return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+    def _going_on(self, config: Settings) -> Settings:
+        """These settings resolved and checked, those that are left open by the run that they go on with."""
+        resolved = self.complete(config)
+        kept = {
+            name: value
+            for name, value in self.kept(resolved).items()
+            if getattr(config, name) is None and value != getattr(resolved, name)
+        }
+        resolved = self.complete(dataclasses.replace(config, **kept))
+        try:
+            self.check(resolved)
+        except UserError as error:
+            if not kept:
+                raise
+            its_own = " and ".join(f"{flag(name)} {shown(value)}" for name, value in kept.items())
+            raise UserError(f"{error} The run in {resolved.run_dir} has {its_own}.") from None
+        return resolved
 
     def _resolve(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> Settings:
+        return self.complete(self._in_full(values, defaults))
+
+    def _in_full(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
+        """All settings: these, and the rest by their preset and the defaults."""
         preset = values.get("preset")
         if preset is None:
             env = values.get("env", defaults.get("env", getattr(self.kind, "env", "")))
             preset = self.default_preset(env) if self.default_preset else self.kind.preset
-        given = {**defaults, **self.presets[preset], **values, "preset": preset}
-        return self.complete(self.kind(**given))
+        return self.kind(**{**defaults, **self.presets[preset], **values, "preset": preset})
 
     def _help(self, argv: Sequence[str]) -> NoReturn:
         """Print the help, and end."""

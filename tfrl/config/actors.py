@@ -11,7 +11,8 @@ from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Range
-from tfrl.config import run
+from tfrl.config import algorithm_of, from_yaml, run
+from tfrl.run.folder import SETTINGS_FILE
 
 _MOST_LAG = 64
 _ANSWERS_WITHIN = 10.0  # seconds
@@ -27,7 +28,8 @@ class Ahead:
 
     lag: int | None = None
     """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
-    while the network learns; 0: they take turns. None: 1 for IMPALA and with --actors, otherwise 0."""
+    while the network learns; 0: they take turns. None: 1 for IMPALA and with --actors, otherwise 0; a run
+    that goes on keeps its own."""
     free_running: bool = False
     """Each rollout is acted by the newest weights that there are as it begins, --lag updates old at the most
     (2): faster, but no two runs are the same."""
@@ -81,6 +83,18 @@ def complete(config: Any, *, alone: int = 0) -> Any:
         return config
     lag = 2 if config.free_running else 1 if config.actors else alone
     return dataclasses.replace(config, lag=lag)
+
+
+def kept(config: Any) -> dict[str, Any]:
+    """The settings that may be left open, of the run in their folder, if there is one of this algorithm."""
+    file = config.run_dir / SETTINGS_FILE
+    if config.resume == "never" or not file.is_file() or algorithm_of(file) != config.algorithm:
+        return {}
+    try:
+        there = from_yaml(file)
+    except UserError:  # it is told where the run is looked at
+        return {}
+    return {name: getattr(there, name) for name in ("lag", "num_envs")}
 
 
 def check(config: Any) -> None:

@@ -199,6 +199,7 @@ READER = Reader(
     default_preset=default_preset,
     defaults={"env": "coinrun"},
     complete=lambda config: actors.complete(config, alone=1),
+    kept=actors.kept,
     check=validate,
     prog="python -m tfrl.impala",
     summary="Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),

@@ -388,6 +388,7 @@ READER = Reader(
     default_preset=default_preset,
     defaults={"env": "CartPole-v1"},
     complete=actors.complete,
+    kept=actors.kept,
     check=validate,
     prog="python -m tfrl.ppo",
     summary="Train PPO on a Gymnasium env, a procgen game or a toy.",

@@ -21,6 +21,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 
 _PART_ROWS = 128
+_ENVS_OF_ACTORS = 8
 _FOR_SPACES = {Discrete: "dqn or sac", Box: "sac, td3 or ddpg"}  # other algorithms, for the advice
 _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
@@ -29,8 +30,9 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 class Replay:
     """Experience replay: how many transitions are kept, and how much is learned from them."""
 
-    num_envs: int = 1
-    """Envs, all workers together; must be divisible by the number of replicas."""
+    num_envs: int | None = None
+    """Envs, all workers together; must be divisible by the number of replicas. None: 8 with --actors, or as
+    many as they where that does not divide by them, otherwise 1; a run that goes on keeps its own."""
     iteration_steps: int = 1000
     """Env steps, all workers together, of one row of progress.csv: what --eval-every and --checkpoint-every
     count as an update."""
@@ -169,6 +171,14 @@ DEFAULTS: Mapping[str, Any] = {
     "eval_greedy": True,
 }
 """The settings that all presets of these algorithms begin with."""
+
+
+def complete(config: Any) -> Any:
+    """The settings with what follows from others filled in, the number of envs too."""
+    if config.num_envs is None:
+        shared = config.actors and _ENVS_OF_ACTORS % config.actors == 0
+        config = dataclasses.replace(config, num_envs=_ENVS_OF_ACTORS if shared else config.actors or 1)
+    return actors.complete(config)
 
 
 def check(config: Any, ranges: Mapping[str, Range]) -> None:
