@@ -102,6 +102,21 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.long)])
+@needs_ray
+def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
+    """Ray by itself would end it some time later, without a word of ours."""
+    training = Impala(tmp_path / "run", *LONG, "--actors", 2)
+    training.wait_until(3 * UPDATE)
+    everyone = family(training.process.pid)
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in everyone}
+    os.kill(next(pid for pid in everyone if commands[pid].endswith(process.encode())), signal.SIGKILL)
+    code, _, stderr = training.end()
+    sentence = "error: the run's own Ray has died; the same command goes on from the last checkpoint\n"
+    assert code == 1 and stderr.endswith(sentence), stderr
+    until(lambda: not any(map(alive, everyone)), 60)
+
+
 @needs_ray
 def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tmp_path):
     """Ray has handlers of its own then. A process that leads learners imports no TensorFlow before."""

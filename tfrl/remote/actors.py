@@ -151,7 +151,9 @@ class RayCollector(Seated):
 
         self._beat, self._together, self._newest = beat, together, None
         self._server = parameters.serve() if config.free_running else None
-        self._hooks = Hooks(timeout=config.actor_timeout, obey=obey, tell=tell, look=self._look)
+        self._hooks = Hooks(
+            timeout=config.actor_timeout, obey=obey, tell=tell, look=self._look, check=self._cluster.check
+        )
         self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
 
     def offer(self, weights: Versioned) -> None:
@@ -168,6 +170,7 @@ class RayCollector(Seated):
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number`, acted by `weights` or the newest, of all actors."""
         self._hooks.begin()
+        self._hooks.check()
         reference = None if weights is None else ray.put(weights)
         for seat in self._seats:
             seat.begin(number, reference, self._server)

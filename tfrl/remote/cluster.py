@@ -7,14 +7,17 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tfrl.cli import signals
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.config.actors import LEARNER
 from tfrl.envs import registry
 from tfrl.experience.rollout import observation_bytes
 from tfrl.remote import LOOPBACK
@@ -27,6 +30,8 @@ _OWN = {
 _QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 _STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
 _FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
+_CHECK_EVERY = 1.0  # seconds between two looks at whether Ray is alive
+_HEAD_BACK_WITHIN = 20.0  # seconds in which the head of a Ray that was joined may be started again
 _PR_SET_PDEATHSIG = 1
 
 for _name, _value in (_OWN | _QUIET).items():  # read when ray is imported
@@ -51,6 +56,7 @@ class Cluster:
 
     def __init__(self, address: str | None, needs: Mapping[str, int], store_bytes: int) -> None:
         self._folder: str | None = None
+        self._checked = time.monotonic()  # that Ray is alive
         wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
@@ -78,6 +84,38 @@ class Cluster:
     def address(self) -> str:
         """The address by which other processes join it."""
         return ray.get_runtime_context().gcs_address
+
+    def check(self) -> None:
+        """Raises an error if Ray itself has died: some time later it would end this process without a word.
+
+        PeerError for one of the learners of `--learners`, who may all begin again; else TrainingError.
+        """
+        if time.monotonic() < self._checked + _CHECK_EVERY or self.is_alive():
+            return
+        if LEARNER in os.environ:
+            raise PeerError("the Ray of this run has died")
+        whose = "the run's own Ray" if self._folder is not None else "the Ray that this run has joined"
+        raise TrainingError(f"{whose} has died; the same command goes on from the last checkpoint")
+
+    def is_alive(self) -> bool:
+        """True if Ray's processes run that this one cannot do without: this machine's, and the head's."""
+        node = ray._private.worker._global_node  # there is no public way to ask
+        sockets = Path("/proc/net/unix").read_text().split()
+        host, _, port = self.address.rpartition(":")
+        end = time.monotonic() + (0 if self._folder is not None else _HEAD_BACK_WITHIN)
+        while node.raylet_socket_name in sockets:
+            try:
+                socket.create_connection((host, int(port)), timeout=_CHECK_EVERY).close()
+            except ConnectionRefusedError:
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(_CHECK_EVERY)
+                continue
+            except OSError:  # a slow network: Ray has time limits of its own
+                pass
+            self._checked = time.monotonic()
+            return True
+        return False
 
     def _join(self, address: str, quiet: dict) -> None:
         try:

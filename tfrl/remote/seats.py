@@ -45,6 +45,7 @@ class Hooks:
       obey: raises Stopped if the run was told to stop.
       tell: gets a sentence where a process is replaced.
       look: called now and then while one is waited for.
+      check: raises an error where Ray itself has died.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class Hooks:
         obey: Callable[[], None],
         tell: Callable[[str], None],
         look: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.timeout, self.tell, self.look = timeout, tell, look
+        self.timeout, self.tell, self.look, self.check = timeout, tell, look, check
         self._obey = obey
         self._begun = False
 
@@ -143,6 +145,7 @@ class Seat:
             try:
                 return ray.get(reference(), timeout=_LOOK_EVERY)
             except ray.exceptions.GetTimeoutError:
+                self._hooks.check()
                 self._hooks.look()
                 look()
                 if time.monotonic() < end:
@@ -163,6 +166,7 @@ class Seat:
     def _replace(self, reason: str) -> None:
         """Puts another process in the place of one that is gone, which plays its part again."""
         self._hooks.obey()  # what told the run to stop may have ended the process first
+        self._hooks.check()
         self._deaths += 1
         if self._deaths > _MOST_DEATHS:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")

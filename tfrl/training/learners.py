@@ -57,6 +57,8 @@ class _Here:
         if config.actors:
             from tfrl.remote.cluster import Cluster, store_bytes  # which imports Ray, and may not be there
 
+            if self._cluster is not None and not self._cluster.is_alive():
+                self.close()
             if self._cluster is None:
                 self._cluster = Cluster(
                     None, {"--actors": config.actors}, store_bytes(config, config.num_envs)
@@ -73,6 +75,7 @@ class _Here:
         """Ends Ray."""
         if self._cluster is not None:
             self._cluster.close()
+            self._cluster = None
 
 
 def _on_nodes(config: Any) -> Any:
