@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import alive, family, until
-from processes import PATIENCE, Training, results, steps_done
+from processes import PATIENCE, ROOT, Training, results, steps_done
 
 CATCH = (
     "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 12"
@@ -118,6 +118,32 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
 
 
 @needs_ray
+def test_a_ray_of_the_runs_own_has_a_token_that_only_its_user_can_read_and_needs_no_home(
+    tmp_path, monkeypatch
+):
+    """Also a second one of the process, started after the first has ended, as that of learners may be."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    program = (
+        "import os, stat, sys\n"
+        "from tfrl.remote.cluster import Cluster, ray\n"
+        "for _ in range(2):\n"
+        "    cluster = Cluster(None, {'--actors': 1}, 0)\n"
+        "    path = os.environ['RAY_AUTH_TOKEN_PATH']\n"
+        "    where = ray.remote(lambda: os.environ['RAY_AUTH_TOKEN_PATH'])\n"
+        "    assert ray.get(where.remote()) == path\n"
+        "    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600\n"
+        "    assert os.environ['RAY_AUTH_MODE'] == 'token'\n"
+        "    cluster.close()\n"
+        "    assert 'RAY_AUTH_TOKEN_PATH' not in os.environ and not os.path.exists(path)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_ray
 def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tmp_path):
     """Ray has handlers of its own then. A process that leads learners imports no TensorFlow before."""
 
@@ -155,7 +181,7 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path, command, flag, env)
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     assert done.returncode == 2
     expected = f"error: {flag} 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"

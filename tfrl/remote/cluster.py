@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ _STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
 _FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
 _CHECK_EVERY = 1.0  # seconds between two looks at whether Ray is alive
 _HEAD_BACK_WITHIN = 20.0  # seconds in which the head of a Ray that was joined may be started again
+_TOKEN = secrets.token_hex(32)  # one for all that this process starts: it remembers the first
 _PR_SET_PDEATHSIG = 1
 
 for _name, _value in (_OWN | _QUIET).items():  # read when ray is imported
@@ -56,6 +58,7 @@ class Cluster:
 
     def __init__(self, address: str | None, needs: Mapping[str, int], store_bytes: int) -> None:
         self._folder: str | None = None
+        self._token: str | None = None  # its file
         self._checked = time.monotonic()  # that Ray is alive
         wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
@@ -65,6 +68,7 @@ class Cluster:
                     self._join(address, quiet)
                 else:
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
+                    self._make_token(Path(self._folder) / "token")
                     self._start(wanted, store_bytes + _STORE_BYTES, quiet)
         except SystemExit:
             self.close()
@@ -123,9 +127,17 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
-                f"there is no Ray to join at --ray-address {address}, or it has another token than "
-                f"RAY_AUTH_TOKEN_PATH names (docs/ray.md): {first}"
+                f"there is no Ray to join at --ray-address {address}, or it wants a token, which takes "
+                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (docs/ray.md): {first}"
             ) from None
+
+    def _make_token(self, path: Path) -> None:
+        """Gives the run's Ray a token of its own: Ray would keep one in the home folder, open to all."""
+        if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+            return
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(_TOKEN)
+        os.environ["RAY_AUTH_TOKEN_PATH"] = self._token = str(path)
 
     def _start(self, num_cpus: int, store_bytes: int, quiet: dict) -> None:
         try:
@@ -146,6 +158,8 @@ class Cluster:
         """Leaves Ray; ends it, and removes what it wrote, if it was started here."""
         with _signals_kept():
             ray.shutdown()
+        if self._token is not None and os.environ.get("RAY_AUTH_TOKEN_PATH") == self._token:
+            del os.environ["RAY_AUTH_TOKEN_PATH"]
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
