@@ -164,16 +164,20 @@ def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tm
 
 
 @pytest.mark.parametrize(
-    ("command", "flag", "env"), [("impala", "--actors", "catch"), ("reinforce", "--observers", "CartPole-v1")]
+    ("command", "flags", "env", "asked", "without"),
+    [
+        ("impala", ["--actors", "2"], "catch", "--actors 2", ""),
+        ("reinforce", [], "CartPole-v1", "--observers 2", ", or give --observers 0"),  # nobody gave it
+    ],
 )
-def test_without_ray_the_flag_says_what_to_install(tmp_path, command, flag, env):
+def test_without_ray_a_sentence_says_what_to_install(tmp_path, command, flags, env, asked, without):
     """In a process where it cannot be found."""
     program = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
         f"from tfrl import {command} as command\nfrom tfrl.cli import endings\n"
-        f"sys.argv[1:] = ['--env', '{env}', '{flag}', '2', '--logdir', sys.argv[1]]\n"
+        f"sys.argv[1:] = ['--env', '{env}', *{flags}, '--logdir', sys.argv[1]]\n"
         "endings.run(command.main)\n"
     )
     done = subprocess.run(
@@ -184,5 +188,5 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path, command, flag, env)
         cwd=ROOT,
     )
     assert done.returncode == 2
-    expected = f"error: {flag} 2 needs Ray, which is not installed: pip install -r requirements-ray.txt\n"
-    assert done.stderr == expected
+    words = "needs Ray, which is not installed: pip install -r requirements-ray.txt"
+    assert done.stderr == f"error: {asked} {words}{without}\n"

@@ -156,7 +156,10 @@ def check_ray(config: Any) -> None:
     if not wanted:
         return
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"{wanted[0]} needs Ray, which is not installed: pip install -r requirements-ray.txt")
+        instead = ", or give --observers 0" if wanted[0].startswith("--observers") else ""
+        raise UserError(
+            f"{wanted[0]} needs Ray, which is not installed: pip install -r requirements-ray.txt{instead}"
+        )
     if config.ray_address not in (None, "auto"):
         _check_answers(config.ray_address)
 
