@@ -12,6 +12,7 @@ from tfrl.experience.actor import Collected, EnvStates
 from tfrl.experience.replay import Replay
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
+from tfrl.run.stop import Stopped
 
 WAIT = 120  # seconds
 
@@ -51,6 +52,34 @@ def test_a_parameter_server_gives_the_newest_weights_and_comes_back_after_a_kill
     pulled = server.pull.remote()
     ray.get(server.push.remote(6, weights(6)), timeout=WAIT)
     assert ray.get(pulled, timeout=WAIT).version in (5, 6)
+
+
+def test_a_process_for_which_ray_has_no_cpu_is_told_and_a_signal_ends_the_wait(cluster, monkeypatch):
+    """Two runs that join one Ray at the same moment both find its CPUs free."""
+    from tfrl.remote import seats
+    from tfrl.remote.cluster import ray
+
+    class Idle:
+        def begin_at(self, states):
+            return None
+
+    def obey():
+        if said:
+            raise Stopped(130)
+
+    monkeypatch.setattr(seats, "_LATE", 0.5)
+    said, other = [], ray.remote(num_cpus=6)(Idle).remote()
+    ray.get(other.begin_at.remote(None), timeout=WAIT)
+    hooks = seats.Hooks(timeout=WAIT, obey=obey, tell=said.append, shared=True)
+    seat = seats.Seat("actor 0", ray.remote(num_cpus=1)(Idle).remote, hooks)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            seat.wait_until_ready()
+    finally:
+        seat.end()
+        ray.kill(other)
+    assert ended.value.code == 130
+    assert said == ["actor 0 still starts, or waits until Ray has a CPU free for it"]
 
 
 def rounds(generator, envs, steps, count):

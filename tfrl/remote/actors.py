@@ -151,9 +151,9 @@ class RayCollector(Seated):
 
         self._beat, self._together, self._newest = beat, together, None
         self._server = parameters.serve() if config.free_running else None
-        self._hooks = Hooks(
-            timeout=config.actor_timeout, obey=obey, tell=tell, look=self._look, check=self._cluster.check
-        )
+        of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
+        calls = {"obey": obey, "tell": tell, "look": self._look}
+        self._hooks = Hooks(timeout=config.actor_timeout, **calls, **of_ray)
         self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
 
     def offer(self, weights: Versioned) -> None:

@@ -110,9 +110,9 @@ class RayObservers(Seated):
         share = config.num_envs // config.observers
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
-        hooks = Hooks(
-            timeout=config.observer_timeout, obey=obey, tell=tell, look=beat, check=self._cluster.check
-        )
+        of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
+        calls = {"obey": obey, "tell": tell, "look": beat}
+        hooks = Hooks(timeout=config.observer_timeout, **calls, **of_ray)
 
         def make(index: int) -> Any:
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))

@@ -16,6 +16,7 @@ import numpy as np
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.experience.actor import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
+from tfrl.run.stop import Stopped
 
 _LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
 _MOST_DEATHS = 3  # of one process, without anything done between them
@@ -46,6 +47,7 @@ class Hooks:
       tell: gets a sentence where a process is replaced.
       look: called now and then while one is waited for.
       check: raises an error where Ray itself has died.
+      shared: others may have processes on this Ray, and take the CPUs that were free.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class Hooks:
         tell: Callable[[str], None],
         look: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
+        shared: bool = False,
     ) -> None:
         self.timeout, self.tell, self.look, self.check = timeout, tell, look, check
+        self.shared = shared
         self._obey = obey
         self._begun = False
 
@@ -66,9 +70,17 @@ class Hooks:
         self._begun = True
 
     def obey(self) -> None:
-        """Raises Stopped if the run was told to stop and its loop runs; before, the loop will find out."""
-        if self._begun:
+        """Raises Stopped if the run was told to stop.
+
+        Before its loop runs there is nothing to save: a signal ends the process; a stop file is for the loop.
+        """
+        try:
             self._obey()
+        except Stopped as stopped:
+            if self._begun:
+                raise
+            if stopped.code:
+                raise SystemExit(stopped.code) from None
 
 
 class Seat:
@@ -119,7 +131,8 @@ class Seat:
     def _look_at_start(self) -> None:
         """Obeys, and says that Ray may have no CPU: of a node that was lost Ray learns late."""
         self._hooks.obey()
-        late = self._deaths and time.monotonic() - self._started > _LATE
+        waits = self._deaths or self._hooks.shared
+        late = waits and time.monotonic() - self._started > _LATE
         if late and not self._told_late and free_cpus(1, within=0) < 1:
             self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
             self._told_late = True
