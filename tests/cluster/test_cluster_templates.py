@@ -57,7 +57,8 @@ def tools(tmp_path):
     write_tool(
         folder / "python",
         f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\n'
-        'echo "TRAIN $TF_CONFIG"; echo "ARGUMENTS $*"; exit ${EXIT_CODE:-0}\n',
+        'echo "CPUS $SRUN_CPUS_PER_TASK"; echo "TRAIN $TF_CONFIG"; echo "ARGUMENTS $*"\n'
+        "exit ${EXIT_CODE:-0}\n",
     )
     return folder
 
@@ -97,8 +98,9 @@ def run_sbatch(tools, **environ):
 
 
 def test_the_slurm_script_makes_tf_config_from_the_node_list(tools):
-    done = run_sbatch(tools)
+    done = run_sbatch(tools, SLURM_CPUS_PER_TASK="16")
     assert done.returncode == 0, done.stderr
+    assert "CPUS 16" in done.stdout
     configs = configs_of(done.stdout)
     assert [config.worker for config in configs] == [0, 1, 2]
     assert {config.workers for config in configs} == {("gpu3:23456", "gpu4:23456", "gpu5:23456")}
@@ -339,8 +341,11 @@ def test_the_rayjob_is_what_the_operator_expects_and_has_a_cpu_for_each_actor():
     head = spec["rayClusterSpec"]["headGroupSpec"]
     assert spec["entrypointNumCpus"] == int(head["rayStartParams"]["num-cpus"])  # no actor beside the learner
     allowed = resources()["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
-    for group in (head, *groups):
-        assert group["template"]["metadata"]["labels"] == allowed
+    submitter = spec["submitterPodTemplate"]
+    for template in (head["template"], submitter, *(group["template"] for group in groups)):
+        assert template["metadata"]["labels"] == allowed
+        assert template["spec"]["containers"][0]["image"] == submitter["spec"]["containers"][0]["image"]
+    assert submitter["spec"]["restartPolicy"] == "Never"  # a Job's pod must say it
     assert spec["rayClusterSpec"]["authOptions"]["mode"] == "token"
     pins = (ROOT / "requirements-ray.txt").read_text()
     assert f"ray=={spec['rayClusterSpec']['rayVersion'].rpartition('.')[0]}.*" in pins
@@ -371,18 +376,47 @@ until [ "$(grep -c . nodes)" = 3 ]; do sleep 0.1; done
 """
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (143, True)])
-def test_the_slurm_script_for_ray_starts_a_head_and_nodes_and_the_learner_on_the_first(tools, code, requeued):
+def run_ray_sbatch(tools, *flags, **environ):
+    """How the script ended, and the nodes that were started."""
     write_tool(tools / "scontrol", SLURM)
-    write_tool(tools / "srun", SRUN)
+    write_tool(tools / "srun", f"echo cpus-per-task $SRUN_CPUS_PER_TASK >>srun\n{SRUN}")
     write_tool(tools / "python", RAY_PYTHON)
     write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*" >>nodes\n')
     (tools.parents[1] / "nodes").touch()
-    environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
-    command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), "--actors", "40", "--env", "big fish"]
-    done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16", EXIT_CODE=str(code))
+    environ |= {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
+    command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), *flags, "--env", "big fish"]
+    done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16")
+    return done, (tools.parents[1] / "nodes").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpus", "total"),
+    [
+        (["--actors", "40"], [8, 16, 16], 40),
+        (["--learners", "1"], [8, 16, 16], 40),
+        (["--learners", "2", "--actors", "32"], [9, 9, 16], 34),  # a CPU for each learner
+        (["--actors", "24", "--learners=3"], [9, 9, 9], 27),
+    ],
+)
+def test_the_slurm_script_for_ray_keeps_cores_free_for_each_learner(tools, flags, cpus, total):
+    done, started = run_ray_sbatch(tools, *flags)
+    assert done.returncode == 0, done.stderr
+    assert sorted(int(line.split()[-1]) for line in started) == cpus
+    assert int(next(line for line in started if "--head" in line).split()[-1]) == cpus[0]
+    assert f"WAITS gpu3:23456 {total}\n" in done.stdout
+    assert set((tools.parents[1] / "srun").read_text().splitlines()) == {"cpus-per-task 16"}
+
+
+def test_the_slurm_script_for_ray_refuses_more_learners_than_nodes(tools):
+    done, started = run_ray_sbatch(tools, "--learners", "4")
+    assert (done.returncode, started) == (2, [])
+    assert done.stderr == "error: --learners 4 need as many nodes; the job has 3\n"
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (143, True)])
+def test_the_slurm_script_for_ray_starts_a_head_and_nodes_and_the_learner_on_the_first(tools, code, requeued):
+    done, started = run_ray_sbatch(tools, "--actors", "40", EXIT_CODE=str(code))
     assert done.returncode == code, done.stderr
-    started = (tools.parents[1] / "nodes").read_text().splitlines()
     head = "RAY token secret start --block --head --port 23456 --include-dashboard false --num-cpus 8"
     node = "RAY token secret start --block --address gpu3:23456 --num-cpus 16"
     assert sorted(started) == sorted([head, node, node])
@@ -428,10 +462,16 @@ def test_sigterm_goes_through_to_the_trainer_which_may_take_its_time():
     assert (process.communicate(timeout=10)[0], process.returncode) == ("saved\n", 143)
 
 
-def test_only_the_workers_reach_each_other():
+def test_only_the_workers_reach_each_other_and_the_operator_of_ray_the_page_of_jobs():
     policy = resources()["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    (rule,) = policy["ingress"]
+    rule, of_operator = policy["ingress"]
+    assert of_operator["ports"] == [{"port": 8265}]
+    (operator,) = of_operator["from"]  # of one entry: a pod of this name, in any namespace
+    assert operator == {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    }
     assert rule.keys() == {"from"}  # on any port
     (source,) = rule["from"]
     assert source == {"podSelector": policy["podSelector"]}
