@@ -12,6 +12,7 @@ from tfrl.experience.collector import ActingPolicy, Collector
 from tfrl.experience.rollout import Rollout
 
 Weights = Mapping[str, np.ndarray]
+"""The weights of a network by name, float32 of any shape."""
 
 
 class Versioned(NamedTuple):
@@ -25,14 +26,21 @@ class BehaviorPolicy(ActingPolicy, Protocol):
     """A policy that acts by weights of others."""
 
     def set_weights(self, weights: Weights) -> None:
-        """Acts by them from now on."""
+        """Acts by them, float32 by name, from now on."""
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
 
 
 class EnvStates(NamedTuple):
-    """The state of envs: their global indices and, for each, its state, observation and `first` flag."""
+    """The state of envs.
+
+    Attributes:
+      indices: the global indices of N envs.
+      states: the state of each.
+      observations: [N, *shape], in the dtype of the envs' observations.
+      first: bool [N], true where an episode begins.
+    """
 
     indices: list[int]
     states: list[bytes]
@@ -41,7 +49,7 @@ class EnvStates(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A rollout, and where its envs stand after it."""
+    """A rollout [1, T, N] of N envs, and where they stand after it."""
 
     rollout: Rollout
     after: EnvStates

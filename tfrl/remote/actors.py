@@ -118,6 +118,13 @@ class RayCollector(Seated):
       together: a context that raises Stopped on all learners if it was raised inside on any.
       tell: gets a sentence where an actor is replaced.
       beat: tells the run's watchdog that actors are waited for, which have a time-out of their own.
+
+    Raises, while it is made or asked for rollouts:
+      UserError: there is no Ray at --ray-address, or it has too few CPUs.
+      TrainingError: Ray cannot be started or has died; an actor failed, or died again and again.
+      EnvError: an env failed.
+      PeerError: the Ray of --learners has died.
+      Stopped: the run was told to stop; SystemExit with its code before the trainer's loop runs.
     """
 
     def __init__(
@@ -198,7 +205,7 @@ class RayCollector(Seated):
 
 
 def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
-    """Puts rollouts [1, T, b] of neighbouring envs into one of all envs, [R, T, B]."""
+    """Puts rollouts [1, T, b] of neighbouring envs into one of all, [R, T, B], extras included."""
     replicas, _, each = whole.rewards.shape
     arrays = ("observations", "actions", "rewards", "first", "truncated")
     whole.final_observations = {}

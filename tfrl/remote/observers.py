@@ -125,7 +125,20 @@ class RayObservers(Seated):
         self.observation = np.concatenate([seat.after.observations for seat in self._seats])
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """One step of the envs that are `playing`, in all processes that have any of them."""
+        """One step of the envs that are `playing`, in all processes that have any of them.
+
+        Args:
+          actions: [N, *shape] of all N envs; those of the others are not looked at.
+          playing: bool [N].
+
+        Returns:
+          all N envs: of those that do not play a reward of 0, and what they showed before.
+
+        Raises:
+          TrainingError: Ray has died; an observer failed, or died again and again.
+          EnvError: an env failed.
+          Stopped: the run was told to stop, and a process was to be replaced.
+        """
         asked = [(seat, at) for seat, at in zip(self._seats, self._slices, strict=True) if playing[at].any()]
         for seat, at in asked:
             seat.order(actions[at], playing[at])

@@ -25,7 +25,7 @@ class ParameterServer:
         self._pushed = asyncio.Condition()
 
     async def push(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Takes weights; those that are older than what it has are forgotten at once."""
+        """Takes weights, float32 by name; those that are older than what it has are forgotten at once."""
         async with self._pushed:
             if self._newest is None or version >= self._newest.version:
                 self._newest = Versioned(version, weights)

@@ -234,7 +234,7 @@ class Seated:
         return all(seat.exact_state for seat in self._seats)
 
     def get_state(self) -> EnvStates:
-        """The envs' state after the last orders that were settled."""
+        """The state of all envs after the last orders that were settled."""
         places = [seat.after for seat in self._seats]
         return EnvStates(
             [index for place in places for index in place.indices],
