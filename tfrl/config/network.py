@@ -11,6 +11,20 @@ from tfrl.cli.flags import nearest
 from tfrl.cli.settings import WIDTH
 from tfrl.envs import registry
 
+DECIDE_WEIGHTS = (
+    "torso",
+    "torso_width",
+    "share_torso",
+    "free_deviation",
+    "dueling",
+    "normalize_observations",
+)
+DECIDE_WEIGHTS += ("freeze_torso", "optimizer")
+"""Settings that decide which weights there are, what they mean, and what the optimizer has of them. Not all
+algorithms have all of it."""
+DECIDE_MLP = ("hidden", "activation")
+"""Settings that do so where the torso is an mlp."""
+
 _MOST_LAYERS, _MOST_UNITS = 16, 65_536
 
 

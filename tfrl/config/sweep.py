@@ -16,9 +16,11 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.settings import Reader
 from tfrl.config import ppo
+from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 
 _KINDS = ("uniform", "loguniform", "choice")
-_FIXED = ("logdir", "run_name", "resume", "start_from", "config", "print_config", "total_steps")
+_OURS = ("logdir", "run_name", "resume", "print_config")  # a sweep gives each trial its own
+_FIXED = (*_OURS, "start_from", "config", "total_steps")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Sweep:
       sampled: the settings that are drawn, which a scheduler may change.
       scheduler: none, asha or pbt.
       metric: the column of progress.csv that tells how good a trial is; the larger, the better.
-      total_steps: env steps of a trial.
+      total_steps: env steps that a trial is to have.
     """
 
     algorithm: str
@@ -78,6 +80,18 @@ class Sweep:
     def arguments(self, trial: Mapping[str, Any]) -> list[str]:
         """The flags of a trial with these settings of its own."""
         return [*self.flags, *(f"{flag(name)}={_typed(value)}" for name, value in trial.items())]
+
+    def config(self, trial: Mapping[str, Any]) -> Any:
+        """All settings of a trial with these of its own. Raises UserError where they cannot be together."""
+        return reader_of(self.algorithm).parse(self.arguments(trial))
+
+    def is_possible(self, trial: Mapping[str, Any]) -> bool:
+        """True if a trial may have these settings of its own, all of them together."""
+        try:
+            self.config(trial)
+        except UserError:
+            return False
+        return True
 
     def content(self) -> dict[str, Any]:
         """All of it in plain lists and numbers, for a file that tells whether a sweep is this one."""
@@ -125,6 +139,7 @@ def plan(
         raise UserError(f"--trials {trials} needs --sample: each point of a grid is one trial.")
     if scheduler == "pbt" and not sampled:
         raise UserError("--scheduler pbt needs --sample: those settings are what it changes.")
+    _check_flags(flags, reader)
     generator = np.random.default_rng(seed)
     made = []
     for values in itertools.product(*(values for _, values in grid)):
@@ -136,7 +151,43 @@ def plan(
         raise UserError(
             f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."
         )
-    return dataclasses.replace(sweep, total_steps=configs[0].run_steps)
+    if scheduler == "pbt":
+        _check_exploits(grids, sampled, configs)
+    return dataclasses.replace(sweep, total_steps=configs[0].total_steps)
+
+
+def _check_flags(flags: Sequence[str], reader: Reader) -> None:
+    """Raises UserError for a flag that a sweep gives each trial itself."""
+    for word in flags:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and reader.aliases.get(name, name).removeprefix("no_") in _OURS:
+            raise UserError(
+                f"a sweep gives its trials {flag(name)} itself: leave it out after the --, before which "
+                "--logdir may stand."
+            )
+
+
+def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: Sequence[Any]) -> None:
+    """Raises UserError where a trial could not go on from another's weights, as PBT has it do."""
+    if grids:
+        raise UserError(
+            f"--scheduler pbt takes over another trial's settings, so --grid {grids[0]} would not stay as it "
+            "is: give --sample instead."
+        )
+    if fixed := [each.name for each in sampled if each.name in (*DECIDE_WEIGHTS, *DECIDE_MLP, "env")]:
+        raise UserError(
+            f"--scheduler pbt has trials go on from each other's weights, which {flag(fixed[0])} decides: it "
+            "cannot be sampled."
+        )
+    config = configs[0]
+    if hasattr(config, "learning_starts"):
+        raise UserError(
+            f"--scheduler pbt is not for {config.algorithm}: a run that begins with another's weights has an "
+            "empty replay."
+        )
+    for name in ("start_from", "torso_weights"):
+        if any(getattr(each, name, None) is not None for each in configs):
+            raise UserError(f"--scheduler pbt gives trials each other's weights: leave {flag(name)} out.")
 
 
 def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
@@ -146,7 +197,10 @@ def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str
 
 def _grid(text: str, reader: Reader) -> tuple[str, tuple[Any, ...]]:
     name, values = _named(text, reader, "--grid lr=5e-4,1e-3")
-    return name, _values(name, values, reader)
+    found = _values(name, values, reader)
+    if len(set(found)) < len(found):
+        raise UserError(f"--grid {text} has a value twice; where values have commas, put ; between them.")
+    return name, found
 
 
 def _sampled(text: str, reader: Reader) -> Sampled:
@@ -181,7 +235,8 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
 
 
 def _values(name: str, text: str, reader: Reader) -> tuple[Any, ...]:
-    return tuple(coerce(word.strip(), reader.flag_kinds[name], flag(name)) for word in text.split(","))
+    words = text.split(";" if ";" in text else ",")
+    return tuple(coerce(word.strip(), reader.flag_kinds[name], flag(name)) for word in words)
 
 
 def _typed(value: Any) -> str:

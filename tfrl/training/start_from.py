@@ -10,6 +10,7 @@ import numpy as np
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.of_run import settings
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
@@ -18,12 +19,6 @@ from tfrl.run.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from tfrl.run.session import Session
-
-# What decides which weights there are, what they mean, and what the optimizer has of them. Not all algorithms
-# have all of it.
-_SETTINGS = ("torso", "torso_width", "share_torso", "free_deviation", "dueling", "normalize_observations")
-_SETTINGS += ("freeze_torso", "optimizer")
-_OF_MLP = ("hidden", "activation")
 
 
 class Start(NamedTuple):
@@ -62,7 +57,7 @@ def _check_same_network(name: str, config: Any, there: Any) -> None:
             f"{name} is of another network: it was trained on {there.env}, whose observations or actions are "
             f"not those of {config.env}."
         )
-    names = _SETTINGS + (_OF_MLP if config.torso == "mlp" else ())
+    names = DECIDE_WEIGHTS + (DECIDE_MLP if config.torso == "mlp" else ())
     pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
     if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
         raise UserError(f"{name} is of another network or optimizer: {'; '.join(differing)}.")
