@@ -1,16 +1,19 @@
 """Sweeps on Ray Tune: run folders, interrupted and gone on with, failures, PBT; skipped without Ray Tune."""
 
+import os
+import pickle
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from launching import alive, family, until
-from processes import PATIENCE, ROOT, results, rows, steps_done, train
+from processes import PATIENCE, ROOT, results, rows, steps_done
 
 FLAGS = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 9"
-FLAGS += " --num-minibatches 1 --epochs 1 --eval-episodes 8 --checkpoint-every 5"
+FLAGS += " --num-minibatches 1 --epochs 1 --eval-episodes 8 --checkpoint-every 100"
 FLAGS = FLAGS.split()
 UPDATE = 72
 
@@ -20,47 +23,88 @@ needs_tune = pytest.mark.skipif(
 )
 
 
-def start(logdir, *words):
+def start(logdir, *words, **options):
     command = [sys.executable, "-m", "tfrl.tune", "--logdir", logdir, *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(list(map(str, command)), cwd=ROOT, text=True, stdin=subprocess.DEVNULL, **pipes)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(list(map(str, command)), cwd=ROOT, text=True, stdin=subprocess.DEVNULL, **options)
+
+
+def trainer_of(run):
+    """The process that trains a run, by its lock."""
+    return int((run / ".lock").read_text().split()[1])
 
 
 @needs_tune
 def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone(tmp_path):
-    logdir, total = tmp_path / "sweep", 300 * UPDATE
-    words = (
-        "--grid",
-        "lr=1e-3,1e30,1e-2",
-        "--parallel",
-        2,
-        "--",
-        "ppo_procgen",
-        *FLAGS,
-        "--total-steps",
-        total,
-    )
-    sweep = start(logdir, *words)
+    """Told to stop, three times over, while its run is held: all that it can do is wait for that."""
+    logdir, shown = tmp_path / "sweep", tmp_path / "shown"
+    (logdir / "trial-001" / "export").mkdir(parents=True)  # which is no run, and never will be one
+    (logdir / "ray-tune").mkdir()
+    (logdir / "ray-tune" / "tuner.pkl").touch()  # as a SIGKILL in the first second may leave it
+    words = ("--grid", "lr=1e-3,1e-2", "--parallel", 2, "--", "ppo_procgen", *FLAGS)
+    words = (*words, "--total-steps", 1000 * UPDATE)
+    with shown.open("w") as file:
+        sweep = start(logdir, *words, stdout=file)
     until(lambda: steps_done(logdir / "trial-000") >= 10 * UPDATE, PATIENCE)
+    os.kill(trainer_of(logdir / "trial-000"), signal.SIGSTOP)
+    until(lambda: "trial-001: failed" in shown.read_text(), PATIENCE)
     everyone = family(sweep.pid)
+    second = start(logdir, *words)
+    assert "is in use: process" in second.communicate(timeout=PATIENCE)[1] and second.returncode == 2
     sweep.send_signal(signal.SIGTERM)
-    stdout, stderr = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 143 and "the same command goes on" in stdout, stdout + stderr
+    until(lambda: "waiting until the trials have saved" in shown.read_text(), PATIENCE)
+    for again in (signal.SIGTERM, signal.SIGINT):
+        sweep.send_signal(again)
+        with pytest.raises(subprocess.TimeoutExpired):
+            sweep.wait(1)
+    os.kill(trainer_of(logdir / "trial-000"), signal.SIGCONT)
+    assert sweep.communicate(timeout=PATIENCE)[1] == "" and sweep.returncode == 143
+    assert shown.read_text().endswith("Stopped; the same command goes on.\n")
     until(lambda: not any(map(alive, everyone)), 60)
+    assert list((logdir / "trial-000" / "checkpoints").glob("update-*"))  # far from --checkpoint-every
     assert not (logdir / "trial-000" / "results.json").exists()
+
     sweep = start(logdir, *words)
     stdout, stderr = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, stdout + stderr
-    assert "error: 1 of 3 trials failed: trial-001 (error: update" in stderr
+    assert stderr.startswith("error: 1 of 2 trials failed: trial-001 (error: ") and stderr.count("\n") == 1
+    assert "trial-001 holds no run, but export" in stderr
+    assert "trial-001: failed; the others go on" in stdout and "Trial trial" not in stdout
     assert "best: python -m tfrl.ppo_procgen" in stdout and (logdir / "sweep.png").stat().st_size > 5000
     assert results(logdir / "trial-000")["resumed_at"]
-    code, _, stderr = train(tmp_path / "alone", *FLAGS, "--total-steps", total, "--lr", "1e-3")
-    assert (code, stderr) == (0, "")
-    alone = results(tmp_path / "alone")["weights_sha256"]
-    assert alone == results(logdir / "trial-000")["weights_sha256"]
-    assert results(logdir / "trial-002")["weights_sha256"] != alone
-    other = start(logdir, "--grid", "lr=1e-3", "--", "ppo_procgen", *FLAGS)
-    assert "holds another sweep" in other.communicate(timeout=PATIENCE)[1]
+
+
+@needs_tune
+def test_asha_knows_its_rungs_again_when_a_sweep_goes_on(tmp_path):
+    """Ray Tune saves the state of callbacks, and gives it to those that stand in the folder of the sweep."""
+    from tfrl.config.sweep import plan
+    from tfrl.remote import sweep as on_ray
+
+    flags = [*FLAGS, "--eval-every", "20"]
+    options = {"trials": 1, "seed": 1, "scheduler": "asha", "metric": "eval_test/return"}
+    swept = plan("ppo_procgen", flags, grids=["lr=1e-3,1e-2"], samples=[], **options)
+
+    def trial(config):
+        """Nothing: these trials never run."""
+
+    on_ray._tuner(swept, tmp_path, trial, print)
+    stored = (tmp_path / "ray-tune" / "tuner.pkl").read_bytes()
+    before, after = (_scheduler_and_teller(stored) for _ in range(2))
+
+    def told(scheduler, number, value):
+        one = SimpleNamespace(trial_id=f"trial-{number}")
+        scheduler.on_trial_add(None, one)
+        return scheduler.on_trial_result(None, one, {"evaluations": 1, "value": value})
+
+    for number, value in enumerate((1.0, 2.0, 3.0)):
+        assert told(before[0], number, value) == "CONTINUE"
+    after[1].set_state(pickle.loads(pickle.dumps(before[1].get_state())))
+    assert told(after[0], 3, 0.5) == "STOP" and told(after[0], 4, 4.0) == "CONTINUE"
+
+
+def _scheduler_and_teller(stored):
+    state = pickle.loads(stored)
+    return state["_tune_config"].scheduler, state["_run_config"].callbacks[0]
 
 
 @pytest.mark.long  # and what PBT does hangs on how fast trials are
@@ -84,15 +128,20 @@ def test_pbt_goes_on_from_another_trials_weights_with_other_settings(tmp_path):
     later = sorted(logdir.glob("trial-*-at-*"))
     assert later, stdout
     for run in later:
+        if not (run / "config.yaml").exists():
+            continue  # given up for another one before it began
         settings = yaml.safe_load((run / "config.yaml").read_text())
-        donor = logdir / settings["start_from"].rpartition("/")[2]
+        donor = logdir / settings["start_from"].rpartition("weights-of-")[2]
         assert donor.is_dir() and not donor.name.startswith(run.name[:9])
-        offset = int(run.name.rpartition("-")[2])
+        offset = int(run.name.split("-")[-2])
         assert settings["total_steps"] == total - offset and 1e-6 <= settings["lr"] <= 1e-2
         if rows(run):
             assert int(rows(run)[0]["env_steps"]) == UPDATE
     finished = [run for run in later if (run / "results.json").exists()]
-    assert all(results(run)["started_from"]["env_steps"] > 0 for run in finished)
+    for run in finished:
+        began = results(run)["started_from"]["env_steps"]
+        assert began > 0 and began + results(run)["env_steps"] >= total
+    assert len(list(logdir.glob("trial-*/results.json"))) >= 2 and stdout.count(f"{total:,}") == 2, stdout
 
 
 @pytest.mark.parametrize("missing", ["ray", "pandas"])

@@ -3,74 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import ctypes
 import json
+import logging
 import os
+import pickle
+import random
 import shlex
+import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
+from tfrl.cli import signals
 from tfrl.cli.errors import UserError
 from tfrl.config.sweep import Sampled, Sweep
 from tfrl.remote.cluster import Cluster, end_with_parent
+from tfrl.remote.trial import Outcome, Part, Trial, next_part
+from tfrl.run.folder import read_json
 from tfrl.workers import machine
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have files of their own
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")  # by SIGKILL; runs are to save
 
 try:
     from ray import tune
+    from ray.tune.progress_reporter import TrialProgressCallback
     from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
 except ImportError:
     raise UserError(
         "sweeps need Ray Tune, of which packages are missing: pip install -r requirements-ray.txt"
     ) from None
 
+# A trial that fails is told in our words; these two would add pages of their own.
+for _name in ("ray.tune", "ray.train"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
+
 _STATE = "ray-tune"  # in the sweep's folder
-_OUTPUT = "output.txt"  # in a run's folder: what it would have shown
+_PART = "part.json"  # in what Ray Tune takes for a trial's checkpoint
+_FAILURE = "failure.json"  # in Ray Tune's folder of a trial
 _POLL_EVERY = 0.5  # seconds
-_IN_USE = 60  # tries of a run whose process before is still saving
 _PATIENCE = 300.0  # seconds for the runs of a sweep that was told to stop
 _MARK = "TFRL_SWEEP"
-_PR_SET_PDEATHSIG = 1
-
-
-class Outcome(NamedTuple):
-    """The end of a trial.
-
-    Attributes:
-      name: of the trial.
-      run: the folder of its run, the last one where it has gone on from another's.
-      settings: the run's own.
-      value: of the metric; None where there is none.
-      env_steps: at which it had it, with those that its weights had before.
-      error: why it failed, in a line; None if it did not.
-    """
-
-    name: str
-    run: Path
-    settings: Mapping[str, Any]
-    value: float | None
-    env_steps: int
-    error: str | None
-
-
-class _Part(NamedTuple):
-    """A run of a trial: the weights that it began with, if they are of another, and how far it is told of."""
-
-    run: str
-    offset: int  # env steps that its weights had before
-    start: str | None  # the run that they are of
-    seen: int  # its own env steps whose metric is reported
+_LOOP = threading.Event()  # Ray Tune has begun to run trials
 
 
 def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) -> tuple[list[Outcome], int]:
@@ -80,32 +64,69 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
       sweep: the trials.
       logdir: an absolute path, the sweep's alone.
       parallel: trials side by side, which share the cores.
-      tell: gets a sentence for each trial that ends.
+      tell: gets a sentence for each trial that ends, and where it has to wait.
     """
     mark = uuid.uuid4().hex
     environment = {**os.environ, _MARK: mark} | _threads(max(1, machine.cores() // parallel))
     place, folder = str(logdir), str(Path.cwd())
 
     def trial(config: dict[str, Any]) -> None:
-        _Trial(sweep, Path(place), config["settings"], environment, folder).run()
+        _run_trial(sweep, Path(place), config["settings"], environment, folder)
 
-    cluster = Cluster(None, {"--parallel": parallel}, 0)
+    with _Stopping() as stopping:
+        cluster = Cluster(None, {"--parallel": parallel}, 0)
+        try:
+            results = _tuner(sweep, logdir, tune.with_resources(trial, {"cpu": 1}), tell).fit()
+            return [_outcome(result, sweep, logdir) for result in results], stopping.first
+        finally:
+            cluster.close()
+            _wait_for_runs(mark, tell)
+
+
+def _run_trial(
+    sweep: Sweep, logdir: Path, own: Mapping[str, Any], environment: Mapping[str, str], folder: str
+) -> None:
+    """Runs a trial, or goes on with it, in a worker of Ray Tune."""
+    end_with_parent()
+    name = tune.get_context().get_trial_name()
+    failure = logdir / _STATE / name / _FAILURE
+    failure.unlink(missing_ok=True)
+    part = Part(name)
+
+    def report(told: Part, metrics: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            (Path(place) / _PART).write_text(json.dumps({"trial": name, "part": told}))
+            tune.report(dict(metrics), checkpoint=tune.Checkpoint.from_directory(place))
+
     try:
-        tuner = _tuner(sweep, logdir, tune.with_resources(trial, {"cpu": 1}), tell)
-        with _signals() as told:
-            results = tuner.fit()
-        return [_outcome(result, sweep, logdir) for result in results], told()
-    finally:
-        cluster.close()
-        _wait_for_runs(mark)
+        part = next_part(logdir, name, own, _told())
+        Trial(sweep, logdir, own, part, environment=environment, folder=folder, tell=report).run()
+    except Exception as error:
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        failure.write_text(json.dumps({"run": part.run, "words": str(error) or type(error).__name__}))
+        raise
+
+
+def _told() -> Mapping[str, Any] | None:
+    """The part of the checkpoint that Ray Tune gives a trial to go on from."""
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as place:
+        return json.loads((Path(place) / _PART).read_text())
 
 
 def _tuner(sweep: Sweep, logdir: Path, trainable: Any, tell: Callable[[str], None]) -> tune.Tuner:
-    """A sweep as it was left, or a new one."""
-    state = str(logdir / _STATE)
-    if tune.Tuner.can_restore(state):
-        return tune.Tuner.restore(state, trainable, resume_unfinished=True, restart_errored=True)
-    trials = [dict(trial) for trial in sweep.trials]
+    """A sweep as it was left, or a new one.
+
+    Where Ray Tune was killed before it had written all it needs, trials begin anew for it, but not for us:
+    their runs go on from their folders.
+    """
+    state = logdir / _STATE
+    if _is_whole(state):
+        return tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
+    shutil.rmtree(state, ignore_errors=True)
+    trials, scheduler = [dict(trial) for trial in sweep.trials], _scheduler(sweep)
     return tune.Tuner(
         trainable,
         param_space={
@@ -113,16 +134,27 @@ def _tuner(sweep: Sweep, logdir: Path, trainable: Any, tell: Callable[[str], Non
             "settings": tune.sample_from(lambda config: trials[config["trial"]]),
         },
         tune_config=tune.TuneConfig(
-            scheduler=_scheduler(sweep), trial_name_creator=_name, trial_dirname_creator=_name
+            scheduler=scheduler, trial_name_creator=_name, trial_dirname_creator=_name
         ),
         run_config=tune.RunConfig(
             name=_STATE,
             storage_path=str(logdir),
             verbose=0,
-            callbacks=[_Teller(tell)],
+            callbacks=[_Teller(tell, scheduler)],
             checkpoint_config=tune.CheckpointConfig(num_to_keep=None),  # with fewer, PBT loses trials
         ),
     )
+
+
+def _is_whole(state: Path) -> bool:
+    """Whether Ray Tune can go on from its files, which it does not write all at once."""
+    newest = max(state.glob("experiment_state-*.json"), default=None)
+    try:
+        for path in state.glob("*.pkl"):
+            pickle.loads(path.read_bytes())
+        return newest is not None and bool(json.loads(newest.read_text()))
+    except Exception:  # a pickle that was cut off may raise any
+        return False
 
 
 def _name(trial: Any) -> str:
@@ -131,7 +163,7 @@ def _name(trial: Any) -> str:
 
 def _scheduler(sweep: Sweep) -> Any:
     """The scheduler, which compares trials at each evaluation."""
-    compared = {"time_attr": "training_iteration", "metric": "value", "mode": "max"}
+    compared = {"time_attr": "evaluations", "metric": "value", "mode": "max"}
     if sweep.scheduler == "asha":
         return AsyncHyperBandScheduler(**compared, grace_period=1, reduction_factor=3, max_t=1_000_000)
     if sweep.scheduler == "pbt":
@@ -139,7 +171,7 @@ def _scheduler(sweep: Sweep) -> Any:
             **compared,
             perturbation_interval=1,
             hyperparam_mutations={"settings": {each.name: _domain(each) for each in sweep.sampled}},
-            custom_explore_fn=lambda config: _explored(config, sweep.sampled),
+            custom_explore_fn=lambda config: _explored(config, sweep),
         )
     return FIFOScheduler()
 
@@ -150,170 +182,118 @@ def _domain(sampled: Sampled) -> Any:
     return getattr(tune, sampled.kind)(*map(float, sampled.values))
 
 
-def _explored(config: dict[str, Any], sampled: tuple[Sampled, ...]) -> dict[str, Any]:
-    """Settings that PBT has changed, back between their ends."""
-    for each in sampled:
+def _explored(config: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
+    """Settings that PBT has changed, between their ends; a planned trial's, if these cannot be together."""
+    for each in sweep.sampled:
         if each.kind != "choice":
             config["settings"][each.name] = each.inside(config["settings"][each.name])
+    if not sweep.is_possible(config["settings"]):
+        config["settings"] = dict(random.choice(sweep.trials))
     return config
 
 
-class _Teller(tune.Callback):
-    """Tells of each trial that ends."""
+class _Teller(TrialProgressCallback):
+    """Tells of each trial that ends, in the place of Ray Tune's own; keeps what the scheduler knows.
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    Ray Tune saves the state of its callbacks, and not that of its scheduler.
+    """
+
+    def __init__(self, tell: Callable[[str], None], scheduler: Any) -> None:
+        super().__init__()
+        self._tell, self._scheduler = tell, scheduler
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        _LOOP.set()
+
+    def on_trial_result(self, *_: Any, **__: Any) -> None:
+        """Says nothing."""
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        value = (trial.last_result or {}).get("value")
-        self._tell(f"{trial}: done" + ("" if value is None else f", {value:.4g}"))
+        last = trial.last_result or {}
+        words = "done" if last.get("finished") or "value" not in last else "ended early"
+        self._tell(f"{trial}: {words}" + (f", {last['value']:.4g}" if "value" in last else ""))
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._tell(f"{trial}: failed; the others go on")
 
+    def get_state(self) -> dict[str, bytes] | None:
+        if not isinstance(self._scheduler, AsyncHyperBandScheduler):
+            return None  # PBT's trials each tell again before they are compared
+        with tempfile.TemporaryDirectory() as folder:
+            self._scheduler.save(str(Path(folder) / "scheduler"))
+            return {"scheduler": (Path(folder) / "scheduler").read_bytes()}
 
-class _Trial:
-    """A trial in a worker of Ray Tune: starts the command, and reports the metric from progress.csv."""
-
-    def __init__(
-        self, sweep: Sweep, logdir: Path, own: Mapping[str, Any], environment: Mapping[str, str], folder: str
-    ) -> None:
-        self._sweep, self._logdir, self._environment, self._folder = sweep, logdir, environment, folder
-        self._own = own
-        self._name = tune.get_context().get_trial_name()
-        self._part = self._next_part()
-
-    def _next_part(self) -> _Part:
-        """The run that it goes on with, or one that begins with the weights that PBT gave it."""
-        checkpoint = tune.get_checkpoint()
-        if checkpoint is None:
-            return _Part(self._name, 0, None, -1)
-        with checkpoint.as_directory() as folder:
-            found = json.loads((Path(folder) / "part.json").read_text())
-        part = _Part(*found["part"])
-        if found["trial"] == self._name:
-            return part
-        trained = part.offset + part.seen
-        return _Part(f"{self._name}-at-{trained}", trained, part.run, -1)
-
-    def run(self) -> None:
-        """Trains to the end. Raises RuntimeError if the run fails."""
-        end_with_parent()
-        if self._part.start is not None and self._sweep.total_steps <= self._part.offset:
-            return
-        for _ in range(_IN_USE):
-            code = self._process()
-            words = _last_line(self._logdir / self._part.run / _OUTPUT)
-            if code == 0:
-                return
-            if not (code == UserError.exit_code and "is in use" in words):
-                raise RuntimeError(words)
-            time.sleep(2 * _POLL_EVERY)
-        raise RuntimeError(words)
-
-    def _process(self) -> int:
-        """Runs the command, and reports meanwhile; its exit code."""
-        part, place = self._part, self._logdir / self._part.run
-        place.mkdir(parents=True, exist_ok=True)
-        words = [*self._sweep.arguments(self._own), "--logdir", str(self._logdir), "--run-name", part.run]
-        if part.start is not None:
-            words += ["--start-from", str(self._logdir / part.start)]
-            words += ["--total-steps", str(self._sweep.total_steps - part.offset)]
-        with (place / _OUTPUT).open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"tfrl.{self._sweep.algorithm}", *words],
-                cwd=self._folder,
-                env=dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=_stop_with_parent,
-            )
-        while process.poll() is None:
-            time.sleep(_POLL_EVERY)
-            self._report()
-        self._report()
-        return process.returncode
-
-    def _report(self) -> None:
-        """Reports the metric of each row that is new."""
-        for env_steps, value in _values(self._logdir / self._part.run / "progress.csv", self._sweep.metric):
-            if env_steps <= self._part.seen:
-                continue
-            self._part = self._part._replace(seen=env_steps)
-            metrics = {"value": value, "env_steps": self._part.offset + env_steps, "run": self._part.run}
-            with tempfile.TemporaryDirectory() as folder:
-                content = json.dumps({"trial": self._name, "part": self._part})
-                (Path(folder) / "part.json").write_text(content)
-                tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder))
-
-
-def _stop_with_parent() -> None:
-    """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _values(path: Path, metric: str) -> list[tuple[int, float]]:
-    """Env steps and metric of the whole rows of progress.csv that have it."""
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-    except OSError:
-        return []
-    rows = csv.DictReader(line for line in lines if line.endswith("\n"))
-    return [(int(float(row["env_steps"])), float(row[metric])) for row in rows if row.get(metric)]
-
-
-def _last_line(file: Path) -> str:
-    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")
+    def set_state(self, state: dict[str, bytes]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "scheduler").write_bytes(state["scheduler"])
+            self._scheduler.restore(str(Path(folder) / "scheduler"))
 
 
 def _outcome(result: Any, sweep: Sweep, logdir: Path) -> Outcome:
     name, metrics = Path(result.path).name, result.metrics or {}
-    run = logdir / metrics.get("run", name)
-    error = None if result.error is None else _last_line(logdir / name / _OUTPUT)
+    run, error = metrics.get("run", name), None
+    if result.error is not None:
+        failure = read_json(logdir / _STATE / name / _FAILURE) or {}
+        run, error = failure.get("run", run), failure.get("words", "its process on Ray was killed")
     value, env_steps = metrics.get("value"), metrics.get("env_steps", 0)
     # Ray Tune has no settings of a trial that has reported nothing.
     settings = result.config["settings"] if result.config else sweep.trials[int(name.rpartition("-")[2])]
-    return Outcome(name, run, settings, value, env_steps, error)
+    return Outcome(name, logdir / run, settings, value, env_steps, error)
 
 
 def _threads(count: int) -> dict[str, str]:
     return {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells the first signal that came inside, or 0.
+class _Stopping:
+    """Heeds the signals that tell a sweep to stop: the first one alone, until all its runs have saved.
 
-    Ray Tune has a handler of its own for SIGINT, upon which it ends as if all were done; other signals are
-    passed on to that.
+    Ray Tune has a handler of its own for SIGINT, upon which it ends as if all were done, and puts back the
+    one before it, which is ours. Other signals are passed on to that. Before it is there nothing is under
+    way, and the process just ends; afterwards there is nothing left to ask for.
+
+    Attributes:
+      first: the number of the first signal that has come; 0 before it.
     """
-    ours, pythons = socket.socketpair()
-    for end in (ours, pythons):
-        end.setblocking(False)
-    wakeup = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-    kinds = (signal.SIGTERM, signal.SIGHUP)
-    before = {kind: signal.signal(kind, lambda *_: os.kill(os.getpid(), signal.SIGINT)) for kind in kinds}
-    before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
-    came = bytearray()
-    try:
-        yield lambda: next((number for number in came if number in before), 0)
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for kind, handler in before.items():
+
+    def __enter__(self) -> _Stopping:
+        _LOOP.clear()
+        self._came = bytearray()
+        self._ours, self._pythons = socket.socketpair()
+        for end in (self._ours, self._pythons):
+            end.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._pythons.fileno(), warn_on_full_buffer=False)
+        self._before = {kind: signal.signal(kind, self._take) for kind in signals.heeded()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for kind, handler in self._before.items():
             signal.signal(kind, handler)
+        self._ours.close()
+        self._pythons.close()
+
+    @property
+    def first(self) -> int:
         with contextlib.suppress(BlockingIOError):
-            came += ours.recv(4096)
-        ours.close()
-        pythons.close()
+            self._came += self._ours.recv(4096)
+        return next((number for number in self._came if number in self._before), 0)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        rays = signal.getsignal(signal.SIGINT)
+        if rays != self._take:
+            rays(signal.SIGINT, frame)
+        elif not _LOOP.is_set():
+            raise SystemExit(signals.STOP_CODES[number])
 
 
-def _wait_for_runs(mark: str) -> None:
+def _wait_for_runs(mark: str, tell: Callable[[str], None]) -> None:
     """Waits until no run of this sweep is left: those that are told to stop save first."""
-    marked, end = f"{_MARK}={mark}".encode(), time.monotonic() + _PATIENCE
+    marked, end, told = f"{_MARK}={mark}".encode(), time.monotonic() + _PATIENCE, False
     while time.monotonic() < end and any(marked in environ for environ in _environments()):
+        if not told:
+            tell("waiting until the trials have saved")
+            told = True
         time.sleep(_POLL_EVERY)
 
 

@@ -1,0 +1,169 @@
+"""A trial of a sweep, without Ray: what it tells and when, how it fails, and with whose weights it begins.
+
+Its command is a small program, `tfrl.small` of a folder made here, which does as its run's folder says.
+"""
+
+import threading
+
+import pytest
+from checkpoints import assert_same_arrays, learner_arrays, save
+from launching import until
+
+from tfrl.cli.errors import TrainingError
+from tfrl.config.sweep import Sweep
+from tfrl.remote.trial import Part, Trial, next_part
+from tfrl.run.checkpoint import CheckpointStore
+
+SMALL = """
+import os, sys, time
+from pathlib import Path
+place = Path(sys.argv[sys.argv.index("--logdir") + 1], sys.argv[sys.argv.index("--run-name") + 1])
+def row(env_steps, value):
+    with (place / "progress.csv").open("a") as file:
+        file.write(f"{env_steps},{value}\\n")
+def wait_for(name):
+    while not (place / name).exists():
+        time.sleep(0.02)
+exec((place / "program").read_text())
+"""
+METRIC = "eval_test/return"
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a trial of 30 env steps whose run is a program; what it tells goes into its list `told`."""
+
+    def trial(program, part=None):
+        part = part or Part("trial-000")
+        (tmp_path / "tfrl").mkdir(exist_ok=True)
+        (tmp_path / "tfrl" / "small.py").write_text(SMALL)
+        run = tmp_path / part.run
+        run.mkdir(exist_ok=True)
+        (run / "program").write_text(program)
+        (run / "progress.csv").write_text(f"env_steps,{METRIC}\n")
+        told = []
+        sweep = Sweep("small", (), ({"lr": 1e-3},), (), "none", METRIC, 30)
+        where = {"environment": {}, "folder": str(tmp_path)}
+        made = Trial(
+            sweep, tmp_path, {"lr": 1e-3}, part, **where, tell=lambda part, row: told.append((part, row))
+        )
+        made.told = told
+        return made
+
+    return trial
+
+
+def steps(trial):
+    return [metrics["env_steps"] for _, metrics in trial.told]
+
+
+def test_the_last_evaluation_is_told_when_the_run_has_ended_and_as_the_last(make, tmp_path):
+    """Until then a scheduler could take the trial for one that goes on, and give it other weights."""
+    trial = make(
+        "row(10, 1.0)\nrow(20, 'nan')\nwait_for('more')\nrow(25, 3.0)\nrow(30, 2.0)\nwait_for('end')\n"
+        "(place / 'results.json').write_text('{}')",
+    )
+    thread = threading.Thread(target=trial.run)
+    thread.start()
+    try:
+        until(lambda: steps(trial) == [10])
+        (tmp_path / "trial-000" / "more").touch()
+        until(lambda: steps(trial) == [10, 25])
+        thread.join(1.5)
+        assert steps(trial) == [10, 25]
+    finally:
+        (tmp_path / "trial-000" / "end").touch()
+        thread.join()
+    part, last = trial.told[-1]
+    assert last == {
+        **{"value": 2.0, "env_steps": 30, "evaluations": 3, "run": "trial-000"},
+        **{"done": True, "finished": True},
+    }
+    assert part == Part("trial-000", evaluations=3, seen=30)
+    assert not any("done" in metrics for _, metrics in trial.told[:-1])
+
+
+def test_a_run_that_ended_while_nobody_looked_is_told_by_its_last_row_alone(make, tmp_path):
+    """It may have ended before the sweep was cut off; then it is not started again."""
+    program = "[row(n, n) for n in (10, 20, 30)]\n(place / 'results.json').write_text('{}')"
+    trial = make(program, Part("trial-000-at-5-ab", "start", 5, 2, 10))
+    (tmp_path / "trial-000-at-5-ab" / "results.json").touch()
+    for n in (10, 20, 25):
+        with (tmp_path / "trial-000-at-5-ab" / "progress.csv").open("a") as file:
+            file.write(f"{n},{n}\n")
+    trial.run()
+    assert steps(trial) == [30] and trial.told[0][1]["evaluations"] == 4 and trial.told[0][1]["done"]
+    assert not (tmp_path / "trial-000-at-5-ab" / "output.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print('curves: ...', flush=True)\nos.kill(os.getpid(), 9)", "killed by signal 9"),
+        ("print('saved')", "stopped by its stop file; the same command goes on"),
+        ("print('error: it is broken', file=sys.stderr)\nsys.exit(1)", "error: it is broken"),
+    ],
+)
+def test_a_run_that_does_not_come_to_its_end_says_why(make, program, words):
+    trial = make(f"row(10, 1.0)\n{program}")
+    with pytest.raises(TrainingError, match=f"^{words}$"):
+        trial.run()
+
+
+def test_a_run_that_is_still_saving_is_waited_for(make, tmp_path):
+    trial = make(
+        "first = not (place / 'tried').exists()\n(place / 'tried').touch()\n"
+        "first and sys.exit(print('error: it is in use: process 7 trains it') or 2)\n"
+        "(place / 'results.json').write_text('{}')"
+    )
+    trial.run()
+    assert trial.told == []  # no row had the metric
+
+
+# The weights of another trial
+
+
+def donor(logdir, *updates, name="trial-003"):
+    """A run with checkpoints of these updates, of 1,000 env steps each."""
+    store = CheckpointStore(logdir / name / "checkpoints", keep=9)
+    for update in updates:
+        save(store, update)
+    (logdir / name / "config.yaml").write_text("algorithm: ppo\n")
+    return {"trial": "trial-003", "part": Part(name, evaluations=4, seen=2000)}
+
+
+def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_name(tmp_path):
+    told = donor(tmp_path, 1, 2, 3)
+    part = next_part(tmp_path, "trial-000", {"lr": 1e-3}, told)
+    assert part.run.startswith("trial-000-at-2000-")
+    assert part == Part(part.run, f"{part.run}/weights-of-trial-003", 2000, 4)
+    kept = CheckpointStore(tmp_path / part.start / "checkpoints", keep=1).load(pytest.fail)
+    assert (kept.update, kept.env_steps) == (2, 2000)
+    assert_same_arrays(kept.learner, learner_arrays(2))
+    assert (tmp_path / part.start / "config.yaml").read_text() == "algorithm: ppo\n"
+
+
+def test_each_exploit_has_a_run_of_its_own_and_the_same_one_goes_on(tmp_path):
+    told = donor(tmp_path, 2)
+    one, other = (next_part(tmp_path, "trial-000", {"lr": lr}, told) for lr in (1e-3, 2e-3))
+    assert one.run != other.run and one.offset == other.offset == 2000
+    donor(tmp_path, 5)  # which goes on meanwhile
+    again = next_part(tmp_path, "trial-000", {"lr": 1e-3}, told)
+    assert again == one
+    later = {**told, "part": told["part"]._replace(seen=5000)}
+    assert next_part(tmp_path, "trial-000", {"lr": 1e-3}, later).run.startswith("trial-000-at-5000-")
+
+
+def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_counted(tmp_path):
+    part = next_part(tmp_path, "trial-000", {"lr": 1e-3}, donor(tmp_path, 1, 3, 4))
+    assert part.offset == 3000 and part.run.startswith("trial-000-at-3000-")
+    # Of a run that has itself begun with another's weights, all env steps count.
+    told = donor(tmp_path, 2, name="trial-003-at-7000-abcdef")
+    told["part"] = told["part"]._replace(offset=7000)
+    assert next_part(tmp_path, "trial-000", {"lr": 1e-3}, told).offset == 9000
+
+
+def test_a_trial_goes_on_with_its_own_part(tmp_path):
+    assert next_part(tmp_path, "trial-000", {}, None) == Part("trial-000")
+    own = Part("trial-000-at-5-ab", "start", 5, 2, 10)
+    assert next_part(tmp_path, "trial-000", {}, {"trial": "trial-000", "part": list(own)}) == own

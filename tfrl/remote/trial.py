@@ -1,0 +1,262 @@
+"""A trial of a sweep: its run, made by the command in a process of its own, and what is told of it."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import hashlib
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.config.sweep import Sweep
+from tfrl.run import files
+from tfrl.run.checkpoint import Checkpoint, CheckpointStore
+from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, has_checkpoint
+from tfrl.run.metrics import PROGRESS_FILE
+
+_OUTPUT = "output.txt"  # in a run's folder: what it would have shown
+_POLL_EVERY = 0.5  # seconds
+_IN_USE = 60  # tries of a run whose process before is still saving
+_PR_SET_PDEATHSIG = 1
+
+
+class Part(NamedTuple):
+    """A run of a trial, and how far it is told of.
+
+    Attributes:
+      run: the name of its folder.
+      start: the folder of the weights that it begins with, below the sweep's; None: it begins with its own.
+      offset: env steps that those weights had.
+      evaluations: told so far, with those of the run that the weights are of.
+      seen: env steps of its own at the last of them; -1 before the first.
+    """
+
+    run: str
+    start: str | None = None
+    offset: int = 0
+    evaluations: int = 0
+    seen: int = -1
+
+
+class Outcome(NamedTuple):
+    """The end of a trial.
+
+    Attributes:
+      name: of the trial.
+      run: the folder of its run, the last one where it has gone on from another's.
+      settings: the run's own.
+      value: of the metric; None where there is none.
+      env_steps: at which it had it, with those that its weights had before.
+      error: why it failed, in a line; None if it did not.
+    """
+
+    name: str
+    run: Path
+    settings: Mapping[str, Any]
+    value: float | None
+    env_steps: int
+    error: str | None
+
+
+class Row(NamedTuple):
+    """A row of progress.csv that has the metric: the run's env steps, and the metric."""
+
+    env_steps: int
+    value: float
+
+
+def next_part(logdir: Path, name: str, own: Mapping[str, Any], told: Mapping[str, Any] | None) -> Part:
+    """The part that a trial goes on with; where it was given another's weights, a run that begins with them.
+
+    That run is named by the env steps of these weights, and by whose they are and its own settings: another
+    that begins at the same point is another run, and the same one, cut off before it told anything, goes on.
+
+    Args:
+      logdir: of the sweep.
+      name: of the trial.
+      own: its settings.
+      told: the `trial` that last told of the weights, and its `part`; None: it begins.
+
+    Raises:
+      TrainingError: that run has no checkpoint to begin with.
+    """
+    if told is None:
+        return Part(name)
+    donor = Part(*told["part"])
+    if told["trial"] == name:
+        return donor
+    identity = json.dumps([donor.run, donor.seen, dict(own)], sort_keys=True)
+    key = hashlib.sha256(identity.encode()).hexdigest()[:6]
+    begun = (path for path in logdir.glob(f"{name}-at-*-{key}") if has_checkpoint(_start(path, donor.run)))
+    run = next(begun, None)
+    if run is None:
+        found = _evaluated(logdir / donor.run, donor.seen)
+        run = logdir / f"{name}-at-{donor.offset + found.env_steps}-{key}"
+        _keep(found, logdir / donor.run, _start(run, donor.run))
+    offset = int(run.name.split("-")[-2])
+    return Part(run.name, str(_start(run, donor.run).relative_to(logdir)), offset, donor.evaluations)
+
+
+def _start(run: Path, donor: str) -> Path:
+    return run / f"weights-of-{donor}"
+
+
+def _evaluated(run: Path, env_steps: int) -> Checkpoint:
+    """The checkpoint of an evaluation or, once that is pruned, the next one that is still there."""
+    for _ in range(_IN_USE):
+        store, found = CheckpointStore(run / "checkpoints", keep=1), []
+        for update in store.updates():
+            try:
+                found.append(store.load(lambda sentence: None, update))
+            except UserError:  # pruned since, or damaged
+                continue
+        if found:
+            later = [each for each in found if each.env_steps >= env_steps]
+            return later[0] if later else found[-1]
+        time.sleep(_POLL_EVERY)
+    raise TrainingError(f"{run} has no checkpoint that another trial could go on from")
+
+
+def _keep(found: Checkpoint, run: Path, place: Path) -> None:
+    """Copies what a checkpoint has of the learner for --start-from, as its own run goes on and prunes it."""
+    files.make_folder(place)
+    files.write(place / SETTINGS_FILE, (run / SETTINGS_FILE).read_text())
+    store = CheckpointStore(place / "checkpoints", keep=1)
+    store.save(found.update, learner=found.learner, worker_part={}, env_steps=found.env_steps)
+
+
+class Trial:
+    """Runs the command of a part, and tells of each evaluation.
+
+    The last one is told when the run has ended, and as the last: a scheduler must not take a trial that has
+    all its steps for one that goes on.
+
+    Args:
+      sweep, logdir: whose trial it is, and the sweep's folder.
+      own: the trial's settings.
+      part: the run.
+      environment, folder: the environment variables and the working folder of its process.
+      tell: gets the part, and of an evaluation the `value` of the metric, `env_steps` and `evaluations` that
+        the weights have had, the `run` and, of the last one, `done` and `finished`.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        logdir: Path,
+        own: Mapping[str, Any],
+        part: Part,
+        *,
+        environment: Mapping[str, str],
+        folder: str,
+        tell: Callable[[Part, Mapping[str, Any]], None],
+    ) -> None:
+        self._sweep, self._logdir, self._own, self._part = sweep, logdir, own, part
+        self._environment, self._folder, self._tell = environment, folder, tell
+        self._place = logdir / part.run
+
+    def run(self) -> None:
+        """Trains to the end. Raises TrainingError, which says why, where the run does not come there."""
+        if self._part.offset >= self._sweep.total_steps:
+            return
+        for _ in range(_IN_USE):
+            if self._is_finished:
+                self._tell_last()
+                return
+            code = self._process()
+            words = last_line(self._place / _OUTPUT)
+            if code == UserError.exit_code and "is in use" in words:
+                time.sleep(2 * _POLL_EVERY)
+            elif not (code == 0 and self._is_finished):
+                raise TrainingError(_reason(code, words))
+        raise TrainingError(words)
+
+    @property
+    def _is_finished(self) -> bool:
+        return (self._place / RESULTS_FILE).is_file()
+
+    def _process(self) -> int:
+        """Runs the command, and tells meanwhile; its exit code."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        with (self._place / _OUTPUT).open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"tfrl.{self._sweep.algorithm}", *self._flags()],
+                cwd=self._folder,
+                env=dict(self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_stop_with_parent,
+            )
+        while process.poll() is None:
+            time.sleep(_POLL_EVERY)
+            self._tell_new()
+        return process.returncode
+
+    def _flags(self) -> list[str]:
+        part, flags = self._part, self._sweep.arguments(self._own)
+        flags += ["--logdir", str(self._logdir), "--run-name", part.run]
+        if part.start is not None:
+            one_update = self._sweep.config(self._own).steps_per_update  # the least that a run may have
+            left = max(one_update, self._sweep.total_steps - part.offset)
+            flags += ["--start-from", str(self._logdir / part.start), "--total-steps", str(left)]
+        return flags
+
+    def _tell_new(self) -> None:
+        """Tells of each new evaluation but the last."""
+        for row in self._rows():
+            if self._part.seen < row.env_steps < self._sweep.total_steps - self._part.offset:
+                self._tell_row(row, self._part.evaluations + 1)
+
+    def _tell_last(self) -> None:
+        rows = self._rows()
+        if rows:
+            new = sum(row.env_steps > self._part.seen for row in rows)
+            self._tell_row(rows[-1], self._part.evaluations + new, done=True, finished=True)
+
+    def _tell_row(self, row: Row, evaluations: int, **marks: bool) -> None:
+        self._part = self._part._replace(seen=row.env_steps, evaluations=evaluations)
+        env_steps = self._part.offset + row.env_steps
+        metrics = {"value": row.value, "env_steps": env_steps, "evaluations": evaluations}
+        self._tell(self._part, {**metrics, "run": self._part.run, **marks})
+
+    def _rows(self) -> list[Row]:
+        return rows_with(self._place / PROGRESS_FILE, self._sweep.metric)
+
+
+def _stop_with_parent() -> None:
+    """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reason(code: int, words: str) -> str:
+    """Words for why a run has not come to its end."""
+    if code < 0:
+        return f"killed by signal {-code}"
+    return "stopped by its stop file; the same command goes on" if code == 0 else words
+
+
+def rows_with(path: Path, metric: str) -> list[Row]:
+    """The rows of a progress.csv that are whole and have a number for the metric."""
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except OSError:
+        return []
+    rows = csv.DictReader(line for line in lines if line.endswith("\n"))
+    found = [Row(int(float(row["env_steps"])), float(row[metric])) for row in rows if row.get(metric)]
+    return [row for row in found if not math.isnan(row.value)]
+
+
+def last_line(file: Path) -> str:
+    """The last words of a file."""
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")
