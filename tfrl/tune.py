@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,17 @@ from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.flags import nearest
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
 from tfrl.cli.streams import tell
 from tfrl.config.sweep import Sweep, plan
+from tfrl.evaluation.levels import evaluation_columns
 from tfrl.reporting.sweep import PLOT_FILE, cell, plot
-from tfrl.run import files
+from tfrl.run import files, lock
+from tfrl.run.metrics import PROGRESS_FILE
 
 if TYPE_CHECKING:
-    from tfrl.remote.sweep import Outcome
+    from tfrl.remote.trial import Outcome
 
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
@@ -66,13 +70,15 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("sweeps need Ray, which is not installed: pip install -r requirements-ray.txt")
     from tfrl.remote import sweep as on_ray  # which imports Ray Tune, of which packages may be missing
 
-    _claim(logdir, sweep)
-    _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-    outcomes, stopped = on_ray.run(sweep, logdir, options.parallel, _show)
-    if stopped:
-        _show("Stopped; the same command goes on.")
-        return signals.STOP_CODES[stopped]
-    return _conclude(sweep, outcomes, logdir, on_ray.command_of)
+    _check_writable(logdir)
+    with lock.locked(logdir, does="sweeps", instead="--logdir"):
+        _claim(logdir, sweep)
+        _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
+        outcomes, stopped = on_ray.run(sweep, logdir, options.parallel, _show)
+        if stopped:
+            _show("Stopped; the same command goes on.")
+            return signals.STOP_CODES[stopped]
+        return _conclude(sweep, outcomes, logdir, on_ray.command_of)
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
@@ -96,7 +102,21 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         scheduler=options.scheduler,
         metric=options.metric,
     )
+    _check_metric(sweep)
     return options, sweep
+
+
+def _check_metric(sweep: Sweep) -> None:
+    """Raises UserError where no progress.csv can have the metric; of updates' metrics, runs will tell."""
+    for config in map(sweep.config, sweep.trials):
+        columns = evaluation_columns(config.level_sets)
+        if sweep.metric in columns or sweep.metric.partition("/")[0] in ("rollout", "train", "time"):
+            continue
+        raise UserError(
+            f"--metric {sweep.metric} is no column of progress.csv{nearest(sweep.metric, columns)}; "
+            f"evaluations of {config.env} have {columns[0]} and its like, updates those under rollout/, "
+            "train/ and time/."
+        )
 
 
 def _take(arguments: list[str], name: str) -> list[str]:
@@ -114,22 +134,35 @@ def _take(arguments: list[str], name: str) -> list[str]:
     return values
 
 
-def _claim(logdir: Path, sweep: Sweep) -> None:
-    """Takes the folder for this sweep. Raises UserError where it holds another one, or cannot be written."""
-    path, content = logdir / _PLAN_FILE, sweep.content()
+def _check_writable(logdir: Path) -> None:
+    """Makes the sweep's folder. Raises UserError where it cannot be, or cannot be written in."""
     try:
-        if path.exists():
-            if yaml.safe_load(path.read_text()) != content:
-                raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
-            return
         files.make_folder(logdir)
-        files.write(path, yaml.safe_dump(content, sort_keys=False))
+        with tempfile.TemporaryDirectory(dir=logdir, prefix=".tfrl-"):
+            pass
     except OSError as error:
         raise UserError(f"cannot write in {logdir}: {files.reason(error)}.") from None
 
 
+def _claim(logdir: Path, sweep: Sweep) -> None:
+    """Takes the folder for this sweep. Raises UserError where it holds another one."""
+    path, content = logdir / _PLAN_FILE, sweep.content()
+    try:
+        if not path.exists():
+            files.write(path, yaml.safe_dump(content, sort_keys=False))
+        elif yaml.safe_load(path.read_text(encoding="utf-8")) != content:
+            raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
+    except (ValueError, yaml.YAMLError):
+        raise UserError(f"{path} is damaged; restore it, or give another --logdir.") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
+
+
 def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path, command_of: Callable[..., str]) -> int:
-    """Shows the table, the best command and where the plot is. Raises TrainingError if trials failed."""
+    """Shows the table, the best command and where the plot is.
+
+    Raises TrainingError if trials failed, or none has the metric.
+    """
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
     names = list(sweep.trials[0])
     table = Table("trial", *names, sweep.metric, "env steps", "run")
@@ -137,7 +170,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path, command_o
         row = (each.name, *(cell(each.settings[name]) for name in names), cell(each.value))
         table.add_row(*row, f"{each.env_steps:,}", each.run.name if each.error is None else "failed")
     Console().print(table)
-    good = [each for each in ranked if each.value is not None]
+    good = [each for each in ranked if each.value is not None and each.error is None]
     if good:
         plot([(each.settings, each.value) for each in good], sweep.metric, logdir / PLOT_FILE)
         _show(f"plot: {logdir / PLOT_FILE}")
@@ -145,7 +178,16 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path, command_o
     failed = [f"{each.name} ({each.error})" for each in outcomes if each.error is not None]
     if failed:
         raise TrainingError(f"{len(failed)} of {len(outcomes)} trials failed: {'; '.join(failed)}")
+    if not good:
+        raise TrainingError(
+            f"no trial has the column {sweep.metric}{_hint(sweep, outcomes)} in its progress.csv"
+        )
     return 0
+
+
+def _hint(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
+    text = files.read_text(outcomes[0].run / PROGRESS_FILE) or ""
+    return nearest(sweep.metric, text.partition("\n")[0].split(","))
 
 
 def _show(line: str) -> None:

@@ -1,12 +1,19 @@
 """The plan of a sweep: its trials and their flags, drawn by a seed, and what is refused."""
 
+import dataclasses
+
 import pytest
+from made_runs import make_run
 from processes import Answer, assert_refused
 from refusals import refusal
 
+from tfrl import tune
+from tfrl.cli.errors import TrainingError
 from tfrl.config.sweep import Sampled, plan
+from tfrl.remote.trial import Outcome
 
 CATCH = ["--env", "catch", "--torso", "linear"]
+PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
 
 
 def planned(*, algorithm="ppo", flags=CATCH, grids=(), samples=(), trials=1, scheduler="none", seed=1):
@@ -35,6 +42,21 @@ def test_the_seed_decides_what_is_drawn():
     assert {trial["activation"] for trial in one.trials} <= {"tanh", "relu"}
 
 
+def test_values_with_commas_stand_between_semicolons():
+    sweep = planned(grids=["hidden=64,64;256,256,32"], flags=["--env", "CartPole-v1"])
+    assert [config.hidden for config in map(sweep.config, sweep.trials)] == ["64,64", "256,256,32"]
+
+
+def test_a_trial_is_as_long_as_was_asked_for_and_not_as_another_one_s_updates_round_it():
+    sweep = planned(grids=["num-envs=64,16"], flags=[*CATCH, "--total-steps", "20000"])
+    assert sweep.total_steps == 20_000
+
+
+def test_settings_that_cannot_be_together_are_no_trial_s():
+    sweep = planned(samples=["num-steps=choice:8,64"], flags=[*CATCH, "--num-minibatches", "8"])
+    assert sweep.is_possible({"num_steps": 16}) and not sweep.is_possible({"num_steps": 17})
+
+
 def test_changed_values_stay_between_the_ends():
     assert Sampled("gamma", "uniform", (0.9, 0.99)).inside(1.2 * 0.95) == 0.99
     assert Sampled("epochs", "uniform", (4, 9)).inside(0.8 * 7) == 6
@@ -56,6 +78,23 @@ def test_changed_values_stay_between_the_ends():
         ({"samples": ["lr=normal:1,2"]}, "known: uniform, loguniform, choice"),
         ({"samples": ["lr=loguniform:0,1"]}, "between numbers above 0"),
         ({"samples": ["lr=uniform:2,1"]}, "the smaller one first"),
+        ({"grids": ["lr=1e-3,0.001"]}, "--grid lr=1e-3,0.001 has a value twice"),
+        ({"grids": ["hidden=256,256"]}, "put ; between them"),
+        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--run-name=x"]}, "leave it out after the --"),
+        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--logdir", "/tmp"]}, "gives its trials --logdir itself"),
+        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--resume", "never"]}, "gives its trials --resume itself"),
+        ({**PBT, "grids": ["epochs=1,2"]}, "--grid epochs=1,2 would not stay"),
+        ({**PBT, "samples": ["hidden=choice:32,64"]}, "which --hidden decides: it cannot be sampled"),
+        (
+            {**PBT, "samples": ["activation=choice:tanh,relu"]},
+            "--activation decides",
+        ),
+        ({**PBT, "samples": ["env=choice:catch,coinrun"]}, "which --env decides"),
+        ({**PBT, "flags": [*PBT["flags"], "--start-from", "x"]}, "leave --start-from out"),
+        (
+            {**PBT, "algorithm": "dqn", "flags": ["--env", "CartPole-v1", "--eval-every", "1"]},
+            "an empty replay",
+        ),
         ({"samples": ["gamma=uniform:0.9,1.5"]}, "--gamma must be at least 0"),
         ({"algorithm": "a3c", "grids": ["lr=1"]}, "there is no algorithm 'a3c'"),
     ],
@@ -69,7 +108,40 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     for flags, part in (
         (["--grid", "lr=1e-3"], "an algorithm and its flags are to stand after --"),
         (["--grid=gamma=7", "--", "ppo", *CATCH], "--gamma must be at least 0"),
+        (
+            ["--metric", "eval_test/retrun", "--grid", "lr=1e-3", "--", "ppo", *CATCH],
+            "mean eval_test/return?",
+        ),
+        (
+            ["--metric", "eval_train/return", "--grid", "lr=1", "--", "ppo", "--env", "CartPole-v1"],
+            "--metric eval_train/return is no column",
+        ),
         (["--parallel", "0", "--grid", "lr=1e-3", "--", "ppo"], "--parallel must be at least 1"),
     ):
         assert_refused(Answer(*where, *flags, module="tfrl.tune"), part)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_folder_is_one_sweep_s(tmp_path):
+    one, other = (planned(grids=[f"lr={values}"]) for values in ("1e-3", "1e-4"))
+    for _ in range(2):
+        tune._claim(tmp_path, one)
+    assert "holds another sweep" in refusal(tune._claim, tmp_path, other)
+    for damaged in ("grid: [lr", "a\0b", "\xff"):
+        (tmp_path / "sweep.yaml").write_bytes(damaged.encode("latin-1"))
+        assert "sweep.yaml is damaged" in refusal(tune._claim, tmp_path, one)
+
+
+@pytest.mark.parametrize(("metric", "hint"), [("train/entropie", "train/entropy"), ("time/nothing", "")])
+def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path, metric, hint):
+    """And a trial that has failed is not the best one, whatever it had before."""
+    sweep = dataclasses.replace(planned(grids=["lr=1e-3"]), metric=metric)
+    run = make_run(tmp_path)
+    done = Outcome("trial-000", run, sweep.trials[0], None, 0, None)
+    with pytest.raises(TrainingError, match=f"no trial has the column {metric}") as caught:
+        tune._conclude(sweep, [done], tmp_path, str)
+    assert (hint in str(caught.value)) and ("did you mean" in str(caught.value)) == bool(hint)
+    failed = done._replace(value=1.0, error="killed by signal 9")
+    with pytest.raises(TrainingError, match=r"1 of 1 trials failed: trial-000 \(killed by signal 9\)"):
+        tune._conclude(sweep, [failed], tmp_path, str)
+    assert not (tmp_path / "sweep.png").exists()

@@ -58,7 +58,9 @@ def take_run(
 
 
 @contextlib.contextmanager
-def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterator[None]:
+def locked(
+    run: Path, patience: float = 0.0, *, does: str = "trains", instead: str = "--run-name"
+) -> Iterator[None]:
     """Holds the lock of a run's folder inside; on a disk that knows no locks, warns and goes on without.
 
     A lock that this process's parent handed over to it is the parent's to give up.
@@ -67,6 +69,7 @@ def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterato
       run: the folder; made if need be, and removed again if it is empty in the end.
       patience: seconds to wait for another process that holds it.
       does: what such a process does with it.
+      instead: the flag that gives another folder.
 
     Raises:
       UserError: another process holds it.
@@ -76,7 +79,7 @@ def locked(run: Path, patience: float = 0.0, *, does: str = "trains") -> Iterato
         yield
         return
     try:
-        file = _wait(run, patience, does)
+        file = _wait(run, patience, does, instead)
     except OSError as error:
         file, reason = None, error.strerror
         tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
@@ -107,7 +110,7 @@ def is_held(run: Path) -> bool | None:
     return False if signed is not None and signed[1] == socket.gethostname() else None
 
 
-def _wait(run: Path, patience: float, does: str) -> IO[str]:
+def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
     """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
     end, told = time.monotonic() + max(patience, _GLANCES), False
     while True:
@@ -116,7 +119,7 @@ def _wait(run: Path, patience: float, does: str) -> IO[str]:
         except HeldError as held:
             if time.monotonic() >= end:
                 raise (PeerError if patience else UserError)(
-                    f"{run} is in use: {held} {does} it; wait for its end, or choose another --run-name."
+                    f"{run} is in use: {held} {does} it; wait for its end, or choose another {instead}."
                 ) from None
             if patience and not told:
                 tell(f"waiting for {held}, which {does} {run}")
