@@ -42,7 +42,7 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
     (logdir / "ray-tune").mkdir()
     (logdir / "ray-tune" / "tuner.pkl").touch()  # as a SIGKILL in the first second may leave it
     words = ("--grid", "lr=1e-3,1e-2", "--parallel", 2, "--", "ppo_procgen", *FLAGS)
-    words = (*words, "--total-steps", 1000 * UPDATE)
+    words = (*words, "--total-steps", 400 * UPDATE)
     with shown.open("w") as file:
         sweep = start(logdir, *words, stdout=file)
     until(lambda: steps_done(logdir / "trial-000") >= 10 * UPDATE, PATIENCE)
