@@ -74,13 +74,18 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
         _run_trial(sweep, Path(place), config["settings"], environment, folder)
 
     with _Stopping() as stopping:
-        cluster = Cluster(None, {"--parallel": parallel}, 0)
         try:
-            results = _tuner(sweep, logdir, tune.with_resources(trial, {"cpu": 1}), tell).fit()
-            return [_outcome(result, sweep, logdir) for result in results], stopping.first
-        finally:
-            cluster.close()
-            _wait_for_runs(mark, tell)
+            cluster = Cluster(None, {"--parallel": parallel}, 0)
+            try:
+                results = _tuner(sweep, logdir, tune.with_resources(trial, {"cpu": 1}), tell).fit()
+                return [_outcome(result, sweep, logdir) for result in results], stopping.first
+            finally:
+                cluster.close()
+                _wait_for_runs(mark, tell)
+        except SystemExit:
+            if not stopping.first:
+                raise
+            return [], stopping.first
 
 
 def _run_trial(
@@ -250,7 +255,7 @@ class _Stopping:
 
     Ray Tune has a handler of its own for SIGINT, upon which it ends as if all were done, and puts back the
     one before it, which is ours. Other signals are passed on to that. Before it is there nothing is under
-    way, and the process just ends; afterwards there is nothing left to ask for.
+    way, and a SystemExit ends it; afterwards there is nothing left to ask for.
 
     Attributes:
       first: the number of the first signal that has come; 0 before it.
