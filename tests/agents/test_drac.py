@@ -258,6 +258,7 @@ def test_a_run_that_starts_from_another_takes_its_weights_and_not_its_bandit(mak
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.long  # PPO's loop learns catch in every `make test`
 def test_a_learner_learns_catch(make):
     config = small(
         num_envs=32, num_steps=32, num_minibatches=4, epochs=4, lr=3e-3, total_steps=10**6, augment="cutout"

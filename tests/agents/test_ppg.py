@@ -391,6 +391,7 @@ def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(make, small, distil
     assert shorter.steps_within == 0 and shorter.is_over and shorter.env_steps == 256
 
 
+@pytest.mark.long  # PPO's loop learns catch in every `make test`
 def test_a_learner_learns_catch(make, small):
     config = small(num_envs=32, num_steps=32, num_minibatches=8, policy_updates=8, aux_epochs=3, lr=3e-3)
     learner = make(dataclasses.replace(config, total_steps=10**6))

@@ -22,7 +22,9 @@ def state(learner):
     return {name: np.array(array) for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "InvertedDoublePendulum-v5", LIMITED])
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", pytest.param("InvertedDoublePendulum-v5", marks=pytest.mark.long), LIMITED]
+)
 def test_1_2_and_4_replicas_are_one_run_to_the_bit(learner, env):
     """Weights, optimizer, the moments of rewards and observations, episodes: three updates of each."""
     runs, cut = [], 0

@@ -51,6 +51,7 @@ def test_two_workers_are_the_same_run(alone, tmp_path):
     assert learned(tmp_path / "pair") == learned(folder)
 
 
+@pytest.mark.long  # catch and procgen are killed in test_resume.py
 def test_a_killed_run_goes_on_to_the_same_weights(alone, tmp_path):
     flags, folder = alone
     killed = Training(tmp_path / "killed", *flags)
