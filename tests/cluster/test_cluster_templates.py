@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
+from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import team
 from tfrl.config import impala
 from tfrl.workers import tf_config
 
-ROOT = Path(__file__).parents[2]
-CLUSTER = ROOT / "cluster"
 MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
 
 
@@ -46,90 +44,6 @@ def test_each_template_is_valid_for_each_of_its_processes(name, workers, evaluat
 def test_no_template_is_untested():
     named = {"one-machine-two-processes", "two-machines", "four-machines", "chief-workers-evaluator"}
     assert {path.stem for path in (CLUSTER / "templates").iterdir()} == named
-
-
-@pytest.fixture
-def tools(tmp_path):
-    """A folder for PATH: `python` makes TF_CONFIG for real, and shows it instead of training."""
-    folder = tmp_path / ".venv" / "bin"
-    folder.mkdir(parents=True)
-    (tmp_path / "cluster").symlink_to(CLUSTER)  # as in the image
-    write_tool(
-        folder / "python",
-        f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\n'
-        'echo "CPUS $SRUN_CPUS_PER_TASK"; echo "TRAIN $TF_CONFIG"; echo "ARGUMENTS $*"\n'
-        "exit ${EXIT_CODE:-0}\n",
-    )
-    return folder
-
-
-def write_tool(path, script):
-    path.write_text(f"#!/bin/bash\n{script}")
-    path.chmod(0o755)
-
-
-def run(command, tools, **environ):
-    environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **environ}
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environ, cwd=tools.parents[1], timeout=30
-    )
-
-
-def configs_of(text):
-    return [tf_config.parse(line.removeprefix("TRAIN ")) for line in text.splitlines() if "TRAIN" in line]
-
-
-SLURM = (
-    'case $1 in show) [ "$3" = "gpu[3-5]" ] && printf "gpu%s\\n" 3 4 5 ;; '
-    'requeue) echo "requeued $2" ;; esac\n'
-)
-SRUN = (
-    "while [[ $1 == --* ]]; do shift; done\n"
-    'for SLURM_NODEID in 0 1 2; do export SLURM_NODEID; "$@" || code=$?; done; exit ${code:-0}\n'
-)
-
-
-def run_sbatch(tools, **environ):
-    write_tool(tools / "scontrol", SLURM)
-    write_tool(tools / "srun", SRUN)
-    environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", **environ}
-    command = ["bash", str(CLUSTER / "slurm" / "train.sbatch"), "--env", "big fish"]
-    return run(command, tools, **environ)
-
-
-def test_the_slurm_script_makes_tf_config_from_the_node_list(tools):
-    done = run_sbatch(tools, SLURM_CPUS_PER_TASK="16")
-    assert done.returncode == 0, done.stderr
-    assert "CPUS 16" in done.stdout
-    configs = configs_of(done.stdout)
-    assert [config.worker for config in configs] == [0, 1, 2]
-    assert {config.workers for config in configs} == {("gpu3:23456", "gpu4:23456", "gpu5:23456")}
-    assert "ARGUMENTS -m tfrl.ppo_procgen --cluster-timeout 600 --env big fish" in done.stdout
-    assert "requeued" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("code", "restarts", "requeued"),
-    [("143", "9", True), ("75", "0", True), ("137", "2", True), ("75", "3", False), ("2", "0", False)],
-)
-def test_the_slurm_script_requeues_what_can_go_on(tools, code, restarts, requeued):
-    done = run_sbatch(tools, EXIT_CODE=code, SLURM_RESTART_COUNT=restarts)
-    assert done.returncode == int(code)
-    assert ("requeued 123456" in done.stdout) == requeued
-
-
-def test_the_slurm_script_stops_without_a_node_list(tools):
-    done = run_sbatch(tools, SLURM_JOB_NODELIST="unknown")
-    assert done.returncode == 2
-    assert "TRAIN" not in done.stdout
-
-
-def test_the_slurm_script_asks_for_what_its_comments_say():
-    text = (CLUSTER / "slurm" / "train.sbatch").read_text()
-    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
-    assert options["ntasks-per-node"] == "1"
-    assert options["signal"] == f"TERM@{team.ORPHAN_GRACE:.0f}"
-    assert options.keys() >= {"requeue", "nodes", "open-mode"}
 
 
 def resources():
@@ -366,65 +280,6 @@ def test_a_rayjob_that_the_operator_would_refuse_is_found(old, new, fault):
     assert old in text
     found = rayjob_faults(yaml.safe_load(text.replace(old, new)))
     assert any(one.endswith(fault) for one in found), found
-
-
-RAY_PYTHON = """
-if [ "$1" != -c ]; then echo "ARGUMENTS $*"; exit ${EXIT_CODE:-0}; fi
-case $2 in *token_hex*) printf secret; exit ;; esac
-echo "WAITS $3 $4"
-until [ "$(grep -c . nodes)" = 3 ]; do sleep 0.1; done
-"""
-
-
-def run_ray_sbatch(tools, *flags, **environ):
-    """How the script ended, and the nodes that were started."""
-    write_tool(tools / "scontrol", SLURM)
-    write_tool(tools / "srun", f"echo cpus-per-task $SRUN_CPUS_PER_TASK >>srun\n{SRUN}")
-    write_tool(tools / "python", RAY_PYTHON)
-    write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*" >>nodes\n')
-    (tools.parents[1] / "nodes").touch()
-    environ |= {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
-    command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), *flags, "--env", "big fish"]
-    done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16")
-    return done, (tools.parents[1] / "nodes").read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("flags", "cpus", "total"),
-    [
-        (["--actors", "40"], [8, 16, 16], 40),
-        (["--learners", "1"], [8, 16, 16], 40),
-        (["--learners", "2", "--actors", "32"], [9, 9, 16], 34),  # a CPU for each learner
-        (["--actors", "24", "--learners=3"], [9, 9, 9], 27),
-    ],
-)
-def test_the_slurm_script_for_ray_keeps_cores_free_for_each_learner(tools, flags, cpus, total):
-    done, started = run_ray_sbatch(tools, *flags)
-    assert done.returncode == 0, done.stderr
-    assert sorted(int(line.split()[-1]) for line in started) == cpus
-    assert int(next(line for line in started if "--head" in line).split()[-1]) == cpus[0]
-    assert f"WAITS gpu3:23456 {total}\n" in done.stdout
-    assert set((tools.parents[1] / "srun").read_text().splitlines()) == {"cpus-per-task 16"}
-
-
-def test_the_slurm_script_for_ray_refuses_more_learners_than_nodes(tools):
-    done, started = run_ray_sbatch(tools, "--learners", "4")
-    assert (done.returncode, started) == (2, [])
-    assert done.stderr == "error: --learners 4 need as many nodes; the job has 3\n"
-
-
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (143, True)])
-def test_the_slurm_script_for_ray_starts_a_head_and_nodes_and_the_learner_on_the_first(tools, code, requeued):
-    done, started = run_ray_sbatch(tools, "--actors", "40", EXIT_CODE=str(code))
-    assert done.returncode == code, done.stderr
-    head = "RAY token secret start --block --head --port 23456 --include-dashboard false --num-cpus 8"
-    node = "RAY token secret start --block --address gpu3:23456 --num-cpus 16"
-    assert sorted(started) == sorted([head, node, node])
-    assert "WAITS gpu3:23456 40\n" in done.stdout
-    trains = "ARGUMENTS -m tfrl.impala --ray-address gpu3:23456 --actors 40 --env big fish"
-    assert trains in done.stdout
-    assert ("requeued 123456" in done.stdout) == requeued
-    assert not list(tools.parents[1].glob(".ray-token*"))
 
 
 @pytest.mark.parametrize("lists_evaluator", [True, False], ids=["training-operator 1.9", "tf-operator 1.0"])

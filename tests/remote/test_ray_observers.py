@@ -13,6 +13,7 @@ import pytest
 from launching import alive, family, until
 from processes import Training, results, steps_done
 
+from benchmarks import command
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.envs.spec import EnvSpec
 
@@ -88,3 +89,10 @@ def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node
                 observers.step(np.ones(2, np.int32), np.ones(2, bool))
     finally:
         observers.close()
+
+
+@needs_ray
+def test_the_speed_of_observers_is_measured():
+    code = "from benchmarks import central_inference as c; o = c.Options(envs=8); "
+    code += "print(c._steps_alone(c.READER.parse(c._flags(o, 2)), 5))"
+    assert float(command.answer(code)) > 10
