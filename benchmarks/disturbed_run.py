@@ -1,23 +1,23 @@
-"""A run of two workers under the launcher that can be watched from outside and disturbed."""
+"""A run of a trainer that can be watched from outside and disturbed."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.process_tree import kill_family
+from tfrl.cli.errors import TrainingError
 from tfrl.run.checkpoint import CheckpointStore
 
-WORKERS = 2
-_RESTARTS = 9  # more than there are trials in a run
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _POLL = 0.001  # seconds
 _PATIENCE = 600.0  # seconds: the end of a hang, not a measure
@@ -34,55 +34,81 @@ class Note:
     phase: str
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """The cost of a fault."""
+
+    seconds: float
+    """Seconds from the fault to the end of the update that was waited for."""
+    resumed: float
+    """Seconds from the fault to the first phase of the process that finished that update."""
+    updates: int
+    """Finished updates that were taken again."""
+
+
 class DisturbedRun:
-    """Starts at once; `start` goes on with it after it was told to stop.
+    """A run that starts at once; `start_again` goes on with it after it has ended.
 
     Args:
       folder: where everything of it goes.
+      module: the trainer's, tfrl.impala say.
       flags: the trainer's, without where it writes.
+      launcher: words of a command that is given the trainer's, and starts it again after each failure.
       logdir: the trainer's; in `folder` by default.
+      environ: variables of its processes beside those of this one.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str], logdir: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        module: str,
+        flags: Sequence[str],
+        *,
+        launcher: Sequence[str] = (),
+        logdir: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.logdir = logdir or folder
         self.path = self.logdir / "run"
-        self._flags = [*flags, "--logdir", str(self.logdir), "--run-name", "run"]
+        trainer = [sys.executable, "-m", "benchmarks.noting_worker", str(folder), module, *flags]
+        self._command = [*launcher, *trainer, "--logdir", str(self.logdir), "--run-name", "run"]
+        self._environ = {**os.environ, **_THREADS, **(environ or {})}
         folder.mkdir(exist_ok=True)
-        self.start()
+        self._start()
 
-    def start(self) -> None:
-        """Starts the launcher, which restarts the workers after each failure."""
-        launch = [
-            sys.executable,
-            "-m",
-            "cluster.launch",
-            "--workers",
-            str(WORKERS),
-            "--max-restarts",
-            str(_RESTARTS),
-        ]
+    def _start(self) -> None:
         with (self.folder / "output").open("ab") as output:
-            self._launcher = subprocess.Popen(
-                [
-                    *launch,
-                    "--",
-                    sys.executable,
-                    "-m",
-                    "benchmarks.noting_worker",
-                    str(self.folder),
-                    *self._flags,
-                ],
-                env={**os.environ, **_THREADS},
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environ,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
+    def start_again(self, code: int) -> None:
+        """Waits for its end, by this exit code, and goes on with it. TrainingError: it ended by another."""
+        ended = self.wait()
+        if ended != code:
+            raise TrainingError(f"exit code {ended} instead of {code}:\n{self.output[-2000:]}")
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The number of its first process, below which are all others."""
+        return self._process.pid
+
     @property
     def output(self) -> str:
         """The text that it has written on the screen so far."""
         return (self.folder / "output").read_text(errors="replace")
+
+    @property
+    def finished(self) -> int:
+        """The updates that its chief has finished."""
+        note = self.note(0)
+        return 0 if note is None else note.update
 
     def note(self, worker: int) -> Note | None:
         """The newest note of a worker."""
@@ -108,16 +134,46 @@ class DisturbedRun:
         """Waits until `condition` is true; False if the run ended before. RuntimeError: neither comes."""
         deadline = time.monotonic() + _PATIENCE
         while not condition():
-            if self._launcher.poll() is not None:
+            if self._process.poll() is not None:
                 return condition()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing happens in {self.folder}:\n{self.output[-2000:]}")
             time.sleep(_POLL)
         return True
 
+    def wait_until_aimed(self, condition: Callable[[], bool]) -> None:
+        """Waits until `condition` is true, for a trial to begin. TrainingError: the run is over before."""
+        if not self.wait_until(condition):
+            raise TrainingError(f"the run in {self.folder} is over before the trial; give more --updates")
+
+    def restarted(self, struck: float, chief: int) -> Recovery:
+        """Waits until another process goes on, and has finished an update that none had before.
+
+        Args:
+          struck: when the fault came.
+          chief: the process that trained, or was the chief of those that did.
+        """
+        if not self.wait_until(lambda: self.note(0).process != chief):
+            raise TrainingError(f"the run in {self.folder} was not restarted:\n{self.output[-2000:]}")
+        notes = self.notes(0)
+        first = next(i for i, note in enumerate(notes) if note.process == notes[-1].process)
+        return self.recovered(struck, notes[first - 1].update)
+
+    def recovered(self, struck: float, finished: int) -> Recovery:
+        """Waits until more than `finished` updates are; the cost of the fault that came at `struck`."""
+        if not self.wait_until(lambda: self.note(0).update > finished):
+            raise TrainingError(f"the run in {self.folder} did not recover:\n{self.output[-2000:]}")
+        notes = self.notes(0)
+        hit = max(i for i, note in enumerate(notes) if note.at <= struck)
+        over = next(i for i, note in enumerate(notes) if i > hit and note.update > finished)
+        resumed = next(note for note in notes[hit:] if note.process == notes[over].process)
+        pairs = itertools.pairwise(notes[hit : over + 1])
+        again = sum(max(0, before.update - after.update) for before, after in pairs)
+        return Recovery(notes[over].at - struck, resumed.at - struck, again)
+
     def wait(self) -> int:
-        """Waits for the launcher's end; its exit code."""
-        return self._launcher.wait(_PATIENCE)
+        """Waits for the end of its first process; the exit code."""
+        return self._process.wait(_PATIENCE)
 
     def finish(self, *, gaps: bool = False) -> str:
         """Waits for the end of training; the checksum of the weights.
@@ -142,12 +198,9 @@ class DisturbedRun:
 
     def stop(self) -> None:
         """Kills what is left of it."""
-        if self._launcher.poll() is None:
-            for worker in range(WORKERS):
-                with contextlib.suppress(ProcessLookupError, AttributeError):
-                    os.kill(self.note(worker).process, signal.SIGKILL)
-            self._launcher.kill()
-            self._launcher.wait()
+        if self._process.poll() is None:
+            kill_family(self.pid)
+            self._process.wait()
 
 
 def _parse(line: bytes) -> Note:

@@ -1,34 +1,40 @@
-"""Runs the trainer, and each worker notes when it begins which phase: for benchmarks/recovery.py.
+"""Runs a trainer, and each worker notes when it begins which phase: for the benchmarks of recovery.
 
-FOLDER FLAGS...: worker N appends to FOLDER/worker-N a line "SECONDS PID UPDATE PHASE" for each phase. The
-seconds are of the clock that all processes of a machine share; UPDATE counts the finished ones.
+FOLDER MODULE FLAGS...: worker N, or learner N, appends to FOLDER/worker-N a line "SECONDS PID UPDATE PHASE"
+for each phase. The seconds are of the clock that all processes of a machine share; UPDATE counts the finished
+ones.
 """
 
+import importlib
 import json
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tfrl import ppo_procgen
 from tfrl.cli import endings
-from tfrl.cli.quiet import quiet_start
+from tfrl.training import learners
+from tfrl.workers.watchdog import Watchdog
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Trains with the flags after the folder."""
-    with quiet_start():
-        from tfrl.run.session import Session
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    notes = os.open(Path(arguments[0]) / f"worker-{index}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    begin = Session.phase
+    """Trains by the command of a module, with the flags after it."""
+    folder, module, *flags = arguments
+    index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+    notes = os.open(Path(folder) / f"worker-{index}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    beat, lead = Watchdog.beat, learners.lead
 
-    def note_and_begin(self: Session, name: str) -> None:
-        os.write(notes, f"{time.monotonic():.6f} {os.getpid()} {self.step} {name}\n".encode())
-        begin(self, name)
+    def note_and_beat(self: Watchdog, phase: str | None = None, update: int | None = None) -> None:
+        if update is not None:
+            os.write(notes, f"{time.monotonic():.6f} {os.getpid()} {update} {phase}\n".encode())
+        beat(self, phase, update)
 
-    Session.phase = note_and_begin
-    return ppo_procgen.main(arguments[1:])
+    def lead_noting(config: Any, _: str, __: Sequence[str]) -> int:
+        return lead(config, __spec__.name, arguments)
+
+    Watchdog.beat, learners.lead = note_and_beat, lead_noting
+    return importlib.import_module(module).main(flags)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Real launchers for the tests; the commands they run are small programs, no TensorFlow."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from processes import ROOT, hangup
 
@@ -73,20 +71,3 @@ def until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end, "did not happen"
         time.sleep(0.02)
-
-
-def family(pid):
-    """A process, its children, theirs, and so on."""
-    found = [pid]
-    for parent in found:
-        with contextlib.suppress(OSError):  # it has ended
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-            found += [int(child) for child in children.split()]
-    return found
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -10,8 +10,10 @@ import sys
 import time
 
 import pytest
-from launching import alive, family, until
+from launching import until
 from processes import PATIENCE, ROOT, hangup, steps_done
+
+from benchmarks.process_tree import alive, family
 
 FLAGS = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
 FLAGS += " --num-minibatches 4 --epochs 2 --total-steps 100_000_000 --checkpoint-every 7"

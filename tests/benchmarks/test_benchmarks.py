@@ -1,7 +1,6 @@
 """Benchmarks: what they could not do is refused before they measure, and Ctrl-C lets their trainers save."""
 
 import dataclasses
-import json
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import PATIENCE, ROOT, Answer, assert_refused
-from refusals import refusal
 
 from benchmarks import (
     arithmetic,
@@ -20,7 +18,6 @@ from benchmarks import (
     learning,
     learning_gymnasium,
     peers,
-    recovery,
     replay_floor,
     speed,
     throughput,
@@ -76,8 +73,6 @@ from tfrl.envs.published import published_curve
         ("scaling", ["--torso", "nosuch"], "is not a network of the zoo"),
         ("images", ["--model", "nosuch"], "is not a network of the zoo"),
         ("baselines", ["--model", "nosuch"], "is not a network of the zoo"),
-        ("recovery", ["--faults", "flood"], "--faults flood is not among kill"),
-        ("recovery", ["kill"], "'kill' is not a flag; usage: python -m benchmarks.recovery"),
     ],
 )
 def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
@@ -311,16 +306,6 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
 def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
     config = throughput._config(throughput.Options(**options))
     assert throughput.passes(config) == found
-
-
-def test_trials_are_added_to_those_in_the_results_file(tmp_path):
-    path, options = tmp_path / "recovery.json", recovery.Options()
-    done = {"settings": options.flags, "weights": "0", "seconds": {}, "trials": [{"fault": "kill"}]}
-    path.write_text(json.dumps(done))
-    assert recovery._read(path, options) == done
-    for other in ("[]", "{", json.dumps(done | {"settings": []})):
-        path.write_text(other)
-        assert "recovery.json holds no results of these settings;" in refusal(recovery._read, path, options)
 
 
 # Children

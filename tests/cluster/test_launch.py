@@ -7,9 +7,10 @@ import sys
 import time
 
 import pytest
-from launching import LAUNCH, Launch, alive
+from launching import LAUNCH, Launch
 from processes import ROOT, unread_pipe
 
+from benchmarks.process_tree import alive
 from cluster import places
 from tfrl.workers import tf_config
 

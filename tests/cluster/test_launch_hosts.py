@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import SAVE, Launch, alive, family, until
+from launching import SAVE, Launch, until
 from processes import ROOT
 
+from benchmarks.process_tree import alive, family
 from cluster import places, team
 
 

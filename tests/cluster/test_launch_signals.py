@@ -11,9 +11,10 @@ import sysconfig
 import time
 
 import pytest
-from launching import LAUNCH, PRELUDE, SAVE, Launch, alive, family, until
+from launching import LAUNCH, PRELUDE, SAVE, Launch, until
 from processes import ROOT, hangup
 
+from benchmarks.process_tree import alive, family
 from cluster import output
 from cluster.team import AGENT
 

@@ -9,10 +9,11 @@ import threading
 
 import numpy as np
 import pytest
-from launching import alive, until
+from launching import until
 from learners import make, updated
 from processes import Answer, assert_refused
 
+from benchmarks.process_tree import alive
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.config import actors as actors_settings

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import PRELUDE, alive, family, until
+from launching import PRELUDE, until
 from learners import make, updated
 from processes import PATIENCE, ROOT, results, rows, steps_done
 from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, train
 
+from benchmarks.process_tree import family, wait_until_gone
 from tfrl import config as settings
 from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
@@ -58,10 +59,6 @@ def learners_of(parent):
     return [found[index] for index in sorted(found)]
 
 
-def gone(pids, seconds=60):
-    until(lambda: not any(map(alive, pids)), seconds)
-
-
 def assert_same_as_undisturbed(folder, *flags):
     """Ends the run of `folder` a little later, with these flags, and another one that nobody disturbs."""
     steps = steps_done(folder) + 2 * UPDATE
@@ -88,7 +85,7 @@ def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_
     code, stdout, stderr = training.end()
     assert (code, "Stopped, saved at" in stdout) == (143, True), stdout + stderr
     assert stdout.count("computes on") == 1  # one console, the chief's
-    gone(everyone)
+    wait_until_gone(everyone)
     saved = CheckpointStore(folder / "checkpoints", keep=3).load(pytest.fail)
     config = settings.reader("impala").parse([*CATCH.split(), "--total-steps", str(UPDATE * 1000)])
     with contextlib.closing(make(config, ActorLearner)) as alone:
@@ -136,7 +133,7 @@ def test_a_killed_learner_without_ray_is_started_again_and_the_run_has_its_bits(
     code, stdout, stderr = training.end()
     assert code == 130, stdout + stderr
     assert "learner 1 died (killed by signal 9); restarting all 2 learners from the last checkpoint" in stderr
-    gone(everyone)
+    wait_until_gone(everyone)
     assert_same_as_undisturbed(folder)
 
 
@@ -157,14 +154,14 @@ def test_learners_on_nodes_of_a_ray_die_with_actors_and_driver_and_the_run_has_i
     assert code == 130, stdout + stderr
     assert "learner 0 on " in stderr and "died (killed by signal 9); restarting all 2 learners" in stderr
     assert "has died; another takes its place" in stdout + stderr
-    gone([*learners_of(node.process.pid), *node.actors()])
+    wait_until_gone([*learners_of(node.process.pid), *node.actors()])
     training = Impala(folder, *LONG, *flags)
     training.wait_until(steps_done(folder) + 3 * UPDATE)
     left = [*learners_of(node.process.pid), *node.actors(), *node.processes(b"ray::LearnerHost")]
     assert len(left) == 8
     training.process.kill()
     training.end()
-    gone(left)
+    wait_until_gone(left)
     found = assert_same_as_undisturbed(folder, *flags)
     assert (found["learners"], found["actors"]) == (2, 4)
 
@@ -177,6 +174,6 @@ def test_a_killed_driver_takes_its_learners_and_its_ray_with_it(tmp_path):
     everyone = family(training.process.pid)
     training.process.kill()
     training.end()
-    gone(everyone, 180)
+    wait_until_gone(everyone, 180)
     found = assert_same_as_undisturbed(folder, "--learners", 2, "--actors", 2)
     assert (found["learners"], found["actors"]) == (2, 2)

@@ -1,19 +1,16 @@
 """A machine of Ray is lost: what it did is done elsewhere, and the run ends with its bits."""
 
-import os
-import secrets
-import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
-from launching import family, until
+from launching import until
 from processes import steps_done
-from ray_nodes import Node, free_port
 from test_learners import assert_same_as_undisturbed, learners_of
 from test_own_ray import LONG, UPDATE, Impala, needs_ray
+
+from benchmarks.ray_nodes import Nodes
+from tfrl.remote import LOOPBACK
 
 FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 
@@ -21,36 +18,12 @@ FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_thr
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     """Starts nodes of one Ray, which stand for machines; the first is its head."""
-    place = Path(tempfile.mkdtemp(prefix="r"))  # short: sockets have names of 107 characters at most
-    (tmp_path / "token").write_text(secrets.token_hex(32))
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
-    started, port = [], free_port()
-
-    def start(cpus=1):
-        folder = tmp_path / f"n{len(started)}"
-        folder.mkdir()
-        flags = ["--node-ip-address", "127.0.0.1"]
-        if started:
-            flags += ["--address", f"127.0.0.1:{port}"]
-        else:
-            flags += ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(place)]
-        started.append(Node(folder, *flags, cpus=cpus, **FOUND_SOON))
-        started[-1].address = f"127.0.0.1:{port}"
-        started[-1].wait()
-        return started[-1]
-
-    yield start
-    for node in reversed(started):
-        node.end()
-    shutil.rmtree(place)
-
-
-def kill(node):
-    """All of a node's processes die at once, as with its machine."""
-    for pid in reversed(family(node.process.pid)):
-        os.kill(pid, signal.SIGKILL)
+    monkeypatch.delenv(LOOPBACK, raising=False)
+    one = Nodes(tmp_path, FOUND_SOON)
+    for name, value in one.environ.items():
+        monkeypatch.setenv(name, value)
+    yield one.start
+    one.close()
 
 
 def stopped(training):
@@ -70,7 +43,7 @@ def test_a_lost_node_is_replaced_by_one_that_joins_later(nodes, tmp_path):
     training = Impala(tmp_path / "run", *flags)
     training.wait_until(3 * UPDATE)
     assert len(head.actors()) == len(other.actors()) == 1
-    kill(other)
+    other.kill()
     until(lambda: len(head.actors()) == 1, 60)
     time.sleep(25)  # the run notices that it waits: Ray learns late that the node's CPU is gone, too
     third = nodes()
@@ -90,7 +63,7 @@ def test_a_node_with_a_learner_and_its_actors_is_lost_and_all_learners_begin_aga
     training = Impala(tmp_path / "run", *flags)
     training.wait_until(3 * UPDATE)
     assert [len(learners_of(node.process.pid)) for node in (head, other)] == [1, 1]
-    kill(other)
+    other.kill()
     third = nodes(2)
     training.wait_for(lambda: len(learners_of(third.process.pid)) == 1)
     training.wait_until(steps_done(tmp_path / "run") + 2 * UPDATE)

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import alive, family, until
+from launching import until
 from processes import PATIENCE, ROOT, Training, results, steps_done
+
+from benchmarks.process_tree import ACTOR, alive, family, named
 
 CATCH = (
     "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 12"
@@ -34,12 +36,7 @@ class Impala(Training):
 
     def actors(self):
         """The process numbers of its actors."""
-        found = []
-        for pid in family(self.process.pid)[1:]:
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{pid}/cmdline").read_bytes()
-                found += [pid] if name.startswith(b"ray::RemoteActor") else []
-        return found
+        return named(self.process.pid, ACTOR)
 
 
 def train(folder, *flags):

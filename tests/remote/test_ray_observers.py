@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from launching import alive, family, until
+from launching import until
 from processes import Training, results, steps_done
 
 from benchmarks import command
+from benchmarks.process_tree import alive, family
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.envs.spec import EnvSpec
 

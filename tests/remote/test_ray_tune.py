@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from launching import alive, family, until
+from launching import until
 from processes import PATIENCE, ROOT, results, rows, steps_done
+
+from benchmarks.process_tree import alive, family
 
 FLAGS = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 9"
 FLAGS += " --num-minibatches 1 --epochs 1 --eval-episodes 8 --checkpoint-every 100"
