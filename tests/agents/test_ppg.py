@@ -470,6 +470,7 @@ def test_the_display_moves_through_an_auxiliary_phase(make, small):
     assert {name for name in known if "part" in name} == set() and "distilling" in known
     assert shown == sorted(shown) and 128 <= shown[0] < 129 and 250 < shown[-1] < 256
     assert len({x for x in shown if x > 128 + 128 / 7}) > 6 * 2
-    # Of the disk it takes as much as is said, but for 128 bytes in which each file says what it holds.
-    found = [path.stat().st_size - 128 for path in (learner._config.run_dir / "phase").iterdir()]
+    # Of the disk it takes as much as is said, but for 128 bytes in which each file says what it holds,
+    # and 4 of its checksum.
+    found = [path.stat().st_size - 132 for path in (learner._config.run_dir / "phase").iterdir()]
     assert len(found) == 2 * 3 and sum(found) == learner._config.phase_bytes

@@ -63,3 +63,13 @@ def test_a_damaged_file_is_told_in_one_sentence(folder, size):
     assert f"{path} is damaged" in words
     path.write_bytes(b"no array" * 30)
     assert "is damaged" in refusal(PhaseFiles(folder, range(6)).get, "observations", 8)
+
+
+@pytest.mark.parametrize("place", [20, 128, 140, -5, -1])
+def test_a_flipped_bit_is_told(folder, place):
+    """In what says what the array is, in the array, and in the checksum."""
+    path = folder / "observations-00000008-envs-0000000-0000004.npy"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    assert f"{path} is damaged" in refusal(PhaseFiles(folder, range(6)).get, "observations", 8)

@@ -1,12 +1,14 @@
 """Arrays of many updates in files of the run's folder, mapped into memory: what PPG's auxiliary phase reads.
 
 The operating system keeps in memory what fits there. A file is one update's and one worker's, written once
-and whole; a run that resumes finds it, on any number of workers.
+and whole; a run that resumes finds it, on any number of workers. It is NumPy's format, with a checksum after
+the array, where `numpy.load` does not look.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tfrl.run import files
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
 _LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of `files.replacing`
+_CHECKSUM = 4  # bytes: the CRC-32 of all before it
 
 
 class PhaseFiles:
@@ -40,6 +43,8 @@ class PhaseFiles:
             files.make_folder(self._folder)
             with files.replacing(self._folder / name) as staged:
                 np.save(staged, array, allow_pickle=False)
+                with staged.open("ab") as file:
+                    file.write(_checksum(np.memmap(staged, np.uint8, mode="r")))
         except OSError as error:
             reason = files.reason(error)
             raise TrainingError(f"{self._folder} cannot hold the rollouts of a phase: {reason}") from error
@@ -93,7 +98,7 @@ class PhaseFiles:
         while wanted < self._envs.stop:
             path, first, end = self._holding(kind, update, wanted)
             try:
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
+                array = _read(path)
             except (OSError, ValueError, EOFError):
                 raise UserError(
                     f"{path} is damaged, and the run cannot go on with its phase; choose another --run-name."
@@ -112,3 +117,16 @@ class PhaseFiles:
             f"{self._folder} lacks rollouts of update {update + 1}, which the checkpoint needs to go on with "
             "its phase; choose another --run-name."
         )
+
+
+def _read(path: Path) -> np.ndarray:
+    """The array of a file, mapped into memory. Raises OSError, ValueError, EOFError where it is damaged."""
+    content = np.memmap(path, np.uint8, mode="r")
+    if _checksum(content[:-_CHECKSUM]) != content[-_CHECKSUM:].tobytes():
+        raise ValueError("the checksum is another one")
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _checksum(content: np.ndarray) -> bytes:
+    """Of uint8 [n]."""
+    return zlib.crc32(content).to_bytes(_CHECKSUM, "little")
