@@ -33,7 +33,6 @@ from benchmarks import command, learning_gymnasium, peers, speed, update_floor
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
-from tfrl.run import files
 
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
@@ -147,12 +146,8 @@ def _compare_returns(options: Options) -> None:
 def _return_of_peer(options: Options, seed: int) -> float:
     """What TorchRL's script comes to; its lines are kept, and not made again."""
     path = Path(options.logdir) / f"torchrl-seed{seed}.txt"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        script = [*_script(options, "torchrl", seed, _LEARN_STEPS), "--final-episodes", str(options.episodes)]
-        with files.replacing(path) as staged, staged.open("w") as lines:
-            command.finish(script, stdout=lines)
-    found = [line for line in path.read_text().splitlines() if line.startswith(_RETURN)]
+    script = [*_script(options, "torchrl", seed, _LEARN_STEPS), "--final-episodes", str(options.episodes)]
+    found = [line for line in peers.lines(path, script) if line.startswith(_RETURN)]
     if not found:
         raise TrainingError(f"there is no line in {path} that begins with {_RETURN}.")
     return float(found[-1].removeprefix(_RETURN).split()[0])

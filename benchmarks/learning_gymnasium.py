@@ -3,12 +3,16 @@
 Trains one seed after another, or goes on with a run that was cut off, and evaluates the most likely actions
 at the end. Each task is trained by the env's own preset and has an aim to reach. PPO's
 InvertedDoublePendulum-v5 has none, and --preset torchrl: `benchmarks.continuous_control --learn` compares it
-with that script.
+with that script. SAC on HalfCheetah-v5 has CleanRL's settings, and is compared with CleanRL's script where
+--cleanrl names it: by the same seeds, at the same env steps. That script is as published but for
+AutoresetMode.SAME_STEP, which Gymnasium 1 needs for what it does, and prints a line for each episode,
+"global_step=1999, episodic_return=12.3".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +22,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command
+from benchmarks import command, peers
 from tfrl import config as settings
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, check_ranges
 from tfrl.reporting import runs
 
@@ -55,8 +59,18 @@ TASKS = (
     *(Task(algorithm, "Pendulum-v1", _OF_REPLAY, aim=-170) for algorithm in ("ddpg", "td3", "sac")),
     Task("sac", _CAR, _OF_REPLAY, aim=90),
     *(Task(algorithm, _DOUBLE, _OF_REPLAY, aim=9000) for algorithm in ("td3", "sac")),
-    Task("sac", "HalfCheetah-v5", (*_OF_REPLAY, "--total-steps", "200_000"), seeds=2),
+    # CleanRL's settings, the gradient steps eight at once.
+    Task(
+        "sac",
+        "HalfCheetah-v5",
+        ("--preset", "cleanrl", "--train-every", "8", "--total-steps", "200_000", "--eval-every", "20"),
+        seeds=2,
+    ),
 )
+_CHEETAH = TASKS[-1]
+_SHOWN = (50_000, 100_000, 150_000, 200_000)  # env steps at which its runs are compared
+_LAST = 100  # episodes of which a run's return while training is the mean
+_EPISODE = re.compile(r"global_step=(?P<step>\d+), episodic_return=\[?(?P<value>[-+.e\d]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +91,19 @@ class Options:
     """The folder of the runs."""
     plot: str | None = None
     """A PNG of the learning curves."""
+    cleanrl: str = ""
+    """CleanRL's sac_continuous_action.py, which learns HalfCheetah-v5 beside ours; "": none."""
+    peer_python: str = "python"
+    """The command that runs it, of an environment that has what it needs."""
 
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
     check_ranges(options, {"episodes": COUNT})
     command.check_plot(options.plot)
+    peers.check_file(options.cleanrl, "--cleanrl")
+    if options.cleanrl and _CHEETAH not in _tasks(options):
+        raise UserError("--cleanrl is for sac on HalfCheetah-v5, which --algorithms and --envs leave out.")
     more = ("--eval-episodes", str(options.episodes), "--precision", options.precision)
     found = []
     for task in _tasks(options):
@@ -90,6 +111,8 @@ def main(options: Options) -> None:
         flags = ["--env", task.env, *task.flags, *more]
         found.append((task, train(flags, seeds, options.logdir, algorithm=task.algorithm)))
     Console().print(_table(found))
+    if options.cleanrl:
+        Console().print(_beside_cleanrl(dict(found)[_CHEETAH], options))
     if options.plot:
         from tfrl.reporting import comparison, curve_plots
 
@@ -149,6 +172,37 @@ def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:
         table.add_row(task.algorithm, task.env, "median", *medians)
         table.add_section()
     return table
+
+
+def _beside_cleanrl(ours: Sequence[runs.Run], options: Options) -> Table:
+    """Returns while training of our runs and of the script's, by the same seeds: a row each."""
+    title = (
+        f"{_CHEETAH.env}, SAC: mean return of the last {_LAST} episodes of training, after so many env steps"
+    )
+    table = Table("seed", "", title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for steps in _SHOWN:
+        table.add_column(f" {steps:,}", justify="right", no_wrap=True)
+    returns = {"tfrl": [], "CleanRL": []}
+    for run in ours:
+        returns["tfrl"].append([run.training_return(steps) for steps in _SHOWN])
+        returns["CleanRL"].append(_returns_of_cleanrl(run.config.seed, options))
+        for name, of_seeds in returns.items():
+            table.add_row(str(run.config.seed), name, *(f"{value:,.0f}" for value in of_seeds[-1]))
+    table.add_section()
+    for name, of_seeds in returns.items():
+        table.add_row("mean", name, *(f"{value:,.0f}" for value in np.mean(of_seeds, axis=0)))
+    return table
+
+
+def _returns_of_cleanrl(seed: int, options: Options) -> list[float]:
+    """The same of CleanRL's script, whose lines are kept beside the runs and not made again."""
+    path = Path(options.logdir) / f"cleanrl-sac-{_CHEETAH.env}-seed{seed}.txt"
+    script = peers.script(options.peer_python, options.cleanrl, _CHEETAH.env, seed=seed, steps=_SHOWN[-1])
+    episodes = [_EPISODE.match(line) for line in peers.lines(path, script)]
+    ended = [(int(episode["step"]), float(episode["value"])) for episode in episodes if episode]
+    if not ended:
+        raise TrainingError(f'there is no line in {path} like "global_step=1999, episodic_return=12.3".')
+    return [float(np.mean([value for step, value in ended if step < steps][-_LAST:])) for steps in _SHOWN]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks import command, speed
 from tfrl.cli.errors import UserError
+from tfrl.run import files
 
 OURS = "tfrl"
 Found = Mapping[tuple[str, str], Sequence[speed.Speed]]
@@ -29,6 +30,20 @@ def script(python: str, path: str, env: str, *, seed: int, steps: int) -> list[s
     """The command that starts a peer's script, by the words of --peer-python."""
     words = [*command.check_program(python, "--peer-python"), str(Path(path).absolute())]
     return [*words, "--env-id", env, "--seed", str(seed), "--total-timesteps", str(steps)]
+
+
+def lines(path: Path, words: Sequence[str]) -> list[str]:
+    """What a peer's script prints, kept in a file: it runs only where there is no such file yet.
+
+    Args:
+      path: the file, in a folder that is made where it is missing.
+      words: the script's command.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(path) as staged, staged.open("w") as kept:
+            command.finish(words, stdout=kept)
+    return path.read_text().splitlines()
 
 
 def table(

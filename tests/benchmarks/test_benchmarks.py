@@ -25,6 +25,7 @@ from benchmarks import (
 from tfrl import config as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
+from tfrl.reporting import runs
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,8 @@ from tfrl.envs.published import published_curve
         ("off_policy", ["--sb3", "nowhere.py"], "--sb3 nowhere.py is not a file"),
         ("off_policy", ["--updates", "0"], "--updates must be at least 1"),
         ("off_policy", ["--peer-python", "no-such"], "--peer-python: there is no program no-such"),
+        ("learning_gymnasium", ["--cleanrl", "no.py"], "--cleanrl no.py is not a file"),
+        ("learning_gymnasium", ["--cleanrl", __file__], "--cleanrl is for sac on HalfCheetah-v5, which"),
         ("learning_gymnasium", ["--seeds", "0.5"], "--seeds must be a whole number; got '0.5'"),
         ("learning_gymnasium", ["--episodes", "0"], "--episodes must be at least 1"),
         ("learning_gymnasium", ["--precision", "half"], "--precision must be one of auto"),
@@ -254,7 +257,8 @@ def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
 def test_every_task_of_learning_is_one_that_its_trainer_takes():
     for task in learning_gymnasium.TASKS:
         config = settings.reader(task.algorithm).parse(["--env", task.env, *task.flags])
-        assert config.preset not in ("default", "cleanrl")
+        assert (config.preset == "cleanrl") == (task.env == "HalfCheetah-v5")
+        assert config.preset != "default"
 
 
 def test_seeds_are_numbers_and_ranges():
@@ -276,6 +280,40 @@ def test_returns_of_a_peer_are_kept(tmp_path):
         TrainingError, match=r"no line in .*torchrl-seed5\.txt that begins with final_return="
     ):
         continuous_control._return_of_peer(options, 5)
+
+
+CLEANRL = """
+import sys
+print("SPS: 150")
+for episode in range(150):
+    print(f"global_step={1000 * episode + 999}, episodic_return={-3 if episode < 40 else episode}.0")
+print("global_step=199999, episodic_return=[2.5e1]", sys.argv)
+"""
+
+
+def test_returns_of_cleanrl_stand_beside_ours(tmp_path):
+    """Of the episodes that had ended by then, the last 100."""
+    _, path = script(tmp_path, CLEANRL)
+    kept = tmp_path / "logs" / "cleanrl-sac-HalfCheetah-v5-seed3.txt"
+    options = learning_gymnasium.Options(cleanrl=path, peer_python=sys.executable, logdir=str(kept.parent))
+    sums = (
+        -120 + sum(range(40, 50)),
+        -120 + sum(range(40, 100)),
+        sum(range(50, 150)),
+        sum(range(51, 150)) + 25,
+    )
+    expected = [total / episodes for total, episodes in zip(sums, (50, 100, 100, 100), strict=True)]
+    assert learning_gymnasium._returns_of_cleanrl(3, options) == pytest.approx(expected)
+    assert "'--env-id', 'HalfCheetah-v5', '--seed', '3', '--total-timesteps', '200000'" in kept.read_text()
+    script(tmp_path, "")  # what is kept is not made again
+    progress = {"env_steps": np.array([40_000.0, 200_000]), "rollout/episode_return": np.array([7.0, 9])}
+    config = settings.reader("sac").parse(["--env", "HalfCheetah-v5", "--seed", "3"])
+    table = learning_gymnasium._beside_cleanrl([runs.Run(tmp_path, config, progress, None)], options)
+    assert list(table.columns[1].cells) == ["tfrl", "CleanRL"] * 2
+    assert list(table.columns[4].cells) == ["7", "100", "7", "100"]
+    assert list(table.columns[5].cells) == ["9", "99", "9", "99"]
+    with pytest.raises(TrainingError, match=r"no line in .*seed4\.txt like"):
+        learning_gymnasium._returns_of_cleanrl(4, options)
 
 
 def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
