@@ -53,25 +53,30 @@ class Speed:
     """Highest resident memory, in megabytes."""
 
 
-def of_script(words: Sequence[str], steps: int, updates: int) -> Speed:
+def of_script(words: Sequence[str], steps: int, updates: int, *, lines_each: int = 1) -> Speed:
     """Runs another's script, which prints a line that begins with SPS: at the end of each update.
 
     Args:
       words: the command; it runs in an empty folder, for it may write there.
       steps: env steps of an update.
       updates: how many it makes.
+      lines_each: lines that it prints for each; those of a phase of PPG are one update here.
 
     Raises:
       TrainingError: it failed, or made fewer or more of them.
     """
     marks: list[Mark] = []
+    count = 0
     reader, writer = os.pipe()
 
     def watch(pid: int) -> None:
+        nonlocal count
         os.close(writer)  # the script alone holds it now, so that the lines end with it
         for line in lines:
             if line.startswith("SPS:"):
-                marks.append(_mark(pid))
+                count += 1
+                if count % lines_each == 0:
+                    marks.append(_mark(pid))
 
     with tempfile.TemporaryDirectory() as folder, os.fdopen(reader) as lines:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

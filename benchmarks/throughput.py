@@ -16,8 +16,8 @@ Our own figure is what progress.csv of a real `python -m tfrl.ppo` says, without
 first phase), which traces the graph. The floor is measured before and after it, so that both see the same
 machine. With --peer torch the same network's floor in PyTorch is measured too, where it is installed: no
 PyTorch script can be faster than that. --cleanrl measures such a script as well, between two of our runs:
-CleanRL's ppo_procgen.py or ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and
-network), with as many envs and env steps.
+CleanRL's ppo_procgen.py or ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and, for
+PPG with --single, network), with as many envs and env steps.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Options:
     """Updates of our run that count; one more comes first. PPG: phases."""
     policy_updates: int = 2
     """PPG's updates of a phase, which do not change what an env step takes."""
+    single: bool = False
+    """PPG with the single network."""
     actors: int = 0
     """IMPALA's --actors; 0: a thread."""
     floor_seconds: float = 20.0
@@ -181,6 +183,7 @@ def _flags(options: Options) -> list[str]:
     flags = ["--env", options.env, "--total-steps", str(steps), "--eval-episodes", "1"]
     if options.algorithm == "ppg":
         flags += ["--policy-updates", str(options.policy_updates)]
+        flags += ["--share-torso"] if options.single else []
     if options.actors:
         flags += ["--actors", str(options.actors)]
     return [*flags, "--num-envs", str(options.num_envs), "--num-steps", str(options.num_steps)]
@@ -217,12 +220,15 @@ def _our_run(options: Options, precision: str) -> dict[str, Any]:
 
 
 def _cleanrl_run(options: Options) -> float:
-    """Env steps a second of CleanRL's script."""
-    batch, updates = options.num_envs * options.num_steps, options.updates + 1
+    """Env steps a second of CleanRL's script; PPG's between the ends of policy phases."""
+    each, updates = _updates_at_once(options), options.updates + 1
+    steps = options.num_envs * options.num_steps * each
     script = command.check_program(options.cleanrl, "--cleanrl")
     script += ["--env-id", options.env, "--num-envs", str(options.num_envs)]
-    script += ["--num-steps", str(options.num_steps), "--total-timesteps", str(batch * updates)]
-    return speed.of_script(script, batch, updates).median
+    script += ["--num-steps", str(options.num_steps), "--total-timesteps", str(steps * updates)]
+    if options.algorithm == "ppg":
+        script += ["--n-iteration", str(each)]
+    return speed.of_script(script, steps, updates, lines_each=each).median
 
 
 def _floor_of_tensorflow(precision: str, seconds: float, each: Passes) -> float:

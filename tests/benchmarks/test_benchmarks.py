@@ -161,6 +161,13 @@ def test_a_peers_speed_is_of_what_lies_between_its_lines(tmp_path):
     assert found.cpu_seconds > 2 and found.wall_seconds > 3.5 and found.peak_memory_mb > 5
 
 
+def test_a_peers_phase_may_have_several_lines(tmp_path):
+    """Four lines are two phases of two; what is slow between them counts once."""
+    program = "import time\nfor _ in range(2):\n    for _ in range(2): print('SPS: 1')\n    time.sleep(0.5)"
+    found = speed.of_script(script(tmp_path, program), steps=1000, updates=2, lines_each=2)
+    assert 0.1 < found.median / (1000 / 0.5) < 1.5
+
+
 @pytest.mark.parametrize("updates", [2, 4])
 def test_a_peer_that_makes_other_updates_than_it_was_asked_for_has_no_speed(tmp_path, updates):
     words = script(tmp_path, f"print('SPS: 1\\n' * {updates})")
@@ -339,6 +346,7 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
         ({"algorithm": "impala", "actors": 2}, (1, 1)),
         ({"algorithm": "drac"}, (1, 6)),  # three epochs of two views
         ({"algorithm": "ppg"}, (3, 14)),  # two networks: one epoch and six; acting by both, old logits by one
+        ({"algorithm": "ppg", "single": True}, (2, 7)),
     ],
 )
 def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
