@@ -33,7 +33,7 @@ def script(python: str, path: str, env: str, *, seed: int, steps: int) -> list[s
 
 
 def lines(path: Path, words: Sequence[str]) -> list[str]:
-    """What a peer's script prints, kept in a file: it runs only where there is no such file yet.
+    """The lines that a peer's script prints, kept in a file: it runs only where there is none yet.
 
     Args:
       path: the file, in a folder that is made where it is missing.
