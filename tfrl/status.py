@@ -14,6 +14,7 @@ from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
 from tfrl.run import lock
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.folder import LEFT_FILE
 from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
@@ -92,7 +93,9 @@ def _state(run: runs.Run, now: float) -> str:
         written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE, run.path / "checkpoints")
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
         held = now - changed < 3 * update_seconds + _GRACE_SECONDS
-    return "running" if held else "interrupted"
+    if held:
+        return "running"
+    return "ended early" if (run.path / LEFT_FILE).exists() else "interrupted"
 
 
 if __name__ == "__main__":

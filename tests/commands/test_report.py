@@ -27,6 +27,7 @@ from tfrl.envs.registry import games
 from tfrl.reporting import comparison, runs
 from tfrl.reporting.page import render
 from tfrl.run import folder
+from tfrl.run.folder import LEFT_FILE
 from tfrl.run.lock import LOCK_FILE, locked
 
 PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")
@@ -321,8 +322,12 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     assert status.row(finished, now)[1] == "done"
     assert status.row(half_run, now)[1] == "interrupted"
     lock = half / LOCK_FILE
+    for run in (finished, half_run):
+        (run.path / LEFT_FILE).touch()
+    assert [status.row(run, now)[1] for run in (finished, half_run)] == ["done", "ended early"]
     with locked(half):
         assert status.row(half_run, now + 3600)[1] == "running"
+    (half / LEFT_FILE).unlink()
     lock.write_text(f"process {os.getpid()} on {os.uname().nodename}")  # left behind
     assert status.row(half_run, now)[1] == "interrupted"
     lock.write_text("process 1 on another-machine")

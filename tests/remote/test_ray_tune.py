@@ -13,6 +13,8 @@ from launching import until
 from processes import PATIENCE, ROOT, results, rows, steps_done
 
 from benchmarks.process_tree import alive, family
+from tfrl import status
+from tfrl.run import lock
 
 FLAGS = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 9"
 FLAGS += " --num-minibatches 1 --epochs 1 --eval-episodes 8 --checkpoint-every 100"
@@ -102,6 +104,21 @@ def test_asha_knows_its_rungs_again_when_a_sweep_goes_on(tmp_path):
         assert told(before[0], number, value) == "CONTINUE"
     after[1].set_state(pickle.loads(pickle.dumps(before[1].get_state())))
     assert told(after[0], 3, 0.5) == "STOP" and told(after[0], 4, 4.0) == "CONTINUE"
+
+
+@pytest.mark.long
+@needs_tune
+def test_status_tells_the_runs_that_asha_has_ended(tmp_path, capsys):
+    logdir = tmp_path / "sweep"
+    words = ("--grid", "lr=1e-2,1e-6,1e-7", "--scheduler", "asha", "--", "ppo_procgen", *FLAGS)
+    sweep = start(logdir, *words, "--total-steps", 400 * UPDATE, "--eval-every", 40, "--eval-episodes", 64)
+    stdout, stderr = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 0, stdout + stderr
+    assert stdout.count(": ended early, ") == 2
+    until(lambda: not any(lock.is_held(run) for run in logdir.glob("trial-*")), PATIENCE)
+    assert status.main([str(logdir)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("ended early") == 2 and shown.count("done") == 2  # and the head of a column
 
 
 def _scheduler_and_teller(stored):

@@ -11,8 +11,9 @@ from launching import until
 
 from tfrl.cli.errors import TrainingError
 from tfrl.config.sweep import Sweep
-from tfrl.remote.trial import Part, Trial, next_part
+from tfrl.remote.trial import Part, Trial, leave, next_part
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.folder import LEFT_FILE
 
 SMALL = """
 import os, sys, time
@@ -167,3 +168,22 @@ def test_a_trial_goes_on_with_its_own_part(tmp_path):
     assert next_part(tmp_path, "trial-000", {}, None) == Part("trial-000")
     own = Part("trial-000-at-5-ab", "start", 5, 2, 10)
     assert next_part(tmp_path, "trial-000", {}, {"trial": "trial-000", "part": list(own)}) == own
+
+
+def test_the_runs_of_a_trial_that_are_left_are_marked(tmp_path):
+    """Until the sweep goes on with one of them; other trials' are not touched."""
+    later, others = "trial-000-at-5-ab", ("trial-001", "trial-0001")
+    for name in ("trial-000", later, *others):
+        (tmp_path / name).mkdir()
+
+    def left():
+        return sorted(path.parent.name for path in tmp_path.glob(f"*/{LEFT_FILE}"))
+
+    leave(tmp_path, "trial-000", later)
+    assert left() == ["trial-000"]
+    leave(tmp_path, "trial-000", "trial-000")
+    assert left() == [later]
+    leave(tmp_path, "trial-000", None)
+    assert left() == ["trial-000", later]
+    leave(tmp_path, "trial-002", "trial-002")  # which has no folder yet
+    assert left() == ["trial-000", later]

@@ -26,7 +26,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import UserError
 from tfrl.config.sweep import Sampled, Sweep
 from tfrl.remote.cluster import Cluster, end_with_parent
-from tfrl.remote.trial import Outcome, Part, Trial, next_part
+from tfrl.remote.trial import Outcome, Part, Trial, leave, next_part
 from tfrl.run.folder import read_json
 from tfrl.workers import machine
 
@@ -105,6 +105,7 @@ def _run_trial(
 
     try:
         part = next_part(logdir, name, own, _told())
+        leave(logdir, name, part.run)
         Trial(sweep, logdir, own, part, environment=environment, folder=folder, tell=report).run()
     except Exception as error:
         failure.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,7 @@ def _tuner(sweep: Sweep, logdir: Path, trainable: Any, tell: Callable[[str], Non
             name=_STATE,
             storage_path=str(logdir),
             verbose=0,
-            callbacks=[_Teller(tell, scheduler)],
+            callbacks=[_Teller(logdir, tell, scheduler)],
             checkpoint_config=tune.CheckpointConfig(num_to_keep=None),  # with fewer, PBT loses trials
         ),
     )
@@ -200,12 +201,14 @@ def _explored(config: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
 class _Teller(TrialProgressCallback):
     """Tells of each trial that ends, in the place of Ray Tune's own; keeps what the scheduler knows.
 
+    A run that the scheduler ends gets a mark, so that nobody takes it for one that was cut off.
+
     Ray Tune saves the state of its callbacks, and not that of its scheduler.
     """
 
-    def __init__(self, tell: Callable[[str], None], scheduler: Any) -> None:
+    def __init__(self, logdir: Path, tell: Callable[[str], None], scheduler: Any) -> None:
         super().__init__()
-        self._tell, self._scheduler = tell, scheduler
+        self._logdir, self._tell, self._scheduler = logdir, tell, scheduler
 
     def setup(self, *_: Any, **__: Any) -> None:
         _LOOP.set()
@@ -215,7 +218,10 @@ class _Teller(TrialProgressCallback):
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         last = trial.last_result or {}
-        words = "done" if last.get("finished") or "value" not in last else "ended early"
+        is_done = last.get("finished") or "value" not in last
+        if not is_done:
+            leave(self._logdir, str(trial), None)
+        words = "done" if is_done else "ended early"
         self._tell(f"{trial}: {words}" + (f", {last['value']:.4g}" if "value" in last else ""))
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

@@ -19,7 +19,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.sweep import Sweep
 from tfrl.run import files
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
-from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, has_checkpoint
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, SETTINGS_FILE, has_checkpoint
 from tfrl.run.metrics import PROGRESS_FILE
 
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown
@@ -131,6 +131,15 @@ def _keep(found: Checkpoint, run: Path, place: Path) -> None:
     files.write(place / SETTINGS_FILE, (run / SETTINGS_FILE).read_text())
     store = CheckpointStore(place / "checkpoints", keep=1)
     store.save(found.update, learner=found.learner, worker_part={}, env_steps=found.env_steps)
+
+
+def leave(logdir: Path, name: str, current: str | None) -> None:
+    """Marks the runs of a trial that its sweep does not go on with: all but the current one; None: all."""
+    for run in (logdir / name, *logdir.glob(f"{name}-at-*")):
+        if run.name == current:
+            (run / LEFT_FILE).unlink(missing_ok=True)
+        elif run.is_dir():
+            (run / LEFT_FILE).touch()
 
 
 class Trial:

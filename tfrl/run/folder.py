@@ -19,6 +19,7 @@ SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
+LEFT_FILE = "left-by-sweep"  # of a run that its sweep does not go on with
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
