@@ -43,7 +43,8 @@ from tfrl.config.impala import READER
 FAULTS = {"kill": 20, "hang": 5, "learner": 5, "driver": 5, "term": 5, "node": 5}
 """Faults, and how many trials of each there are by default."""
 _SIGNALS = {"hang": signal.SIGSTOP, "term": signal.SIGTERM}  # SIGKILL otherwise
-_A_RUN = {"node": 1}  # its Ray is as the fault leaves it
+# A node's Ray is as the fault leaves it; and a run may end while what the one before it left goes.
+_A_RUN = {"node": 1, "driver": 1, "term": 1}
 _LEARNERS = 2
 _NODES = 3
 _FLAGS = ["--env", "catch", "--torso", "cookbook", "--precision", "float32", "--num-envs", "8"]
