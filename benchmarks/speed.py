@@ -66,17 +66,14 @@ def of_script(words: Sequence[str], steps: int, updates: int, *, lines_each: int
       TrainingError: it failed, or made fewer or more of them.
     """
     marks: list[Mark] = []
-    count = 0
     reader, writer = os.pipe()
 
     def watch(pid: int) -> None:
-        nonlocal count
         os.close(writer)  # the script alone holds it now, so that the lines end with it
-        for line in lines:
-            if line.startswith("SPS:"):
-                count += 1
-                if count % lines_each == 0:
-                    marks.append(_mark(pid))
+        ends = (line for line in lines if line.startswith("SPS:"))
+        for number, _ in enumerate(ends, start=1):
+            if number % lines_each == 0:
+                marks.append(_mark(pid))
 
     with tempfile.TemporaryDirectory() as folder, os.fdopen(reader) as lines:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.disturbed_run import DisturbedRun
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.run import files
 from tfrl.run.folder import read_json
 
 BATCH = 8 * 32
@@ -110,9 +111,7 @@ def read(path: Path, settings: Sequence[str], start: Callable[[], DisturbedRun])
 
 def write(path: Path, done: Mapping[str, Any]) -> None:
     """Writes the results, whole or not at all."""
-    staged = path.with_name(path.name + ".tmp")
-    staged.write_text(json.dumps(done, indent=1))
-    staged.replace(path)
+    files.write(path, json.dumps(done, indent=1))
 
 
 def of_a_run(
