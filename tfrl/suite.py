@@ -34,7 +34,7 @@ from tfrl.envs.registry import games
 from tfrl.reporting import runs
 from tfrl.run import lock
 from tfrl.run.agenda import Agenda
-from tfrl.run.folder import RESULTS_FILE, check_run_folder
+from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, as_it_began, check_run_folder
 from tfrl.workers import machine, tf_config
 
 # Bad settings are bad for the next run as well, a worker that is gone is missing there, too, and who told a
@@ -269,7 +269,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                 except UserError as error:  # flags that one of them may have and another not
                     raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
-        check_run_folder(task.config)
+        _check_folder(task.config)
         is_done(task.config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
@@ -278,6 +278,17 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
             f"two runs of the suite would share the folder {twice}; give each algorithm, game and seed once."
         )
     return tasks
+
+
+def _check_folder(config: Any) -> None:
+    """Raises UserError where the run's folder cannot be written, or holds a run of other settings.
+
+    A run that is done would otherwise pass for one of these.
+    """
+    check_run_folder(config)
+    file = config.run_dir / SETTINGS_FILE
+    if file.is_file():
+        as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
 
 
 def task_warnings(tasks: Sequence[_Task]) -> list[str]:

@@ -1,6 +1,7 @@
 """Several suites, as on several machines, work through the same runs on one disk."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -16,8 +17,10 @@ from processes import PATIENCE, ROOT
 
 from tfrl import suite
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
 from tfrl.config import ppg
 from tfrl.run import agenda
+from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE
 from tfrl.run.lock import LOCK_FILE, locked
 
 # A suite that looks at once again, with a stand-in for the trainer.
@@ -298,6 +301,20 @@ def test_a_suite_whose_algorithms_have_other_tasks_says_so(tmp_path, arguments, 
         )
 
 
+def test_a_run_of_other_settings_does_not_pass_for_one_of_the_suite(tmp_path):
+    """Also where it is done; what a run may change when it goes on may differ."""
+    tasks, _ = planned(tmp_path, "--envs catch --seeds 1,2 --total-steps 1e6 --lr 1e-3")
+    done = tasks[0].config
+    done.run_dir.mkdir()
+    (done.run_dir / SETTINGS_FILE).write_text(to_yaml(dataclasses.replace(done, precision="bfloat16")))
+    (done.run_dir / "progress.csv").write_text(f"env_steps\n{done.run_steps}\n")
+    (done.run_dir / RESULTS_FILE).write_text(json.dumps({"env_steps": done.run_steps}))
+    assert suite.is_done(done)
+    planned(tmp_path, "--envs catch --seeds 1,2 --total-steps 9e5 --lr 1e-3 --env-threads 1")
+    with pytest.raises(UserError, match=r"catch-seed1 .*--lr 0.001 there, 0.0003 here.* or another --logdir"):
+        planned(tmp_path, "--envs catch --seeds 1,2 --total-steps 1e6 --lr 3e-4")
+
+
 def test_a_flag_of_one_algorithm_alone_is_told_with_the_name_of_the_other(tmp_path):
     with pytest.raises(UserError, match=r"^ppo: there is no flag --policy-updates"):
         planned(tmp_path, "--algorithms ppg,ppo --envs maze --policy-updates 4")
@@ -339,7 +356,8 @@ def test_ended_runs_and_what_is_there_count_no_more(tmp_path):
     flags = "--algorithms ppg --envs maze --total-steps 100000"
     first, second = (suite.check_disk(planned(tmp_path, f"{flags} --seeds {s}")[0], 1) for s in ("1", "1,2"))
     assert first == 7 * planned(tmp_path, flags)[0][0].config.phase_bytes // 32 and second == 2 * first
-    make_run(tmp_path, "maze", 1, total_steps=100_000, kind=ppg.Config, run_name="ppg-maze-seed1")
+    made = make_run(tmp_path, "maze", 1, total_steps=100_000, kind=ppg.Config, run_name="ppg-maze-seed1")
+    (made / SETTINGS_FILE).write_text(to_yaml(planned(tmp_path / "anew", f"{flags} --seeds 1")[0][0].config))
     assert suite.check_disk(planned(tmp_path, f"{flags} --seeds 1,2")[0], 1) == first
     assert suite.check_disk(planned(tmp_path, f"{flags} --seeds 1")[0], 1) == 0
     assert suite.check_disk(planned(tmp_path, "--envs maze")[0], 1) == 0

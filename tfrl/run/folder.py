@@ -83,14 +83,39 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
         raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
     existing = read(run / SETTINGS_FILE)
-    if config.precision == "auto":
-        # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
-        config = dataclasses.replace(config, precision=existing.precision)
-    _check_same(config, existing)
+    config = as_it_began(config, existing)
     if is_foreign(run / PROGRESS_FILE):
         raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
     if not goes_on:
         _check_young(run, existing)
+    return config
+
+
+def as_it_began(config: Settings, existing: Settings, *, instead: str = "--run-name") -> Settings:
+    """The settings to go on with: where they say `auto`, with the precision of the run that is there.
+
+    Args:
+      config: the settings that are asked for.
+      existing: what the run began with.
+      instead: the flag that gives a new run a folder of its own.
+
+    Raises:
+      UserError: the run has others, of those that a resumed run may not change.
+    """
+    if config.precision == "auto":
+        # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
+        config = dataclasses.replace(config, precision=existing.precision)
+    differing = []
+    for name, here in vars(config).items():
+        there = getattr(existing, name)
+        left_open = name == "precision" and there == "auto"  # in a file that a person wrote
+        if here != there and name not in config.may_change and not left_open:
+            differing.append(f"{flag(name)} {there} there, {here} here")
+    if differing:
+        raise UserError(
+            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. "
+            f"Give the same ones to go on with it, or another {instead}."
+        )
     return config
 
 
@@ -172,17 +197,3 @@ def _is_there(folder: os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _check_same(config: RunSettings, existing: RunSettings) -> None:
-    differing = []
-    for name, here in vars(config).items():
-        there = getattr(existing, name)
-        left_open = name == "precision" and there == "auto"  # in a file that a person wrote
-        if here != there and name not in config.may_change and not left_open:
-            differing.append(f"{flag(name)} {there} there, {here} here")
-    if differing:
-        raise UserError(
-            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. "
-            "Give the same ones to go on with it, or another --run-name."
-        )
