@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, learning_gymnasium, peers, speed, update_floor
+from benchmarks import command, peers, speed, training, update_floor
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import ppo
@@ -132,7 +132,7 @@ def _compare_returns(options: Options) -> None:
     seeds = command.seeds(options.seeds)
     flags = ["--preset", "torchrl", "--total-steps", str(_LEARN_STEPS), "--precision", options.precision]
     flags += ["--eval-episodes", str(options.episodes)]
-    ours = [run.final_return("test") for run in learning_gymnasium.train(flags, seeds, options.logdir)]
+    ours = [run.final_return("test") for run in training.train(flags, seeds, options.logdir)]
     theirs = [_return_of_peer(options, seed) for seed in seeds]
     title = f"{_ENV}, {_LEARN_STEPS:,} env steps, mean return of {options.episodes} episodes"
     table = Table("seed", "tfrl, --preset torchrl", "TorchRL's tutorial", title=title)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, peers
-from tfrl import config as settings
+from benchmarks import command, peers, training
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, check_ranges
 from tfrl.reporting import runs
@@ -109,7 +107,7 @@ def main(options: Options) -> None:
     for task in _tasks(options):
         seeds = command.seeds(options.seeds or f"1..{task.seeds}")
         flags = ["--env", task.env, *task.flags, *more]
-        found.append((task, train(flags, seeds, options.logdir, algorithm=task.algorithm)))
+        found.append((task, training.train(flags, seeds, options.logdir, algorithm=task.algorithm)))
     Console().print(_table(found))
     if options.cleanrl:
         Console().print(_beside_cleanrl(dict(found)[_CHEETAH], options))
@@ -135,20 +133,6 @@ def _words(name: str, given: str, tasks: Sequence[Task]) -> list[str]:
     if not {*words} <= {*known}:
         raise UserError(f"--{name} must be of {', '.join(known)}, with commas between; got {given}.")
     return words
-
-
-def train(
-    flags: Sequence[str], seeds: Sequence[int], logdir: str, *, algorithm: str = "ppo"
-) -> list[runs.Run]:
-    """Runs of an algorithm, one a seed, in folders of their own; one that is complete is only read."""
-    folders = []
-    for seed in seeds:
-        of_run = [*flags, "--seed", str(seed), "--logdir", logdir]
-        folder = settings.reader(algorithm).parse(of_run).run_dir
-        if not (folder.exists() and runs.load(folder).is_done):
-            command.finish([sys.executable, "-m", f"tfrl.{algorithm}", *of_run])
-        folders.append(folder)
-    return [runs.load(Path(folder)) for folder in folders]
 
 
 def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:

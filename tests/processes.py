@@ -148,3 +148,10 @@ def learned(folder):
 def results(folder):
     """The content of results.json."""
     return json.loads((folder / "results.json").read_text())
+
+
+def script(folder, text):
+    """A program of a peer's in a file of its own, and the words that start it."""
+    path = folder / "peer.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]

@@ -269,7 +269,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                 except UserError as error:  # flags that one of them may have and another not
                     raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
-        _check_folder(task.config)
+        check_folder(task.config)
         is_done(task.config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
@@ -280,7 +280,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     return tasks
 
 
-def _check_folder(config: Any) -> None:
+def check_folder(config: Any) -> None:
     """Raises UserError where the run's folder cannot be written, or holds a run of other settings.
 
     A run that is done would otherwise pass for one of these.

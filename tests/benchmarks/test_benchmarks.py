@@ -7,16 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from processes import PATIENCE, ROOT, Answer, assert_refused
+from processes import PATIENCE, ROOT, Answer, assert_refused, script
 
 from benchmarks import (
     arithmetic,
     command,
-    continuous_control,
-    learning,
-    learning_gymnasium,
     peers,
     replay_floor,
     speed,
@@ -24,20 +20,23 @@ from benchmarks import (
 )
 from tfrl import config as settings
 from tfrl.cli.errors import TrainingError
-from tfrl.envs.published import published_curve
-from tfrl.reporting import runs
 
 
 @pytest.mark.parametrize(
     ("module", "flags", "part"),
     [
-        ("learning", ["--env", "catch"], "no curve of catch was published"),
-        ("learning", ["--env", "nosuch"], "there is no env 'nosuch'"),
-        ("learning", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
-        ("learning", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
-        ("learning", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
-        ("learning", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
-        ("learning", ["--plot", "curve.doc"], "--plot must be the name of a PNG file; got 'curve.doc'"),
+        ("learning_procgen", ["--envs", "fruitbot,catch"], "no curve of catch was published"),
+        ("learning_procgen", ["--envs", "nosuch"], "there is no env 'nosuch'"),
+        ("learning_procgen", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning_procgen", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
+        ("learning_procgen", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
+        ("learning_procgen", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
+        (
+            "learning_procgen",
+            ["--plot", "curve.doc"],
+            "--plot must be the name of a PNG file; got 'curve.doc'",
+        ),
+        ("learning_procgen", ["--algorithms", "ppo,ddpg"], "ddpg"),
         ("throughput", ["--env", "nosuch"], "there is no env 'nosuch'"),
         ("throughput", ["--env", "catch"], "--env must be one of procgen's games"),
         ("throughput", ["--updates", "0"], "--updates must be at least 1"),
@@ -80,61 +79,6 @@ from tfrl.reporting import runs
 )
 def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
     assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
-
-
-def test_flags_are_read_as_everywhere(monkeypatch, tmp_path):
-    """1e6 is a whole number, and any spelling of a game is the game; the run is cut off before it starts."""
-    started = []
-    monkeypatch.setattr(command, "finish", started.append)
-    with pytest.raises(FileNotFoundError):  # there is no progress.csv of it
-        learning.main(learning.Options(env="procgen-fruitbot-v0", logdir=str(tmp_path), total_steps=int(1e6)))
-    ((*_, name, _, _),) = started
-    assert name == "fruitbot-auto"
-    answer = Answer("--total-steps", "1e6", "--env", "nosuch", module="benchmarks.learning")
-    assert_refused(answer, "'nosuch'")
-
-
-def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
-    path = tmp_path / "progress.csv"
-    path.write_text("env_steps,rollout/episode_return\n16384,\n")
-    with pytest.raises(TrainingError, match="no episode has ended in .*; train for more --total-steps"):
-        learning._read(path)
-    path.write_text("env_steps,rollout/episode_return\n16384,\n32768,1.5\n")
-    np.testing.assert_array_equal(learning._read(path), [[32768], [1.5]])
-
-
-def test_a_curve_is_judged_by_points_and_by_means_over_ten_updates():
-    at, published = published_curve("fruitbot", "train")
-    early = at <= 507_904
-    low, high = published[:, early].min(0), published[:, early].max(0)
-    for returns, verdict in ((low - 1, "below"), ((low + high) / 2, "within"), (high + 1, "above")):
-        table = learning._compare("fruitbot", [(at[early], returns)])
-        points, means = (list(table.columns[column].cells) for column in (3, 6))
-        assert points == means == [verdict] * 5  # three windows, half a million, the end
-    assert learning._window_mean(200_000, np.array([36_160, 36_161, 2e5, 2e5 + 1]), np.arange(4.0)) == 1.5
-
-
-def test_of_several_runs_the_mean_is_judged_and_the_range_is_shown():
-    ours = [8.0, 2.0]  # one above the published runs' 3 ... 6, one below, their mean within
-    assert learning._verdict([6.0, 3.0, 4.0], ours) == ("3.00 ... 6.00", "5.00 (2.00 ... 8.00)", "within")
-    at, published = published_curve("fruitbot", "train")
-    shorter, longer = ((at[at <= last], published[0, at <= last]) for last in (163_840, 507_904))
-    assert list(learning._compare("fruitbot", [shorter, longer]).columns[0].cells) == ["163,840"]
-
-
-def test_no_means_are_judged_where_the_published_curves_are_sparse():
-    at, published = published_curve("fruitbot", "train")
-    table = learning._compare("fruitbot", [(at[at < 3e6], published[0, at < 3e6])])
-    rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
-    assert {verdict for step, verdict in rows if int(step.replace(",", "")) > 1_015_808} == {"-"}
-    assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
-
-
-def script(folder, text):
-    """A program of a peer's in a file of its own, and the words that start it."""
-    path = folder / "peer.py"
-    path.write_text(text)
-    return [sys.executable, str(path)]
 
 
 BUSY = """
@@ -247,80 +191,9 @@ def test_ours_stands_first_and_in_multiples_of_the_others():
     assert cells[4][2:5] == (" 100", " 100", " 200")
 
 
-def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
-    flags = ["--env", "CartPole-v1", "--total-steps", "64", "--num-envs", "2", "--num-steps", "32"]
-    flags += ["--num-minibatches", "2", "--epochs", "1", "--eval-episodes", "2"]
-    (run,) = learning_gymnasium.train(flags, [3], str(tmp_path))
-    assert run.config.seed == 3 and run.is_done and 8 <= run.final_return("test") <= 500
-    monkeypatch.setattr(command, "finish", None)  # nothing is started
-    (again,) = learning_gymnasium.train(flags, [3], str(tmp_path))
-    assert again.results == run.results
-    table = learning_gymnasium._table([(learning_gymnasium.TASKS[0], [run, again])])
-    assert list(table.columns[2].cells) == ["3", "3", "median"]
-    assert list(table.columns[7].cells) == ["475", "475", "0 of 2"]
-    assert list(table.columns[5].cells) == [f"{run.final_return('test'):.1f}"] * 3
-
-
-def test_every_task_of_learning_is_one_that_its_trainer_takes():
-    for task in learning_gymnasium.TASKS:
-        config = settings.reader(task.algorithm).parse(["--env", task.env, *task.flags])
-        assert (config.preset == "cleanrl") == (task.env == "HalfCheetah-v5")
-        assert config.preset != "default"
-
-
 def test_seeds_are_numbers_and_ranges():
     assert command.seeds("1..3, 7,2") == [1, 2, 3, 7]
     assert command.seeds("0") == [0]
-
-
-def test_returns_of_a_peer_are_kept(tmp_path):
-    """Its script runs once a seed; one that says nothing of its return is an error."""
-    program = "import sys; print('final_return=' + sys.argv[sys.argv.index('--seed') + 1] + '.5 [1, 2]')"
-    _, path = script(tmp_path, program)
-    options = continuous_control.Options(
-        torchrl=path, peer_python=sys.executable, learn=True, logdir=str(tmp_path / "logs")
-    )
-    assert [continuous_control._return_of_peer(options, seed) for seed in (3, 4)] == [3.5, 4.5]
-    script(tmp_path, "")
-    assert continuous_control._return_of_peer(options, 3) == 3.5
-    with pytest.raises(
-        TrainingError, match=r"no line in .*torchrl-seed5\.txt that begins with final_return="
-    ):
-        continuous_control._return_of_peer(options, 5)
-
-
-CLEANRL = """
-import sys
-print("SPS: 150")
-for episode in range(150):
-    print(f"global_step={1000 * episode + 999}, episodic_return={-3 if episode < 40 else episode}.0")
-print("global_step=199999, episodic_return=[2.5e1]", sys.argv)
-"""
-
-
-def test_returns_of_cleanrl_stand_beside_ours(tmp_path):
-    """Of the episodes that had ended by then, the last 100."""
-    _, path = script(tmp_path, CLEANRL)
-    kept = tmp_path / "logs" / "cleanrl-sac-HalfCheetah-v5-seed3.txt"
-    options = learning_gymnasium.Options(cleanrl=path, peer_python=sys.executable, logdir=str(kept.parent))
-    sums = (
-        -120 + sum(range(40, 50)),
-        -120 + sum(range(40, 100)),
-        sum(range(50, 150)),
-        sum(range(51, 150)) + 25,
-    )
-    expected = [total / episodes for total, episodes in zip(sums, (50, 100, 100, 100), strict=True)]
-    assert learning_gymnasium._returns_of_cleanrl(3, options) == pytest.approx(expected)
-    assert "'--env-id', 'HalfCheetah-v5', '--seed', '3', '--total-timesteps', '200000'" in kept.read_text()
-    script(tmp_path, "")  # what is kept is not made again
-    progress = {"env_steps": np.array([40_000.0, 200_000]), "rollout/episode_return": np.array([7.0, 9])}
-    config = settings.reader("sac").parse(["--env", "HalfCheetah-v5", "--seed", "3"])
-    table = learning_gymnasium._beside_cleanrl([runs.Run(tmp_path, config, progress, None)], options)
-    assert list(table.columns[1].cells) == ["tfrl", "CleanRL"] * 2
-    assert list(table.columns[4].cells) == ["7", "100", "7", "100"]
-    assert list(table.columns[5].cells) == ["9", "99", "9", "99"]
-    with pytest.raises(TrainingError, match=r"no line in .*seed4\.txt like"):
-        learning_gymnasium._returns_of_cleanrl(4, options)
 
 
 def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
