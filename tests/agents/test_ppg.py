@@ -402,49 +402,6 @@ def test_a_learner_learns_catch(make, small):
     pytest.fail(f"a mean return of {history[-1]['rollout/episode_return']}")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--env", "Pendulum-v1"], "Pendulum-v1 are continuous; ppo trains it"),
-        (
-            ["--aux-minibatches", "15"],
-            "--num-steps must be divisible by --aux-minibatches 15; got 256; 255 or 270",
-        ),
-        (["--policy-updates", "0"], "--policy-updates must be at least 1"),
-        (["--actor-timeout", "5"], "leave --actors, --actor-timeout and --lag out"),
-        (["--free-running"], "leave --actors, --actor-timeout and --lag out"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(flags, words):
-    assert words in refusal(ppg.READER.parse, flags)
-
-
-def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
-    place = small_disk("2m")
-    config = ppg.READER.parse(["--logdir", str(place), "--run-name", "a"])
-    assert config.phase_bytes == 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
-    words = refusal(config.check_resources)
-    assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words and "has 2.1 MB" in words
-    dataclasses.replace(config, env="catch", num_envs=2, num_steps=32).check_resources()
-    config.run_dir.mkdir()  # of a run that is complete
-    (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
-    config.check_resources()
-    assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
-
-
-def test_help_has_learners_and_no_actors(capsys):
-    with pytest.raises(SystemExit):
-        ppg.READER.parse(["--help"])
-    said = capsys.readouterr().out
-    assert "--learners" in said and "--actors" not in said and "--lag" not in said
-
-
-def test_the_authors_protocol_of_hard_levels_has_none_that_are_unseen():
-    config = ppg.READER.parse(["--preset", "openai-hard"])
-    assert (config.num_levels, config.total_steps, config.num_envs) == (0, 100_000_000, 256)
-    assert config.distribution_mode == "hard" and not config.has_unseen_levels
-
-
 @pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
 def test_a_run_tells_how_many_auxiliary_phases_it_has(make, small, capfd, updates, phases):
     learner = make(small(total_steps=updates * 128))

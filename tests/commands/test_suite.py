@@ -1,9 +1,7 @@
-"""Several suites, as on several machines, work through the same runs on one disk."""
+"""A suite: the runs it is of, what it refuses before it starts, how it starts, stops and reports them."""
 
-import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,251 +11,159 @@ from pathlib import Path
 
 import pytest
 from made_runs import make_run
-from processes import PATIENCE, ROOT
+from processes import PATIENCE, ROOT, unread_pipe
 
 from tfrl import suite
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import ppg
-from tfrl.run import agenda
+from tfrl.reporting import runs
 from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE
-from tfrl.run.lock import LOCK_FILE, locked
 
-# A suite that looks at once again, with a stand-in for the trainer.
-SUITE = """
-import sys
-from tfrl import suite
-from tfrl.run import agenda
-from tfrl.cli import endings
-agenda.LOOK_EVERY = 0.1
-suite._TRAINER = (sys.argv.pop(1),)
-endings.run(suite.main)
-"""
-# Notes that it trains, as the only one, then waits for a word to end with: `done`, `stop`, or an exit code.
-# The word is a file named after the seed or, for a trainer of this suite alone, after both.
-TRAINER = f"""
-import os, sys, time
+
+def test_a_suite_is_games_times_seeds():
+    tasks = suite.plan(suite.Options(envs="coinrun,maze", seeds="3,4"), ["--total-steps", "1e6"])
+    assert [(t.config.env, t.config.seed) for t in tasks] == [
+        ("coinrun", 3),
+        ("coinrun", 4),
+        ("maze", 3),
+        ("maze", 4),
+    ]
+    assert all(t.config.total_steps == 1_000_000 for t in tasks)
+    assert len({t.config.run_dir for t in tasks}) == 4
+    assert len(suite.plan(suite.Options(), [])) == 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--envs", "pong"], "no env 'pong'"),
+        (["--env", "maze"], "instead of --env"),
+        (["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
+        (["--run-name", "a"], "instead of --run-name"),
+        (["--envs"], "--envs needs a value"),
+        (["--seeds", "1,1"], "would share the folder"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--workers", "1000"], "--workers must be at least 1 and at most"),
+        (["--workers", "two"], "--workers must be a whole number"),
+    ],
+)
+def test_a_suite_is_checked_before_it_starts(arguments, sentence, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=sentence):
+        suite.main(arguments)
+
+
+TRAINER = """
+import sys, time
 from pathlib import Path
-sys.path[:0] = [{str(ROOT / "tests")!r}, {str(ROOT)!r}]
+sys.path[:0] = {paths!r}
 from made_runs import make_run
-from tfrl.run.lock import locked
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-logdir, seed, name = Path(flags["--logdir"]), int(flags["--seed"]), os.environ["SUITE"]
-with locked(logdir / f"maze-seed{{seed}}"), open(logdir / f"{{seed}}.trained", "a") as trained:
-    trained.write(f"{{name}} {{os.getpid()}}\\n")
-    trained.flush()
-    busy = os.open(logdir / f"{{seed}}.busy", os.O_CREAT | os.O_EXCL)
-    words = [logdir / f"{{seed}}.{{name}}.word", logdir / f"{{seed}}.word", logdir / "all.word"]
-    try:
-        while not (told := [word for word in words if word.exists()]):
-            time.sleep(0.01)
-    finally:
-        os.unlink(logdir / f"{{seed}}.busy")
-    word = told[0].read_text()
-    if word == "done":
-        make_run(logdir, "maze", seed, total_steps=40_000)
-    elif word != "stop":
-        sys.exit(int(word))
+logdir, seed = Path(flags["--logdir"]), int(flags["--seed"])
+mark = logdir / f"{{seed}}.started"
+mark.touch()
+while len(list(logdir.glob("*.started"))) < {together}:
+    time.sleep(0.02)
+if seed in {ends}:
+    sys.exit({ends}[seed])
+make_run(logdir, "maze", seed, total_steps=40_000)
 """
-
-
-class Suites:
-    """Suites by name, in processes, that share a folder."""
-
-    def __init__(self, folder, held):
-        self.folder = folder
-        self._held = held
-        (folder / "trainer.py").write_text(TRAINER)
-
-    def start(self, name, seeds, *flags):
-        command = [sys.executable, "-c", SUITE, str(self.folder / "trainer.py")]
-        command += ["--envs", "maze", "--total-steps", "40000", "--logdir", str(self.folder)]
-        process = subprocess.Popen(
-            [*command, "--seeds", seeds, *flags],
-            cwd=ROOT,
-            env={**os.environ, "SUITE": name},
-            stdout=(self.folder / f"{name}.out").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        self._held.callback(process.kill)
-        return process
-
-    def said(self, name):
-        return (self.folder / f"{name}.out").read_text()
-
-    def word(self, which, word):
-        """How a trainer is to end."""
-        staged = self.folder / "staged"
-        staged.write_text(word)
-        staged.rename(self.folder / f"{which}.word")
-
-    def trained(self, seed):
-        """Who has begun to train it: names of suites, and process numbers."""
-        path = self.folder / f"{seed}.trained"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def wait_for(self, condition):
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, {p.name: p.read_text() for p in self.folder.glob("*.out")}
-            time.sleep(0.02)
-
-    def wait_until_trained(self, seed, name, times=1):
-        self.wait_for(lambda: [who for who, _ in self.trained(seed)].count(name) == times)
 
 
 @pytest.fixture
-def suites(tmp_path):
-    with contextlib.ExitStack() as held:
-        yield Suites(tmp_path, held)
+def trainer(tmp_path, monkeypatch):
+    """Stands in for the trainer: leaves a finished run, or ends with a code, when `together` have started."""
+
+    def make(together=1, **ends):
+        script = tmp_path / "trainer.py"
+        ends = {int(seed[1:]): code for seed, code in ends.items()}
+        here = Path(__file__).parent
+        script.write_text(
+            TRAINER.format(paths=[str(here.parent), str(here.parent.parent)], together=together, ends=ends)
+        )
+        monkeypatch.setattr(suite, "_TRAINER", (str(script),))
+        return ["--envs", "maze", "--total-steps", "40000", "--logdir", str(tmp_path)]
+
+    return make
 
 
-def wait(process):
-    return process.wait(PATIENCE)
+def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, trainer, capsys):
+    make_run(tmp_path, "maze", 1, total_steps=40_000)
+    assert suite.main([*trainer(), "--seeds", "1,2"]) == 0
+    assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
+    assert (tmp_path / "report.html").is_file()
+    assert "maze-seed1: done before" in capsys.readouterr().out
 
 
-def test_suites_that_start_together_train_each_run_once(suites):
-    suites.word("all", "done")
-    names = ["a", "b", "c"]
-    processes = [suites.start(name, "1,2,3,4,5,6", "--workers", "2") for name in names]
-    assert [wait(process) for process in processes] == [0, 0, 0], [suites.said(name) for name in names]
-    assert [len(suites.trained(seed)) for seed in range(1, 7)] == [1] * 6
-    assert (suites.folder / "report.html").is_file()
-    assert not list(suites.folder.rglob(LOCK_FILE))
-    assert not list(suites.folder.rglob("*.tmp"))
-    for name in names:
-        assert suites.said(name).count(": done") == 6, suites.said(name)
+def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
+    """Each of the first two waits until both have started: one after another, none would end."""
+    assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0
+    assert len(list(tmp_path.glob("*/output.txt"))) == 3
 
 
-def test_a_run_in_use_is_passed_over_and_looked_at_again(suites):
-    """By somebody who trains it by hand, and then does not finish it."""
-    run = suites.folder / "maze-seed1"
-    with locked(run):
-        process = suites.start("a", "1,2")
-        suites.wait_until_trained(2, "a")
-        suites.word("all", "done")
-        suites.wait_for(lambda: "maze-seed2: done" in suites.said("a"))
-        time.sleep(0.5)
-        assert process.poll() is None and not suites.trained(1)
-    assert wait(process) == 0, suites.said("a")
-    assert len(suites.trained(1)) == 1
-    assert suites.said("a").count("maze-seed1: in use by process ") == 1
+def test_a_suite_goes_on_when_nobody_reads_what_it_says(tmp_path, trainer, monkeypatch):
+    flags = trainer()
+    with unread_pipe("broken") as pipe, open(pipe, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert suite.main([*flags, "--seeds", "1,2"]) == 0
+    assert (tmp_path / "report.html").is_file()
 
 
-def test_who_only_waits_for_others_can_be_told_to_stop(suites):
-    with locked(suites.folder / "maze-seed1"):
-        process = suites.start("a", "1")
-        suites.wait_for(lambda: "in use by" in suites.said("a"))
-        process.send_signal(signal.SIGINT)
-        assert wait(process) == 130
-    assert not suites.trained(1)
+def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):
+    assert suite.main([*trainer(s1=143), "--seeds", "1,2"]) == 143
+    assert not (tmp_path / "2.started").exists()
 
 
-def test_ctrl_c_on_one_leaves_its_run_to_the_other(suites):
-    first = suites.start("a", "1,2")
-    suites.wait_until_trained(1, "a")
-    second = suites.start("b", "1,2")
-    suites.wait_until_trained(2, "b")
-    first.send_signal(signal.SIGINT)
-    assert wait(first) == 130
-    suites.word("2", "done")
-    suites.wait_until_trained(1, "b")
-    suites.word("1.b", "done")
-    assert wait(second) == 0, suites.said("b")
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):
+    with pytest.raises(TrainingError, match="1 of 2 runs failed: maze-seed1"):
+        suite.main([*trainer(together=2, s1=1), "--seeds", "1,2", "--workers", "2"])
+    assert (tmp_path / "report.html").is_file()
+    assert "ended with code 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("trainer_too", [False, True])
-def test_the_runs_of_a_suite_that_was_killed_are_taken_over_when_their_trainers_are_gone(suites, trainer_too):
-    first = suites.start("a", "1")
-    suites.wait_until_trained(1, "a")
-    second = suites.start("b", "1")
-    suites.wait_for(lambda: "in use by" in suites.said("b"))
-    ((_, trainer),) = suites.trained(1)
-    first.kill()
-    first.wait()
-    time.sleep(0.5)
-    assert len(suites.trained(1)) == 1, "its trainer holds the lock"
-    if trainer_too:
-        (suites.folder / "1.busy").unlink()
-        os.kill(int(trainer), signal.SIGKILL)
-        suites.wait_until_trained(1, "b")
-    suites.word("all", "done")
-    assert wait(second) == 0, suites.said("b")
-    assert len(suites.trained(1)) == 1 + trainer_too
+def test_a_suite_that_fails_itself_leaves_no_run_behind(tmp_path, trainer, monkeypatch):
+    """The second run cannot be started while the first one waits for it."""
+    flags = trainer(together=2)
+    started = []
+
+    def popen(*args, **settings):
+        if started:
+            raise OSError(12, "Cannot allocate memory")
+        started.append(real(*args, **settings))
+        return started[0]
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="allocate"):
+        suite.main([*flags, "--seeds", "1,2", "--workers", "2"])
+    assert started[0].returncode == -signal.SIGTERM
 
 
-def test_what_fails_on_one_machine_is_tried_once_on_each(suites):
-    first = suites.start("a", "1,2")
-    suites.wait_until_trained(1, "a")
-    suites.word("1.a", "1")
-    suites.wait_until_trained(2, "a")
-    second = suites.start("b", "1,2")
-    suites.wait_until_trained(1, "b")
-    suites.word("1.b", "done")
-    suites.wait_for(lambda: "maze-seed1: done" in suites.said("b"))
-    suites.word("2", "1")
-    assert wait(first) == wait(second) == 1
-    for name in ("a", "b"):  # the first is done after all, and the second is no worse for two tries
-        assert "error: 1 of 2 runs failed: maze-seed2.\n" in suites.said(name)
-        assert [who for who, _ in suites.trained(2)].count(name) == 1
+def test_a_damaged_run_is_found_before_a_suite_starts(tmp_path, trainer):
+    run = tmp_path / "maze-seed2"
+    run.mkdir()
+    (run / "results.json").write_text("{}")
+    (run / "config.yaml").write_text("nothing: 1")
+    with pytest.raises(UserError, match="unknown setting 'nothing'"):
+        suite.main([*trainer(), "--seeds", "1,2"])
+    assert not list(tmp_path.glob("*.started"))
 
 
-def test_a_run_that_was_stopped_by_its_file_is_not_done_and_no_suite_goes_on_with_it(suites):
-    first, second = (suites.start(name, "1,2") for name in ("a", "b"))
-    suites.wait_for(lambda: suites.trained(1) and suites.trained(2))
-    suites.word("1", "stop")
-    time.sleep(0.5)
-    suites.word("2", "done")
-    assert [wait(first), wait(second)] == [1, 1]
-    ((stopping, _),) = suites.trained(1)
-    for name in ("a", "b"):
-        where = "" if name == stopping else "elsewhere "
-        assert f"maze-seed1: stopped {where}by its stop file" in suites.said(name)
-        assert "maze-seed1: done" not in suites.said(name)
-        assert "error: 1 of 2 runs were stopped: maze-seed1.\n" in suites.said(name)
-    suites.word("1", "done")
-    assert wait(suites.start("c", "1,2")) == 0, suites.said("c")  # the same command again
-    assert [who for who, _ in suites.trained(1)] == [stopping, "c"]
-
-
-def test_workers_of_a_cluster_train_the_same_run_together(tmp_path):
-    """Each has a suite: they must not divide the runs, of which the chief's trainer takes the lock."""
-    agendas = [agenda.Agenda([tmp_path / "x"], lambda _: False, print, shared=False) for _ in range(2)]
-    for chooses in agendas:
-        with chooses:
-            assert chooses.choose() == 0
-            assert chooses.lock(0) is None
-    assert not (tmp_path / "x").exists()
-
-
-def test_two_real_suites_heed_the_stop_files_of_their_runs(tmp_path):
+def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
     flags = "--envs catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
-    flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --logdir {tmp_path}"
+    flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --workers 2 --logdir {tmp_path}"
     command = [sys.executable, "-m", "tfrl.suite", *flags.split()]
-    folders = [tmp_path / f"catch-seed{seed}" for seed in (1, 2)]
-    with contextlib.ExitStack() as held:
-        both = [
-            held.enter_context(
-                subprocess.Popen(
-                    command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            )
-            for _ in range(2)
-        ]
-        for process in both:
-            held.callback(process.terminate)
-        end = time.monotonic() + PATIENCE
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        folders = [tmp_path / f"catch-seed{seed}" for seed in (1, 2)]
         while not all((folder / "progress.csv").is_file() for folder in folders):
-            assert time.monotonic() < end and all(process.poll() is None for process in both)
+            assert process.poll() is None
             time.sleep(0.2)
-        for folder in folders:
-            (folder / "stop").touch()
-        said = [process.communicate(timeout=PATIENCE)[0] for process in both]
-    assert [process.returncode for process in both] == [1, 1], said
-    for text in said:
-        assert "2 of 2 runs were stopped: " in text and ": done" not in text
-        assert text.count(": starts") == 1
-    assert not list(Path(tmp_path).rglob(LOCK_FILE))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    for folder in folders:
+        saved = int(max(folder.glob("checkpoints/update-*")).name.removeprefix("update-"))
+        assert runs.load(folder).env_steps == saved * 8 * 16
 
 
 def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):

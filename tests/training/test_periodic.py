@@ -5,7 +5,6 @@ import dataclasses
 import math
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -13,16 +12,13 @@ import time
 import tracemalloc
 import types
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
 from learners import train
-from processes import unread_pipe
 from scripted import Acting, still
 
-from tfrl import suite
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
@@ -252,156 +248,6 @@ def _wait_for(url, text, seconds=90):
             pass
         time.sleep(0.5)
     raise AssertionError(f"{url} did not show {text} in {seconds} s")
-
-
-# Suites
-
-
-def test_a_suite_is_games_times_seeds():
-    tasks = suite.plan(suite.Options(envs="coinrun,maze", seeds="3,4"), ["--total-steps", "1e6"])
-    assert [(t.config.env, t.config.seed) for t in tasks] == [
-        ("coinrun", 3),
-        ("coinrun", 4),
-        ("maze", 3),
-        ("maze", 4),
-    ]
-    assert all(t.config.total_steps == 1_000_000 for t in tasks)
-    assert len({t.config.run_dir for t in tasks}) == 4
-    assert len(suite.plan(suite.Options(), [])) == 48
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--envs", "pong"], "no env 'pong'"),
-        (["--env", "maze"], "instead of --env"),
-        (["--seeds", "x"], "--seeds must be a whole number; got 'x'"),
-        (["--run-name", "a"], "instead of --run-name"),
-        (["--envs"], "--envs needs a value"),
-        (["--seeds", "1,1"], "would share the folder"),
-        (["--workers", "0"], "--workers must be at least 1"),
-        (["--workers", "1000"], "--workers must be at least 1 and at most"),
-        (["--workers", "two"], "--workers must be a whole number"),
-    ],
-)
-def test_a_suite_is_checked_before_it_starts(arguments, sentence, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(UserError, match=sentence):
-        suite.main(arguments)
-
-
-TRAINER = """
-import sys, time
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from made_runs import make_run
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-logdir, seed = Path(flags["--logdir"]), int(flags["--seed"])
-mark = logdir / f"{{seed}}.started"
-mark.touch()
-while len(list(logdir.glob("*.started"))) < {together}:
-    time.sleep(0.02)
-if seed in {ends}:
-    sys.exit({ends}[seed])
-make_run(logdir, "maze", seed, total_steps=40_000)
-"""
-
-
-@pytest.fixture
-def trainer(tmp_path, monkeypatch):
-    """Stands in for the trainer: leaves a finished run, or ends with a code, when `together` have started."""
-
-    def make(together=1, **ends):
-        script = tmp_path / "trainer.py"
-        ends = {int(seed[1:]): code for seed, code in ends.items()}
-        here = Path(__file__).parent
-        script.write_text(
-            TRAINER.format(paths=[str(here.parent), str(here.parent.parent)], together=together, ends=ends)
-        )
-        monkeypatch.setattr(suite, "_TRAINER", (str(script),))
-        return ["--envs", "maze", "--total-steps", "40000", "--logdir", str(tmp_path)]
-
-    return make
-
-
-def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, trainer, capsys):
-    from made_runs import make_run
-
-    make_run(tmp_path, "maze", 1, total_steps=40_000)
-    assert suite.main([*trainer(), "--seeds", "1,2"]) == 0
-    assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
-    assert (tmp_path / "report.html").is_file()
-    assert "maze-seed1: done before" in capsys.readouterr().out
-
-
-def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
-    """Each of the first two waits until both have started: one after another, none would end."""
-    assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0
-    assert len(list(tmp_path.glob("*/output.txt"))) == 3
-
-
-def test_a_suite_goes_on_when_nobody_reads_what_it_says(tmp_path, trainer, monkeypatch):
-    flags = trainer()
-    with unread_pipe("broken") as pipe, open(pipe, "w", closefd=False) as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert suite.main([*flags, "--seeds", "1,2"]) == 0
-    assert (tmp_path / "report.html").is_file()
-
-
-def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):
-    assert suite.main([*trainer(s1=143), "--seeds", "1,2"]) == 143
-    assert not (tmp_path / "2.started").exists()
-
-
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):
-    with pytest.raises(TrainingError, match="1 of 2 runs failed: maze-seed1"):
-        suite.main([*trainer(together=2, s1=1), "--seeds", "1,2", "--workers", "2"])
-    assert (tmp_path / "report.html").is_file()
-    assert "ended with code 1" in capsys.readouterr().out
-
-
-def test_a_suite_that_fails_itself_leaves_no_run_behind(tmp_path, trainer, monkeypatch):
-    """The second run cannot be started while the first one waits for it."""
-    flags = trainer(together=2)
-    started = []
-
-    def popen(*args, **settings):
-        if started:
-            raise OSError(12, "Cannot allocate memory")
-        started.append(real(*args, **settings))
-        return started[0]
-
-    real = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(OSError, match="allocate"):
-        suite.main([*flags, "--seeds", "1,2", "--workers", "2"])
-    assert started[0].returncode == -signal.SIGTERM
-
-
-def test_a_damaged_run_is_found_before_a_suite_starts(tmp_path, trainer):
-    run = tmp_path / "maze-seed2"
-    run.mkdir()
-    (run / "results.json").write_text("{}")
-    (run / "config.yaml").write_text("nothing: 1")
-    with pytest.raises(UserError, match="unknown setting 'nothing'"):
-        suite.main([*trainer(), "--seeds", "1,2"])
-    assert not list(tmp_path.glob("*.started"))
-
-
-def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
-    flags = "--envs catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
-    flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --workers 2 --logdir {tmp_path}"
-    command = [sys.executable, "-m", "tfrl.suite", *flags.split()]
-    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
-        folders = [tmp_path / f"catch-seed{seed}" for seed in (1, 2)]
-        while not all((folder / "progress.csv").is_file() for folder in folders):
-            assert process.poll() is None
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
-    for folder in folders:
-        saved = int(max(folder.glob("checkpoints/update-*")).name.removeprefix("update-"))
-        assert runs.load(folder).env_steps == saved * 8 * 16
 
 
 def test_settings_know_the_video_flag(small):
