@@ -163,20 +163,24 @@ def test_one_step_is_that_of_a_float64_computation(learner, changes):
         np.testing.assert_allclose(one.weights()[name], before[name] - step, rtol=0, atol=rate * 5e-3)
 
 
-def test_stretches_are_learned_from_in_the_order_of_time(learner):
-    """Two gradient steps of a rollout are those of its halves."""
+def every_second_env(rollout, first):
+    """A rollout of half of the envs."""
+
+    def half(array):
+        return np.ascontiguousarray(array[:, :, first::2])
+
+    extras = {name: half(array) for name, array in rollout.extras.items()}
+    return type(rollout)(extras=extras, **{name: half(getattr(rollout, name)) for name in FIELDS})
+
+
+def test_a_minibatch_is_the_whole_rollouts_of_every_nth_env(learner):
+    """Two gradient steps of a rollout are those of its even and of its odd envs alone."""
     whole, halves = learner(small(lag=0, lr=1e-3)), learner(small(lag=0, lr=1e-3, num_minibatches=1))
     rollout = whole.collect()
-    halves._config = halves.agent._config = small(lag=0, lr=1e-3, num_minibatches=1, num_steps=6)
+    halves.agent._config = small(lag=0, lr=1e-3, num_minibatches=1, num_envs=4)
     whole.learn(rollout)
-    for half in (slice(0, 6), slice(6, 12)):
-        part = type(rollout)(
-            np.ascontiguousarray(rollout.observations[:, half.start : half.stop + 1]),
-            rollout.actions[:, half],
-            {name: x[:, half] for name, x in rollout.extras.items()},
-            *(getattr(rollout, name)[:, half] for name in ("rewards", "first", "truncated")),
-        )
-        halves.learn(part)
+    for first in (0, 1):
+        halves.agent.update(every_second_env(rollout, first), number=0)
     for name, found in halves.weights().items():
         np.testing.assert_allclose(found, whole.weights()[name], rtol=0, atol=1e-6, err_msg=name)
 
@@ -184,7 +188,7 @@ def test_stretches_are_learned_from_in_the_order_of_time(learner):
 def test_what_is_no_number_ends_the_run(learner):
     one = learner(small(lag=0, replicas=2))
     rollout = one.collect()
-    rollout.rewards[1, 8, 0] = np.nan  # in the second stretch, on the second replica
+    rollout.rewards[1, 8, 1] = np.nan  # of the second minibatch, on the second replica
     with pytest.raises(TrainingError, match="policy_loss is not a finite number .gradient step 2"):
         one.learn(rollout)
 

@@ -1,7 +1,9 @@
 """IMPALA (Espeholt et al. 2018, arXiv:1802.01561): actors run ahead of the learner, V-trace puts that right.
 
 A rollout is acted by weights that are some updates older than those that learn from it. A gradient step takes
-a stretch of time of all envs: V-trace by the present weights, in the same pass as the gradient.
+the whole rollouts of some envs: V-trace by the present weights, in the same pass as the gradient. Were it a
+stretch of time of all envs, V-trace would look no further than its end, where often only the value knows what
+an action was good for.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class ImpalaAgent(ActorCriticAgent):
 
     @property
     def steps_per_update(self) -> int:
-        """One for each stretch of the rollout."""
+        """One for each minibatch of envs."""
         return self._config.num_minibatches
 
     @property
@@ -72,7 +74,7 @@ class ImpalaAgent(ActorCriticAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """The gradient steps of one rollout, in the order of time.
+        """The gradient steps of one rollout, each from other envs.
 
         Args:
           rollout: what the envs did, with normalised rewards, and `log_prob` of the policy that acted.
@@ -94,7 +96,7 @@ class ImpalaAgent(ActorCriticAgent):
         batch = tuple(self._runtime.per_replica(f) for f in (*fields, rollout.truncated, final_values))
         sums = np.zeros(len(_MEANS) + _MOMENTS + 1)
         for index in range(config.num_minibatches):
-            means = self._learn(batch, tf.constant(index * config.unroll)).numpy()
+            means = self._learn(batch, tf.constant(index)).numpy()
             if not np.isfinite(means).all():
                 names = (*_MEANS, *("value_loss",) * _MOMENTS, "grad_norm")
                 bad = names[int(np.flatnonzero(~np.isfinite(means))[0])]
@@ -112,9 +114,9 @@ class ImpalaAgent(ActorCriticAgent):
         return values
 
     @graph
-    def _learn(self, batch: tuple, start: tf.Tensor) -> tf.Tensor:
-        """One gradient step, of `unroll` steps from `start` on; its means, moments and gradient norm."""
-        return self._runtime.first(self._runtime.strategy.run(self._learn_on_replica, args=(*batch, start)))
+    def _learn(self, batch: tuple, index: tf.Tensor) -> tf.Tensor:
+        """One gradient step, of the minibatch `index`; its means, moments and gradient norm."""
+        return self._runtime.first(self._runtime.strategy.run(self._learn_on_replica, args=(*batch, index)))
 
     def _learn_on_replica(
         self,
@@ -125,17 +127,19 @@ class ImpalaAgent(ActorCriticAgent):
         first: tf.Tensor,
         truncated: tf.Tensor,
         final_values: tf.Tensor,
-        start: tf.Tensor,
+        index: tf.Tensor,
     ) -> tf.Tensor:
         """Gradients of its envs, one all-reduce, clipping by the global norm, the optimizer's step."""
-        config, end = self._config, start + self._config.unroll
-        fields = (actions, log_probs, rewards, first, truncated, final_values)
-        data = [observations[start : end + 1], *(x[start:end] for x in fields)]
+        config = self._config
+        data = (observations, actions, log_probs, rewards, first, truncated, final_values)
         num_envs = config.num_envs // self._runtime.replicas
+        # Every n-th env: of the global envs the same ones, whichever replicas they are on.
+        rows = num_envs // config.num_minibatches
+        envs = index + config.num_minibatches * tf.range(rows)
         (grads, sums), _ = sum_parts(
-            lambda envs: (self._stretch_gradients([tf.gather(x, envs, axis=1) for x in data]), ()),
-            tf.range(num_envs),
-            part_rows=self._part_envs(num_envs),
+            lambda envs: (self._rollout_gradients([tf.gather(x, envs, axis=1) for x in data]), ()),
+            envs,
+            part_rows=self._part_envs(rows),
             signature=((self._gradient_specs, tf.TensorSpec([len(_MEANS) + _MOMENTS])), ()),
             at_once=self._runtime.parts_at_once,
         )
@@ -146,18 +150,18 @@ class ImpalaAgent(ActorCriticAgent):
         return tf.concat([sums, [norm]], axis=0)
 
     def _part_envs(self, num_envs: int) -> int:
-        """Envs whose gradients are taken at once, with all their steps; they divide a replica's envs."""
-        most = max(1, self._runtime.micro_batch(self._config) // self._config.unroll)
+        """Envs whose gradients are taken at once, with all their steps; they divide those of a minibatch."""
+        most = max(1, self._runtime.micro_batch(self._config) // self._config.num_steps)
         return max(d for d in range(1, min(most, num_envs) + 1) if num_envs % d == 0)
 
-    def _stretch_gradients(self, data: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Gradients and sums of metrics of a stretch [U, b] of some envs, observations [U + 1, b, *shape]."""
+    def _rollout_gradients(self, data: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Gradients and sums of metrics of rollouts [T, b] of some envs, observations [T + 1, b, *shape]."""
         config = self._config
         observations, actions, acted_log_probs, rewards, first, truncated, final_values = data
         rewards, discounts = returns.rewards_and_discounts(
             rewards, first, truncated, final_values, gamma=config.gamma
         )
-        shape = (config.unroll, observations.shape[1])
+        shape = (config.num_steps, observations.shape[1])
         with tf.GradientTape() as tape:
             parameters, values = self.network(_flat(observations), training=True)
             values = tf.reshape(values, (shape[0] + 1, shape[1]))

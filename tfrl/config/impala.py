@@ -10,7 +10,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.ppo import check_length, check_minibatches, check_normalization, multiples_near
+from tfrl.config.ppo import check_length, check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -20,12 +20,12 @@ class IMPALA:
     """The hyperparameters of IMPALA."""
 
     num_envs: int = 64
-    """Envs, all workers together; must be divisible by the number of replicas."""
+    """Envs, all workers together; must be divisible by the number of replicas times --num-minibatches."""
     num_steps: int = 128
-    """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
+    """Env steps of a rollout, in each env (alias --update-freq)."""
     num_minibatches: int = 4
-    """Gradient steps of a rollout: each learns from a stretch of num-steps / num-minibatches steps of all
-    envs, in the order of time."""
+    """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
+    V-trace looks ahead as far as the rollout goes."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimizer of the weights; the paper has rmsprop, here without momentum."""
     lr: float = 5e-4
@@ -84,11 +84,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         return self.steps_per_update // self.num_minibatches
 
     @property
-    def unroll(self) -> int:
-        """Env steps in a row that one gradient step learns from, of each env."""
-        return self.num_steps // self.num_minibatches
-
-    @property
     def in_parts(self) -> bool:
         """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
         return True
@@ -100,12 +95,15 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         return super().may_change - fixed | actors.MAY_CHANGE
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError if the envs do not divide by the replicas or actors, or actors meet workers."""
+        """Raise UserError if the envs do not divide by replicas and minibatches, or by actors, or actors meet
+        workers."""
         replicas = workers * replicas_per_worker
-        if self.num_envs % replicas:
+        slices = replicas * self.num_minibatches
+        if self.num_envs % slices:
             raise UserError(
-                f"--num-envs must be divisible by the number of replicas, {replicas}; "
-                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
+                f"--num-envs must be divisible by the number of replicas, {replicas}, times "
+                f"--num-minibatches {self.num_minibatches}; got {self.num_envs}; "
+                f"{multiples_near(self.num_envs, slices)} would do."
             )
         actors.check_topology(self, workers)
 
@@ -185,7 +183,6 @@ def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     run.check(config, RANGES)
     check_normalization(config)
-    check_minibatches(config)
     check_length(config)
     actors.check(config)
     config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))

@@ -326,11 +326,11 @@ def _check_sizes(config: Config) -> None:
     if config.minibatch_size:
         _check_minibatch_size(config)
     else:
-        check_minibatches(config)
+        _check_minibatches(config)
     check_length(config)
 
 
-def check_minibatches(config: Any) -> None:
+def _check_minibatches(config: Any) -> None:
     """Raise UserError if a rollout's env steps are no whole minibatches."""
     if config.num_steps % config.num_minibatches:
         raise UserError(
