@@ -100,11 +100,10 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         replicas = workers * replicas_per_worker
         slices = replicas * self.num_minibatches
         if self.num_envs % slices:
-            raise UserError(
-                f"--num-envs must be divisible by the number of replicas, {replicas}, times "
-                f"--num-minibatches {self.num_minibatches}; got {self.num_envs}; "
-                f"{multiples_near(self.num_envs, slices)} would do."
-            )
+            by = f"--num-minibatches {self.num_minibatches}"
+            by += f" times the number of replicas, {replicas}" if replicas > 1 else ""
+            near = multiples_near(self.num_envs, slices)
+            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
         actors.check_topology(self, workers)
 
 
