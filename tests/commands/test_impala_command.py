@@ -95,7 +95,7 @@ def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
         (["--num-envs", 10], ["--num-envs must be divisible by --num-minibatches 4; got 10; 8 or 12 would"]),
         (
             ["--num-envs", 12, "--replicas", 2],
-            ["--num-minibatches 4 times the number of replicas, 2", "8 or 16"],
+            ["by the number of replicas, 2, times --num-minibatches 4", "8 or 16"],
         ),
         (["--lag", 65], ["--lag must be at least 0 and at most 64"]),
         (["--num-envs", 12, "--actors", 8], ["--num-envs must be divisible by --actors 8", "8 or 16"]),

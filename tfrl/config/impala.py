@@ -101,7 +101,7 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         slices = replicas * self.num_minibatches
         if self.num_envs % slices:
             by = f"--num-minibatches {self.num_minibatches}"
-            by += f" times the number of replicas, {replicas}" if replicas > 1 else ""
+            by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
             near = multiples_near(self.num_envs, slices)
             raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
         actors.check_topology(self, workers)
