@@ -137,7 +137,7 @@ class ImpalaAgent(ActorCriticAgent):
         rows = num_envs // config.num_minibatches
         envs = index + config.num_minibatches * tf.range(rows)
         (grads, sums), _ = sum_parts(
-            lambda envs: (self._rollout_gradients([tf.gather(x, envs, axis=1) for x in data]), ()),
+            lambda part: (self._rollout_gradients([tf.gather(x, part, axis=1) for x in data]), ()),
             envs,
             part_rows=self._part_envs(rows),
             signature=((self._gradient_specs, tf.TensorSpec([len(_MEANS) + _MOMENTS])), ()),
