@@ -92,13 +92,13 @@ def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--num-envs", 10], ["--num-envs must be divisible by --num-minibatches 4; got 10; 8 or 12 would"]),
+        (["--num-envs", 10], ["--num-envs must be divisible by --num-minibatches 8; got 10; 8 or 16 would"]),
         (
-            ["--num-envs", 12, "--replicas", 2],
-            ["by the number of replicas, 2, times --num-minibatches 4", "8 or 16"],
+            ["--num-envs", 24, "--replicas", 2],
+            ["by the number of replicas, 2, times --num-minibatches 8", "16 or 32"],
         ),
         (["--lag", 65], ["--lag must be at least 0 and at most 64"]),
-        (["--num-envs", 12, "--actors", 8], ["--num-envs must be divisible by --actors 8", "8 or 16"]),
+        (["--num-envs", 24, "--actors", 16], ["--num-envs must be divisible by --actors 16", "16 or 32"]),
         (["--ray-address", "auto"], ["--ray-address needs --actors"]),
         (["--env", "coinrun", "--normalize-observations"], ["--normalize-observations is for vectors"]),
     ],

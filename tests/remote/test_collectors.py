@@ -96,6 +96,7 @@ def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, ca
             thread.join(1)
         done.set()
         thread.join()
+        until(node.actors, 60)  # both may just have been killed, and their places be taken
         os.kill(node.actors()[0], signal.SIGSTOP)
         found, weights = updated(one, updates - len(parts))
     assert not signals

@@ -23,12 +23,12 @@ class IMPALA:
     """Envs, all workers together; must be divisible by the number of replicas times --num-minibatches."""
     num_steps: int = 128
     """Env steps of a rollout, in each env (alias --update-freq)."""
-    num_minibatches: int = 4
+    num_minibatches: int = 8
     """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
     V-trace looks ahead as far as the rollout goes."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimizer of the weights; the paper has rmsprop, here without momentum."""
-    lr: float = 5e-4
+    lr: float = 2.5e-4
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
@@ -45,9 +45,9 @@ class IMPALA:
     """V-trace's bound on the ratio of new to old action probability."""
     c_bar: float = 1.0
     """V-trace's bound on how far a later error reaches back."""
-    entropy_coef: float = 0.01
+    entropy_coef: float = 0.002
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: float = 0.25
     """Weight of the value loss, which is half the squared error."""
     max_grad_norm: float = 0.5
     """The gradient, of the mean loss of a sample, is clipped to this global norm."""
@@ -115,6 +115,8 @@ _GYMNASIUM = {
     "lr": 1e-3,
     "lr_schedule": "linear",
     "gamma": 0.99,
+    "entropy_coef": 0.01,
+    "value_coef": 0.5,
     "normalize_observations": True,
     "free_deviation": True,
     "torso": "auto",
@@ -129,7 +131,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "num_levels": 500,
         "total_steps": 200_000_000,
         "num_envs": 256,
-        "num_minibatches": 8,
+        "num_minibatches": 16,
     },
     "paper": {
         "num_envs": 32,
@@ -141,6 +143,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "epsilon": 0.1 / 640**2,
         "gamma": 0.99,
         "vtrace_lambda": 1.0,
+        "entropy_coef": 0.01,
+        "value_coef": 0.5,
         "max_grad_norm": 40 / 640,
     },
     "gymnasium": _GYMNASIUM,
