@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from launching import PRELUDE, until
 from learners import make, updated
 from processes import PATIENCE, ROOT, results, rows, steps_done
-from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, train
+from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, of_ray, train
 
 from benchmarks.process_tree import family, wait_until_gone
 from tfrl import config as settings
@@ -74,13 +75,17 @@ def assert_same_as_undisturbed(folder, *flags):
     return found
 
 
-def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_of_one(tmp_path):
-    """All processes get SIGTERM at once, Ray's among them; the one is of this process."""
+@pytest.mark.parametrize("ray_first", [False, True])
+def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_of_one(tmp_path, ray_first):
+    """All processes get SIGTERM, Ray's among them, at once or earlier; the one is of this process."""
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2, "--actors", 2)
     training.wait_until(3 * UPDATE)
     everyone = family(training.process.pid)
     assert (len(learners_of(training.process.pid)), len(training.actors())) == (2, 2)
+    if ray_first:
+        os.kill(of_ray(everyone, "raylet"), signal.SIGTERM)
+        time.sleep(1)
     end_all(everyone, signal.SIGTERM)
     code, stdout, stderr = training.end()
     assert (code, "Stopped, saved at" in stdout) == (143, True), stdout + stderr

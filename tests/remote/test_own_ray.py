@@ -61,6 +61,12 @@ def open_to_all(pids):
     return found
 
 
+def of_ray(pids, name):
+    """The process number of Ray's own process of this name: raylet, gcs_server."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in pids}
+    return next(pid for pid in pids if commands[pid].endswith(name.encode()))
+
+
 def end_all(pids, signum):
     """Signals all processes of a run, as a terminal or a batch system does."""
     for pid in pids:
@@ -106,8 +112,7 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
     training = Impala(tmp_path / "run", *LONG, "--actors", 2)
     training.wait_until(3 * UPDATE)
     everyone = family(training.process.pid)
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in everyone}
-    os.kill(next(pid for pid in everyone if commands[pid].endswith(process.encode())), signal.SIGKILL)
+    os.kill(of_ray(everyone, process), signal.SIGKILL)
     code, _, stderr = training.end()
     sentence = "error: the run's own Ray has died; the same command goes on from the last checkpoint\n"
     assert code == 1 and stderr.endswith(sentence), stderr

@@ -63,10 +63,13 @@ class Cluster:
         wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
-            with _signals_kept():
-                if address is not None:
+            if address is not None:
+                with _signals_kept():
                     self._join(address, quiet)
-                else:
+            else:
+                # Whoever stops a run may signal all of its processes. Ray's would end before the driver has
+                # saved, and Ray ends a driver, without a word, whose Ray has ended: they are kept from it.
+                with signals.held_back(), _signals_kept():
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                     self._make_token(Path(self._folder) / "token")
                     self._start(wanted, store_bytes + _STORE_BYTES, quiet)
@@ -162,11 +165,40 @@ class Cluster:
     def close(self) -> None:
         """Leaves Ray; ends it, and removes what it wrote, if it was started here."""
         with _signals_kept():
-            ray.shutdown()
+            if self._folder is None:
+                ray.shutdown()
+            else:
+                _end_own()
         if self._token is not None and os.environ.get("RAY_AUTH_TOKEN_PATH") == self._token:
             del os.environ["RAY_AUTH_TOKEN_PATH"]
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end_own() -> None:
+    """Leaves the Ray that was started here, then kills its processes, and those that its raylet has started.
+
+    Ray by itself would send them SIGTERM, which they are kept from, and wait a second for each.
+    """
+    worker = ray._private.worker  # there is no public way
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    if node is None:
+        return
+    started = [pid for info in node.all_processes.get("raylet", ()) for pid in _children(info.process.pid)]
+    node.kill_all_processes(check_alive=False)
+    for pid in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    """The process numbers of a process's children, by Linux's /proc."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:  # it has ended
+        return []
 
 
 def store_bytes(config: Any, num_envs: int) -> int:

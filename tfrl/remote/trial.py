@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.sweep import Sweep
 from tfrl.run import files
@@ -243,7 +244,11 @@ class Trial:
 
 
 def _stop_with_parent() -> None:
-    """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves."""
+    """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves.
+
+    The run hears signals, other than the processes of Ray, which it is started by.
+    """
+    signals.let_through()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
