@@ -246,7 +246,7 @@ class Trial:
 def _stop_with_parent() -> None:
     """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves.
 
-    The run hears signals, other than the processes of Ray, which it is started by.
+    The run hears signals, unlike the processes of Ray, one of which starts it.
     """
     signals.let_through()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
