@@ -98,11 +98,12 @@ class Cluster:
         return self._folder is None and LEARNER not in os.environ
 
     def check(self) -> None:
-        """Raises an error if Ray itself has died: some time later it would end this process without a word.
+        """Raises an error if Ray itself has died: it will soon end this process, without a word.
 
         PeerError for one of the learners of `--learners`, who may all begin again; else TrainingError.
         """
-        if time.monotonic() < self._checked + _CHECK_EVERY or self.is_alive():
+        recently = time.monotonic() < self._checked + _CHECK_EVERY
+        if (recently and self._is_on_this_machine()) or self.is_alive():
             return
         if LEARNER in os.environ:
             raise PeerError("the Ray of this run has died")
@@ -111,11 +112,9 @@ class Cluster:
 
     def is_alive(self) -> bool:
         """True if Ray's processes run that this one cannot do without: this machine's, and the head's."""
-        node = ray._private.worker._global_node  # there is no public way to ask
-        sockets = Path("/proc/net/unix").read_text().split()
         host, _, port = self.address.rpartition(":")
         end = time.monotonic() + (0 if self._folder is not None else _HEAD_BACK_WITHIN)
-        while node.raylet_socket_name in sockets:
+        while self._is_on_this_machine():
             try:
                 socket.create_connection((host, int(port)), timeout=_CHECK_EVERY).close()
             except ConnectionRefusedError:
@@ -128,6 +127,11 @@ class Cluster:
             self._checked = time.monotonic()
             return True
         return False
+
+    def _is_on_this_machine(self) -> bool:
+        """True if Ray's own process on this machine, the raylet, runs."""
+        node = ray._private.worker._global_node  # there is no public way to ask
+        return node.raylet_socket_name in Path("/proc/net/unix").read_text().split()
 
     def _join(self, address: str, quiet: dict) -> None:
         try:
