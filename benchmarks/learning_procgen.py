@@ -1,10 +1,11 @@
 """python -m benchmarks.learning_procgen: what the algorithms come to on procgen, beside the published PPO.
 
 Trains with the defaults, which for PPO are the published settings (train-procgen, easy, 200 levels), one
-seed after another, or goes on with a run that was cut off; runs that are complete are only read. The mean of
-the last 100 raw returns is compared with that of the three published runs of train-procgen's PPO: at the same
-env steps, and in means over the ten updates before, which do not depend on the luck of a hundred episodes.
-The means end where the published curves become sparse. Where there are several seeds, their mean is judged.
+seed after another, or goes on with a run that was cut off; runs that are complete are only read, those that
+are kept in `benchmarks/runs` among them (`--logdir benchmarks/runs`). The mean of the last 100 raw returns is
+compared with that of the three published runs of train-procgen's PPO: at the same env steps, and in means
+over the ten updates before, which do not depend on the luck of a hundred episodes. The means end where the
+published curves become sparse. Where there are several seeds, their mean is judged.
 """
 
 from __future__ import annotations
