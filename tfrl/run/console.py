@@ -54,17 +54,20 @@ class Console:
     def start(
         self,
         total_steps: int,
-        start_step: int = 0,
+        start_step: float = 0,
         *,
         unit: str = "env steps",
+        work: Callable[[float], float] = float,
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         """Begins to show progress, in `unit`; `start_step` is where this process goes on from.
 
-        `highlights` picks the texts to show from an update's metrics; None: speed and episode return.
+        `work` is how much there is to do up to a step, in any unit: the time left goes by it where steps do
+        not all take as long. `highlights` picks the texts to show from an update's metrics; None: speed and
+        episode return.
         """
         with self._starting:
-            self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
+            self._progress = Progress(total_steps, start_step, unit=unit, work=work, highlights=highlights)
             self._view.start(self._progress)
 
     def phase(self, name: str) -> None:
@@ -85,7 +88,7 @@ class Console:
         if (progress := self._progress) is not None:
             progress.finish_update(env_steps, metrics)
 
-    def part(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def part(self, env_steps: float, metrics: Mapping[str, float]) -> None:
         """Takes the state within an update that takes long, and the metrics that are known of it already."""
         if (progress := self._progress) is not None:
             progress.finish_part(env_steps, metrics)
@@ -130,14 +133,16 @@ class Progress:
     def __init__(
         self,
         total_steps: int,
-        start_step: int,
+        start_step: float,
         clock: Callable[[], float] = time.monotonic,
         *,
         unit: str = "env steps",
+        work: Callable[[float], float] = float,
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         self.total_steps = total_steps
         self._unit = unit
+        self._work = work
         self._highlights = highlights or _episode_texts
         self.env_steps: float = start_step
         # Not by the last step alone: its metrics, and an evaluation, are still to come.
@@ -146,8 +151,8 @@ class Progress:
         self._clock = clock
         self._started = clock()
         self._metrics: Mapping[str, float] = {}
-        # (time, env steps) at the start and after the last updates of this process.
-        self._marks: tuple[tuple[float, float], ...] = ((self._started, start_step),)
+        # (time, work) at the start and after the last updates of this process.
+        self._marks: tuple[tuple[float, float], ...] = ((self._started, work(start_step)),)
         # The same at the first and the last steady step before the first update is done.
         self._early_marks: tuple[tuple[float, float], ...] = ()
         self._num_updates = 0
@@ -156,7 +161,7 @@ class Progress:
         """Takes the state within an update."""
         self.env_steps = min(env_steps, self.total_steps)
         if steady and self._num_updates == 0:
-            self._early_marks = (*self._early_marks[:1], (self._clock(), env_steps))
+            self._early_marks = (*self._early_marks[:1], self._mark(env_steps))
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the state after an update."""
@@ -166,18 +171,21 @@ class Progress:
         self._num_updates += 1
         # The first update compiles and says little about the next ones: the second drops the mark before it.
         marks = self._marks[1:] if self._num_updates == 2 else self._marks
-        self._marks = (*marks, (self._clock(), env_steps))[-_RATE_WINDOW:]
+        self._marks = (*marks, self._mark(env_steps))[-_RATE_WINDOW:]
 
-    def finish_part(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def finish_part(self, env_steps: float, metrics: Mapping[str, float]) -> None:
         """Takes the state and some metrics within an update."""
         self.env_steps = env_steps
         self._metrics = {**self._metrics, **metrics}
-        self._marks = (*self._marks, (self._clock(), env_steps))[-_RATE_WINDOW:]
+        self._marks = (*self._marks, self._mark(env_steps))[-_RATE_WINDOW:]
 
     def forget_pace(self, env_steps: int) -> None:
         """Forgets the speed, and begins a new estimate of the time left."""
         self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
-        self._marks, self._early_marks = ((self._clock(), env_steps),), ()
+        self._marks, self._early_marks = (self._mark(env_steps),), ()
+
+    def _mark(self, env_steps: float) -> tuple[float, float]:
+        return self._clock(), self._work(env_steps)
 
     @property
     def elapsed(self) -> float:
@@ -190,9 +198,9 @@ class Progress:
         marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
         if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan
-        (first_time, first_steps), (last_time, last_steps) = marks[0], marks[-1]
-        seconds_per_step = (last_time - first_time) / (last_steps - first_steps)
-        left = (self.total_steps - last_steps) * seconds_per_step
+        (first_time, first_work), (last_time, last_work) = marks[0], marks[-1]
+        pace = (last_time - first_time) / (last_work - first_work)
+        left = (self._work(self.total_steps) - last_work) * pace
         return max(0.0, left - (self._clock() - last_time))
 
     @property

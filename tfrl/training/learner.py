@@ -100,6 +100,15 @@ class LearnerBase:
         return 0
 
     @property
+    def position(self) -> float:
+        """The env steps to show as done: those of all finished updates."""
+        return self.env_steps
+
+    def work(self, env_steps: float) -> float:
+        """The time that a run of so many env steps takes, in any unit: each takes as long as any other."""
+        return env_steps
+
+    @property
     def is_over(self) -> bool:
         """True, on all workers, where the run is as long as it is to be, or has come to --solved-at.
 

@@ -126,6 +126,7 @@ class PhasicLearner(OnPolicyLearner):
             epoch, share = divmod(self._parts_done - length, length)
             self._learn_share(epoch, share)
         self._parts_done += 1
+        session.console.part(self.position, {})
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
@@ -150,14 +151,14 @@ class PhasicLearner(OnPolicyLearner):
         config, session, updates = self._config, self._session, self._updates
         each = config.num_steps // config.aux_minibatches
         envs = session.runtime.local_envs(config.num_envs)
-        phase, total = updates.start // len(updates), len(updates) * config.num_steps
-        orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, total)  # [B, total]
+        phase, steps = updates.start // len(updates), len(updates) * config.num_steps
+        orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, steps)  # [B, steps]
         begin = share * config.aux_minibatches
         for k in range(begin, begin + config.aux_minibatches):
             self._advance_to((k - begin) / config.aux_minibatches)
-            steps = orders[:, k * each : (k + 1) * each]
+            at = orders[:, k * each : (k + 1) * each]
             kinds = ("observations", "targets", "logits")
-            batch = (self._by_replica(self._files.take(kind, updates, steps)) for kind in kinds)
+            batch = (self._by_replica(self._files.take(kind, updates, at)) for kind in kinds)
             metrics = self.agent.auxiliary_step(*batch)
             if not np.isfinite(metrics).all():
                 raise TrainingError(
@@ -177,6 +178,24 @@ class PhasicLearner(OnPolicyLearner):
             done = 0 if self._held is None else 1 + self._parts_done
             share = (done + share) / (1 + self._parts)
         return super()._at(share)
+
+    @property
+    def position(self) -> float:
+        """The env steps to show as done, with the share of the last update that its auxiliary phase has."""
+        return self._at(0.0)
+
+    def work(self, env_steps: float) -> float:
+        """The time that a run of so many env steps takes with its auxiliary phases, in updates.
+
+        It goes by the passes through torsos, of which a gradient is worth three.
+        """
+        config, torsos = self._config, 1 if self._config.share_torso else 2
+        update = torsos * (1 + 3 * config.epochs)
+        auxiliary = config.policy_updates * (1 + 3 * torsos * config.aux_epochs) / update
+        updates = env_steps / config.steps_per_update
+        phases, updates_within = divmod(updates, config.policy_updates)
+        of_last = max(0.0, updates_within - (config.policy_updates - 1))  # its time is spread over the phase
+        return updates + (phases + of_last) * auxiliary
 
     def _by_replica(self, array: np.ndarray) -> np.ndarray:
         """[R * B, b, ...] as [R, B * b, ...]."""

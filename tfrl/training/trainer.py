@@ -80,6 +80,13 @@ class Learner(Protocol):
         """Env steps of the update that is under way, all workers together; 0 between two updates."""
 
     @property
+    def position(self) -> float:
+        """The env steps to show as done; within an update that takes long, how much of it is done."""
+
+    def work(self, env_steps: float) -> float:
+        """The time that a run of so many env steps takes, in any unit: the time left goes by it."""
+
+    @property
     def is_over(self) -> bool:
         """True between two updates, the same on all workers, where no further one is to come."""
 
@@ -286,7 +293,8 @@ class Trainer:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
             session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
         session.console.summary(summary.rows(config, session, agent, logged))
-        session.console.start(config.run_steps, self._env_steps)
+        learner = self._learner
+        session.console.start(config.run_steps, learner.position, work=learner.work)
 
     def _save(self) -> None:
         if not self._session.is_saved:

@@ -1,0 +1,288 @@
+"""The learner of phases: resumes, kills, files that are damaged, full disks, ends of runs, what it shows."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from processes import PATIENCE, ROOT, learned, results, rows
+from refusals import refusal
+from small_phases import PARTS, SMALL, assert_same, finish, make, settings, train
+
+from tfrl.cli.errors import TrainingError
+from tfrl.run.checkpoint import CheckpointStore
+
+
+@pytest.fixture
+def small(tmp_path):
+    return functools.partial(settings, tmp_path)
+
+
+@pytest.mark.parametrize(("replicas", "moments"), [(1, (1, 2, 3, 5, 1 + PARTS)), (2, (6,))])
+def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(small, tmp_path, replicas, moments):
+    whole = make(small())
+    states = []  # before each call of `update`
+    for at in range(2 + PARTS):
+        if at:
+            shutil.copytree(tmp_path / "logs/small/phase", tmp_path / f"{at}")
+        state, part = whole.get_state()
+        states.append(({k: np.copy(v) for k, v in state.items()}, part, whole.session.step))
+        whole.update()
+    assert whole.session.step == 2
+    history, weights = finish(whole, 1)
+    other = make(small(replicas=replicas, logdir=str(tmp_path / "others")))  # one, for the sake of tracing
+    for at in moments:
+        state, part, step = states[at]
+        assert step == 1
+        shutil.rmtree(tmp_path / "others/small/phase", ignore_errors=True)
+        shutil.copytree(tmp_path / f"{at}", tmp_path / "others/small/phase")
+        other.session.step = step
+        other.set_state(state, [part])
+        found_history, found = finish(other, 2)
+        assert found_history[-1] == pytest.approx(history[-1], rel=1e-6, nan_ok=True)
+        assert_same(found, weights)
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory):
+    """The folder of a run and its state, within an auxiliary phase: one of two rollouts has its logits."""
+    folder = tmp_path_factory.mktemp("distilled")
+    learner = make(dataclasses.replace(SMALL, logdir=str(folder)))
+    finish(learner, 1)
+    for _ in range(2):
+        assert learner.update() is None
+    return folder / "small/phase", *learner.get_state()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("observations-00000001-*", lambda path: path.unlink(), "lacks rollouts of update 2"),
+        ("targets-00000001-*", lambda path: path.write_bytes(b""), "is damaged"),
+        ("logits-00000000-*", lambda path: os.truncate(path, 200), "is damaged"),
+        ("logits-00000000-*", lambda path: path.unlink(), "lacks rollouts of update 1"),
+    ],
+)
+def test_rollouts_that_cannot_be_read_are_missed_before_anything_is_trained(
+    small, distilled, name, change, words
+):
+    folder, state, part = distilled
+    config = small()
+    shutil.copytree(folder, config.run_dir / "phase")
+    change(next((config.run_dir / "phase").glob(name)))
+    other = make(config)
+    other.session.step = 1
+    found = refusal(other.set_state, state, [part])
+    assert words in found and found.endswith("choose another --run-name.")
+
+
+def test_what_a_resume_writes_anew_is_not_read_from_files_of_before(small, distilled):
+    """A kill has left later files, by two workers; one goes on, and its files have other names."""
+    folder, state, part = distilled
+    config = small()
+    shutil.copytree(folder, config.run_dir / "phase")
+    of_all = next(folder.glob("logits-00000000-*"))
+    for name in ("logits-00000001", "observations-00000002", ".logits-00000001", "logits-00000000"):
+        for envs in ("envs-0000000-0000004", "envs-0000004-0000008"):
+            ending = ".tmp.npy" if name.startswith(".") else ""
+            shutil.copy(of_all, config.run_dir / "phase" / f"{name}-{envs}.npy{ending}")
+    (config.run_dir / "phase/notes.npy").touch()
+    other = make(config)
+    other.session.step = 1
+    other.set_state(state, [part])
+    left = sorted(path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir())
+    names = ("logits-00000000", "observations-00000000", "observations-00000001")
+    assert left == sorted((*names, "targets-00000000", "targets-00000001", "notes.npy", *2 * names[:1]))
+    other.begin()  # a run that was killed before its first checkpoint begins anew
+    assert [path.name for path in (config.run_dir / "phase").iterdir()] == ["notes.npy"]
+
+
+def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
+    """Once what no checkpoint needs is gone and does not make room either."""
+    place = small_disk("200k")
+    learner = make(small(logdir=str(place), policy_updates=1))
+    folder = learner._config.run_dir / "phase"
+    finish(learner, 1)
+    old = folder / "observations-00000000-envs-0000000-0000008.npy"
+    assert old.exists()
+    litter = place / "litter"
+
+    def fill():
+        with contextlib.suppress(OSError), litter.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    fill()
+    learner._keep("targets", 1, np.zeros((8, 16), np.float32))
+    assert not old.exists()
+    fill()
+    with pytest.raises(TrainingError) as caught:
+        learner._keep("observations", 1, np.zeros((8, 16, 10, 5, 1), np.uint8))
+    words = "cannot hold the rollouts of a phase: No space left on device; there is no checkpoint yet"
+    assert str(caught.value) == f"{folder} {words}"
+
+
+def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):
+    """Real processes: one to the end; one killed among the parts, with checkpoints before and after."""
+    flags = "--env catch --torso cookbook --num-envs 8 --num-steps 16 --num-minibatches 2 --policy-updates 2"
+    flags += " --aux-minibatches 4 --total-steps 512 --checkpoint-every 1 --eval-episodes 4 --aux-epochs 15"
+    command = [sys.executable, "-m", "tfrl.ppg", *flags.split(), "--logdir", str(tmp_path), "--run-name"]
+
+    def start(name):
+        return subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def hash_of(name):
+        process = start(name)
+        _, error = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, error
+        return json.loads((tmp_path / name / "results.json").read_text())["weights_sha256"]
+
+    killed = start("killed")
+    deadline = time.monotonic() + PATIENCE
+    while not list((tmp_path / "killed").glob("phase/logits-00000001-*")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "results.json").exists()
+    assert hash_of("killed") == hash_of("whole")
+    rows = (tmp_path / "whole" / "progress.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4
+    place = rows[0].split(",").index("train/aux_policy_kl")
+    assert [bool(row.split(",")[place]) for row in rows[1:]] == [False, True, False, True]
+
+
+def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(small, capfd):
+    """The update and its auxiliary phase are in progress.csv, results.json, the checkpoint and the export."""
+    config = small(policy_updates=1, solved_at=-0.95, total_steps=12_800, eval_episodes=2)
+    assert train(config) == 0
+    found, history = results(config.run_dir), rows(config.run_dir)
+    assert found["updates"] == len(history) < 100 and found["env_steps"] == 128 * len(history)
+    assert all(row["train/aux_policy_kl"] for row in history)
+    assert float(history[-1]["eval_test/return"]) == found["eval"]["test"]["return"]
+    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).load(pytest.fail)
+    assert saved.update == found["updates"]
+    exported = np.load(config.run_dir / "export/weights.npz")
+    assert_same({name: saved.learner["weights/" + name] for name in exported}, exported)
+    assert train(config) == 0 and "is complete; without --solved-at" in capfd.readouterr().out
+
+
+def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(small, capfd):
+    """Two of a phase of three; without them, the same command still finds the run complete."""
+    config = small(policy_updates=3, total_steps=5 * 128, checkpoint_every=1, eval_episodes=2)
+    assert train(config) == 0
+    left = {path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir()}
+    assert left == {f"{kind}-{update:08d}" for kind in ("observations", "targets") for update in (3, 4)}
+    assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
+    assert not list((config.run_dir / "phase").iterdir())
+    shutil.rmtree(config.run_dir / "phase")
+    assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
+    assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
+
+
+def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, tmp_path, capfd):
+    """One of a run that was stopped there, and of one that is killed once the phase is done and logged."""
+    import learners
+
+    from tfrl.training.phasic import PhasicLearner
+
+    class Stopped(PhasicLearner):
+        def _auxiliary_part(self):
+            super()._auxiliary_part()
+            if self._parts_done == 3:
+                (self._config.run_dir / "stop").touch()
+
+    config = small(total_steps=3 * 128, eval_episodes=2)
+    assert learners.train(config, Stopped) == 0
+    assert "Stopped, saved at 256 env steps" in capfd.readouterr().out
+    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).load(pytest.fail)
+    assert (saved.update, saved.env_steps) == (1, 256)
+    for name in ("checkpoints", "phase"):
+        shutil.copytree(config.run_dir / name, tmp_path / name)
+    assert train(config) == 0
+    whole, history = results(config.run_dir), learned(config.run_dir)
+    assert whole["resumed_at"] == [256] and [row["env_steps"] for row in history] == ["128", "256", "384"]
+    (config.run_dir / "results.json").unlink()
+    for name in ("checkpoints", "phase"):
+        shutil.rmtree(config.run_dir / name)
+        shutil.copytree(tmp_path / name, config.run_dir / name)
+    assert train(config) == 0
+    assert learned(config.run_dir) == history
+    assert results(config.run_dir)["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
+    """--total-steps may be lowered; weights within an auxiliary phase are those of no update."""
+    folder, state, part = distilled
+    shorter = make(small(total_steps=128))
+    shutil.copytree(folder, shorter._config.run_dir / "phase")
+    shorter.session.step = 1
+    shorter.set_state(state, [part])
+    assert shorter.steps_within == 128 and not shorter.is_over
+    finish(shorter, 1)
+    assert shorter.steps_within == 0 and shorter.is_over and shorter.env_steps == 256
+
+
+@pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
+def test_a_run_tells_how_many_auxiliary_phases_it_has(small, capfd, updates, phases):
+    learner = make(small(total_steps=updates * 128))
+    assert learner.agent.summary["auxiliary phase"].startswith(f"{phases} in all, one every 2 updates")
+    learner.begin()
+    words = "comes after --policy-updates 2: it never has one, and is PPO with --epochs 1."
+    assert (words in capfd.readouterr().err) == (phases == 0)
+
+
+def test_the_display_moves_through_an_auxiliary_phase(small):
+    learner = make(small())
+    console, shown, phases = learner.session.console, [], []
+    console.advance_to = lambda env_steps, steady=False: shown.append(env_steps)
+    console.phase = phases.append
+    finish(learner, 1)
+    assert len(set(shown)) > 2 and max(shown) == 128
+    del shown[:], phases[:]
+    finish(learner, 1)
+    kept, distilled = phases[2:4], phases[4:]
+    assert kept == [f"keeping the policy, part {n} of 6" for n in (1, 2)]
+    assert distilled == [f"distilling, part {n} of 6" for n in (3, 4, 5, 6)]
+    known = learner.session.watchdog._known  # by which it tells a hang: not every part anew
+    assert {name for name in known if "part" in name} == set() and "distilling" in known
+    assert shown == sorted(shown) and 128 <= shown[0] < 129 and 250 < shown[-1] < 256
+    assert len({x for x in shown if x > 128 + 128 / 7}) > 6 * 2
+    # Of the disk it takes as much as is said, but for 128 bytes in which each file says what it holds,
+    # and 4 of its checksum.
+    found = [path.stat().st_size - 132 for path in (learner._config.run_dir / "phase").iterdir()]
+    assert len(found) == 2 * 3 and sum(found) == learner._config.phase_bytes
+
+
+def test_the_time_left_counts_the_auxiliary_phases_that_are_to_come(small):
+    """Passes of a network of two torsos: 8 an update, a gradient being 3; 2 x (1 + 3 x 2 x 2) a phase."""
+    learner = make(small())
+    phase = 2 * 13 / 8
+    work = [learner.work(128 * updates) for updates in (0, 1, 1.5, 2, 3, 4, 7)]
+    assert work == pytest.approx([0, 1, 1.5 + phase / 2, 2 + phase, 3 + phase, 4 + 2 * phase, 7 + 3 * phase])
+    shared = make(small(share_torso=True, epochs=3, policy_updates=4))
+    assert shared.work(4 * 128) == pytest.approx(4 + 4 * 7 / 10)
+
+
+def test_the_time_left_is_told_from_the_place_in_the_phase_where_a_resume_goes_on(small, distilled):
+    """Three of seven parts are done, and the pace is that of what this process does."""
+    folder, state, part = distilled
+    learner = make(small())
+    shutil.copytree(folder, learner._config.run_dir / "phase")
+    learner.session.step = 1
+    learner.set_state(state, [part])
+    assert learner.position == pytest.approx(128 * (1 + 2 / 7))
+    parts = []
+    learner.session.console.part = lambda env_steps, metrics: parts.append(env_steps)
+    finish(learner, 1)
+    assert parts == pytest.approx([128 * (1 + done / 7) for done in range(3, 8)])
+    assert learner.position == 256
