@@ -53,6 +53,7 @@ class PPGAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        self._policy = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
         with runtime.strategy.scope():
             self._all_variables = self.network.auxiliary_phase_variables
             self._auxiliary_optimizer = SummedAdam(config.aux_lr, epsilon=config.adam_epsilon)
@@ -89,7 +90,7 @@ class PPGAgent(PPOAgent):
 
     @graph(reduce_retracing=True)
     def _logits(self, observations: Any) -> Any:
-        return self._runtime.strategy.run(lambda x: self._forward(x)[0], args=(observations,))
+        return self._runtime.strategy.run(self._policy, args=(observations,))
 
     def auxiliary_step(
         self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray

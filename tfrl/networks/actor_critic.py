@@ -127,6 +127,10 @@ class ActorCritic(tf.Module):
         features = self.actor.torso(observations, training=training)  # [B, D]
         return self.actor.of_features(features), self.critic.head(features)[:, 0]
 
+    def parameters(self, observations: tf.Tensor) -> tf.Tensor:
+        """Distribution parameters alone, float32 [B, P]."""
+        return self.actor(observations if self.scaling is None else self.scaling(observations))
+
     def values(self, observations: tf.Tensor) -> tf.Tensor:
         """Values alone, float32 [B]."""
         return self.critic(observations if self.scaling is None else self.scaling(observations))
@@ -140,6 +144,12 @@ class ActorCritic(tf.Module):
         """Returns `__call__` for acting: CPUs compute it in parts, `at_once` at a time."""
         signature = [tf.TensorSpec([self.distribution.parameters_size]), tf.TensorSpec([])]
         return self._in_parts(self, signature, on_gpu, at_once)
+
+    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns `parameters` for acting, in such parts; a critic's own torso is not passed through."""
+        signature = [tf.TensorSpec([self.distribution.parameters_size])]
+        of_rows = self._in_parts(lambda rows: (self.parameters(rows),), signature, on_gpu, at_once)
+        return lambda observations: of_rows(observations)[0]
 
     def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
         """Returns `values` for acting, in such parts."""
