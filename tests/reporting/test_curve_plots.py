@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_runs import COLUMNS, make_run
 
-from tfrl.config import drac, ppg, ppo
+from tfrl.config import drac, impala, ppg, ppo
 from tfrl.config.ppo import PRESETS
 from tfrl.reporting import comparison, curve_plots, runs, score_plots
 
@@ -50,7 +50,18 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
 def test_the_value_loss_is_named_as_it_is_computed(make, clip_value, what):
     loaded = [make(total_steps=40_000, clip_value=clip) for clip in clip_value]
     figure = curve_plots.training(comparison.group(loaded))
-    assert figure.axes[1].get_title() == f"value loss ({what})"
+    assert figure.axes[1].get_title().replace("\n", " ") == f"value loss ({what})"
+
+
+def test_titles_of_metrics_stay_beside_each_other(tmp_path):
+    """Also those of algorithms whose metrics of one name are not the same."""
+    kinds = (ppo.Config, impala.Config, ppg.Config, drac.Config)
+    made = [make_run(tmp_path / kind.algorithm, total_steps=40_000, kind=kind) for kind in kinds]
+    figure = curve_plots.training(comparison.group([runs.load(run) for run in made]))
+    figure.canvas.draw()
+    panels = [ax for ax in figure.axes if ax.get_title()]
+    widths = [ax.title.get_window_extent().width / ax.get_window_extent().width for ax in panels]
+    assert len(panels) > 10 and max(widths) < 1.15  # panels are a fifth of their width apart
 
 
 @pytest.mark.parametrize(("env", "lines"), [("CartPole-v1", 2), ("fruitbot", 3)])

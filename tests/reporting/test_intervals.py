@@ -178,3 +178,7 @@ def test_the_interval_of_an_improvement_agrees_with_a_slow_reference():
     assert found[0] <= intervals.probability_of_improvement(pairs) <= found[1]
     alone = [(np.array([1.0]), np.array([2.0]))]
     assert all(map(np.isnan, intervals.improvement_interval(alone))), "one run says nothing of the spread"
+    two_and_one = [(np.array([1.0, 2.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0]))]
+    assert all(map(np.isnan, intervals.improvement_interval(two_and_one))), "nor where the others are two"
+    elsewhere = [(np.array([1.0, 5.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0, 4.0]))]
+    assert intervals.improvement_interval(elsewhere) == (0.0, 0.5)

@@ -89,6 +89,20 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         return True
 
     @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        return {
+            "train/policy_loss": "policy loss",
+            "train/value_loss": "value loss (half the squared error)",
+            "train/entropy": "entropy (nats)",
+            "train/approx_kl": "KL from the policy that acted (nats)",
+            "train/vtrace_rho": "clipped importance weights",
+            "train/explained_variance": "explained variance of returns",
+            "train/grad_norm": "gradient norm before clipping",
+            "train/lag": "updates behind the policy that acted",
+        }
+
+    @property
     def may_change(self) -> frozenset[str]:
         """The settings that a run may change as it goes on; not its length if the rates depend on it."""
         fixed = set() if self.lr_schedule == "constant" else {"total_steps"}

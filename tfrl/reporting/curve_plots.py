@@ -126,6 +126,7 @@ _OF_ALL_ALGORITHMS = {
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
 _MOST_LINES = 6
+_TITLE_WIDTH = 36  # characters that a panel has room for
 _FEW_POINTS = 20  # a line of one point, of a single auxiliary phase say, would be nothing to see
 _CHOICE = "train/augmentation"  # the place in AUGMENTATIONS of what a bandit chose
 
@@ -171,7 +172,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
                 _metric(ax, *run.points(column), v, width)
         if column == _CHOICE:
             _name_choices(ax)
-        ax.set_title(title)
+        ax.set_title(title if len(title) <= _TITLE_WIDTH else title.replace(" (", "\n(", 1))
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))

@@ -120,9 +120,9 @@ def improvement_interval(
 ) -> tuple[float, float]:
     """Returns the ends of its stratified bootstrap interval, drawn as in `stratified_bootstrap`.
 
-    NaNs where every game has one run of each variant.
+    NaNs where a variant has one run of every game, which says nothing of its spread.
     """
-    if max(len(scores) for pair in pairs for scores in pair) < 2:
+    if any(max(len(scores) for scores in of_variant) < 2 for of_variant in zip(*pairs, strict=True)):
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
     values = np.zeros(resamples)
