@@ -55,8 +55,8 @@ def test_settings_of_one_env_do_not_name_another(gymnasium_page):
     folder, _ = gymnasium_page
     groups = comparison.group([runs.load(path) for path in runs.find([folder])])
     assert [(g.env, g.label, len(g.runs)) for g in groups] == [
-        ("CartPole-v1", "tfrl", 2),
-        ("InvertedDoublePendulum-v5", "tfrl", 1),
+        ("CartPole-v1", "ppo", 2),
+        ("InvertedDoublePendulum-v5", "ppo", 1),
     ]
 
 

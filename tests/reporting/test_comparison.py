@@ -42,7 +42,7 @@ def test_what_decides_no_result_does_not_split_seeds(make):
         make(seed=2, total_steps=100_001, env_threads=3),  # as many updates
     ]
     (group,) = comparison.group(loaded)
-    assert (group.label, len(group.runs), group.notes()) == ("tfrl", 2, [])
+    assert (group.label, len(group.runs), group.notes()) == ("ppo", 2, [])
 
 
 def test_precision_is_the_one_that_was_computed_in(make):

@@ -54,7 +54,7 @@ class Group:
     @property
     def label(self) -> str:
         """The name of the variant in legends."""
-        return self.variant or "tfrl"
+        return self.variant or self.algorithm
 
     @property
     def level_sets(self) -> tuple[str, ...]:
@@ -207,12 +207,13 @@ def notes(groups: Sequence[Group]) -> list[str]:
     found = [note for g in groups for note in g.notes()]
     found += _notes_on_games(groups) + _notes_on_lengths(groups)
     shared = over_games(groups, ["test"])
-    for name in variants(shared):
+    names = variants(shared)
+    for name in names:
         members = [(g, s) for g in shared if g.label == name for s in LEVEL_SETS if g.scores(s).size]
         at = sorted({g.scored_at(s) or g.env_steps for g, s in members})
         if len(at) > 1:
             found.append(
-                f"Statistics over games{'' if name == 'tfrl' else f' of {name}'} join scores after "
+                f"Statistics over games{f' of {name}' if len(names) > 1 else ''} join scores after "
                 f"{' and '.join(f'{step:,}' for step in at)} env steps."
             )
     return found
