@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from resnet import check_size
 
@@ -32,6 +33,32 @@ def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ValueError unless `value` is one of `known`."""
     if value not in known:
         raise ValueError(f"{what} must be one of {', '.join(known)}, not {value!r}.")
+
+
+@tf.custom_gradient
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Biases [C] on x [..., C]; their gradient is summed with the digits of float32 in any dtype.
+
+    TensorFlow's own gradient sums bfloat16 in bfloat16 on CPUs: of 128 frames of 64 x 64 it loses all but a
+    fiftieth. A plain sum accumulates in float32, and is faster.
+    """
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return upstream, tf.reduce_sum(upstream, axis=range(upstream.shape.rank - 1))
+
+    return tf.nn.bias_add(x, bias), gradient
+
+
+@keras.saving.register_keras_serializable(package="resnet")
+class Conv2D(keras.layers.Conv2D):
+    """Keras's convolution, channels last, whose bias learns in bfloat16 too (see `add_bias`)."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Outputs [B, H', W', filters] of [B, H, W, C]."""
+        if not self.use_bias or self.compute_dtype == "float32":
+            return super().call(inputs)
+        outputs = add_bias(self.convolution_op(inputs, self.kernel), tf.convert_to_tensor(self.bias))
+        return outputs if self.activation is None else self.activation(outputs)
 
 
 class Layers:
@@ -64,7 +91,7 @@ class Layers:
         **settings: Any,
     ) -> keras.KerasTensor:
         """A square convolution [B, H, W, C] -> [B, H', W', filters]; `settings` as in keras.layers.Conv2D."""
-        return keras.layers.Conv2D(
+        return Conv2D(
             filters,
             size,
             padding=padding,
