@@ -49,16 +49,18 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., An
     return tf.nn.bias_add(x, bias), gradient
 
 
-@keras.saving.register_keras_serializable(package="resnet")
-class Conv2D(keras.layers.Conv2D):
-    """Keras's convolution, channels last, whose bias learns in bfloat16 too (see `add_bias`)."""
+def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Has a layer, which gives product(inputs) + bias, add its biases by `add_bias`.
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Outputs [B, H', W', filters] of [B, H, W, C]."""
-        if not self.use_bias or self.compute_dtype == "float32":
-            return super().call(inputs)
-        outputs = add_bias(self.convolution_op(inputs, self.kernel), tf.convert_to_tensor(self.bias))
-        return outputs if self.activation is None else self.activation(outputs)
+    Not by a class of its own: saved models are Keras's alone. float32 stays as Keras computes it.
+    """
+
+    def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        outputs = add_bias(product(inputs), tf.convert_to_tensor(layer.bias))
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    if layer.use_bias and layer.compute_dtype != "float32":
+        layer.call = call
 
 
 class Layers:
@@ -91,7 +93,7 @@ class Layers:
         **settings: Any,
     ) -> keras.KerasTensor:
         """A square convolution [B, H, W, C] -> [B, H', W', filters]; `settings` as in keras.layers.Conv2D."""
-        return Conv2D(
+        layer = keras.layers.Conv2D(
             filters,
             size,
             padding=padding,
@@ -101,7 +103,9 @@ class Layers:
             dtype=self.dtype,
             name=name,
             **settings,
-        )(x)
+        )
+        _have_biases_learn(layer, lambda inputs: layer.convolution_op(inputs, layer.kernel))
+        return layer(x)
 
     def dense(
         self,
@@ -139,6 +143,7 @@ class Layers:
         layer = keras.layers.Dense(
             units, activation=activation, kernel_initializer=seeded, dtype=self.dtype, name=name
         )
+        _have_biases_learn(layer, lambda inputs: keras.ops.matmul(inputs, layer.kernel))
         return layer(x)
 
     def relu(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
