@@ -82,6 +82,16 @@ def test_it_tells_where_runs_differ_and_what_they_came_to(logdir, page):
     assert "train-procgen&#x27;s PPO (published), return at 25 M, unseen levels" in page
 
 
+def test_runs_with_the_same_settings_share_a_column(page):
+    (header,) = re.findall("<th>setting</th>(.*?)</tr>.*<summary>", page)
+    assert re.findall("<th>(.*?)</th>", header) == [
+        "coinrun-seed1, fruitbot-seed1, fruitbot-seed2",
+        "fruitbot-seed1-0.001, fruitbot-seed2-0.001",
+    ]
+    assert not {"--env", "--seed", "--run-name"} & set(re.findall("<td>(--.*?)</td>", page))
+    assert "<td>fruitbot-seed1-0.001</td><td>ppo</td><td>fruitbot</td><td>1</td>" in page
+
+
 def test_one_run_gets_its_own_folder(tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
     assert report.main([str(run)]) == 0

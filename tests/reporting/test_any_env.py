@@ -112,7 +112,9 @@ def test_algorithms_are_told_apart(tmp_path):
     assert [(g.algorithm, g.label, len(g.runs)) for g in groups] == [("ppo", "ppo", 2), ("other", "other", 1)]
     differing = comparison.differences([ours[0], theirs])
     assert differing["algorithm"] == ["ppo", "other"] and differing["tau"] == ["-", "0.1"]
-    assert "<td>other</td>" in render([*ours, theirs], groups, {})
+    page = render([*ours, theirs], groups, {})
+    assert f"<th>setting</th><th>ppo, 2 runs</th><th>{theirs.name}</th>" in page
+    assert "<td>ppo</td><td>other</td>" in page and "<td>-</td><td>0.1</td>" in page
     titles = [ax.get_title() for ax in curve_plots.training(comparison.group([theirs])).axes]
     assert "policy loss" in titles and "first ratio error" in titles, "all of its metrics, by their names"
 

@@ -45,6 +45,7 @@ _CAPTIONS = {
     ),
     "training": ("While training", "Losses, the size of policy updates, entropy and speed."),
 }
+_OF_ONE_RUN = ("env", "seed", "run_name")  # the table of runs has these
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 68rem;
@@ -257,16 +258,38 @@ def _normalized(part: Mapping[str, Any]) -> float | None:
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    differing = comparison.differences(runs)
+    differences = comparison.differences(runs)
+    telling = {name: values for name, values in differences.items() if name not in _OF_ONE_RUN}
     parts = ["<h2>Settings</h2>"]
-    if differing:
-        rows = [[flag(name), *values] for name, values in differing.items()]
-        parts += ["<p>Where the runs differ:</p>", _table(["setting", *(run.name for run in runs)], rows)]
+    if telling:
+        titles, columns = _alike(runs, list(zip(*telling.values(), strict=True)))
+        rows = [[flag(name), *values] for name, *values in zip(telling, *columns, strict=True)]
+        parts += ["<p>Where the runs differ, besides env and seed:</p>", _table(["setting", *titles], rows)]
     every = {"algorithm": runs[0].config.algorithm, **vars(runs[0].config)}
-    same = [[flag(n), str(v)] for n, v in every.items() if n not in differing]
+    same = [[flag(n), str(v)] for n, v in every.items() if n not in differences]
     what = "The same in all runs" if len(runs) > 1 else "All settings"
     parts.append(f"<details><summary>{what}</summary>{_table(['setting', 'value'], same)}</details>")
     return "".join(parts)
+
+
+def _alike(
+    runs: Sequence[Run], settings: Sequence[tuple[str, ...]]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Returns titles and settings, once for runs that have the same ones.
+
+    A title is the algorithm, where all of its runs are alike, or the runs' names.
+    """
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run, of_run in zip(runs, settings, strict=True):
+        found.setdefault(of_run, []).append(run)
+    algorithms = [members[0].config.algorithm for members in found.values()]
+    titles = []
+    for algorithm, members in zip(algorithms, found.values(), strict=True):
+        whole = len(members) > 1 and algorithms.count(algorithm) == 1
+        titles.append(
+            f"{algorithm}, {len(members)} runs" if whole else ", ".join(run.name for run in members)
+        )
+    return titles, list(found)
 
 
 def _run_table(runs: Sequence[Run]) -> str:
@@ -280,6 +303,8 @@ def _run_table(runs: Sequence[Run]) -> str:
             {
                 "run": run.name,
                 "algorithm": config.algorithm,
+                "env": config.env,
+                "seed": str(config.seed),
                 "state": "done" if run.is_done else "not finished",
                 "env steps": f"{run.env_steps:,}",
                 **{
