@@ -13,7 +13,7 @@ from tfrl.config import drac, ppg, ppo
 from tfrl.config.ppo import PRESETS, Config
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
-from tfrl.reporting import comparison, curve_plots, runs, score_plots
+from tfrl.reporting import comparison, curve_plots, labels, runs, score_plots
 from tfrl.reporting.page import render
 from tfrl.run import results
 
@@ -107,13 +107,13 @@ class Other(Config):
 def test_algorithms_are_told_apart(tmp_path):
     ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]
     settings = {f.name: getattr(ours[0].config, f.name) for f in dataclasses.fields(Config)}
-    theirs = dataclasses.replace(ours[0], config=Other(**settings))
+    theirs = dataclasses.replace(ours[0], config=Other(**settings), path=tmp_path / "other")
     groups = comparison.group([*ours, theirs])
     assert [(g.algorithm, g.label, len(g.runs)) for g in groups] == [("ppo", "ppo", 2), ("other", "other", 1)]
-    differing = comparison.differences([ours[0], theirs])
+    differing = labels.differences([ours[0], theirs])
     assert differing["algorithm"] == ["ppo", "other"] and differing["tau"] == ["-", "0.1"]
     page = render([*ours, theirs], groups, {})
-    assert f"<th>setting</th><th>ppo, 2 runs</th><th>{theirs.name}</th>" in page
+    assert "<th>setting</th><th>ppo: 2 runs</th><th>other: 1 run</th>" in page
     assert "<td>ppo</td><td>other</td>" in page and "<td>-</td><td>0.1</td>" in page
     titles = [ax.get_title() for ax in curve_plots.training(comparison.group([theirs])).axes]
     assert "policy loss" in titles and "first ratio error" in titles, "all of its metrics, by their names"

@@ -11,7 +11,8 @@ from made_runs import make_run
 from tfrl import report
 from tfrl.config import drac, ppg, ppo
 from tfrl.envs.published import published_curve
-from tfrl.reporting import comparison, intervals, page, runs, score_plots
+from tfrl.reporting import comparison, curve_plots, intervals, page, runs, score_plots
+from tfrl.reporting.plot_style import color_of, dash_of, marker_of
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,8 @@ def test_scores_after_other_env_steps_are_compared_with_a_warning(make):
     (note,) = [note for note in comparison.notes(groups) if "are compared" in note]
     assert note.startswith("Scores of bigfish and maze that are compared are after different env steps (ppo")
     assert "114,688; " in note and note.endswith(": 65,536).") and note.count("ppg") == 1
-    _, alike = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", {"num_steps": 64}))
+    short = {"num_steps": 64, "policy_updates": 2}
+    _, alike = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", short))
     assert not comparison.notes(alike)  # 114,688 and 102,400: both are the first whole update there
 
 
@@ -178,7 +180,9 @@ def test_statistics_over_games_are_of_those_that_all_have(make):
         ppg: ("bigfish", "fruitbot"),
         drac: ("fruitbot", "bigfish"),
     }
-    loaded, groups = told_apart(make, *((of.Config, env, {}) for of, envs in plays.items() for env in envs))
+    of_ppg = {ppg: {"policy_updates": 2}}
+    made = ((of.Config, env, of_ppg.get(of, {})) for of, envs in plays.items() for env in envs)
+    loaded, groups = told_apart(make, *made)
     assert {g.env for g in comparison.over_games(groups, ["test"])} == {"bigfish", "fruitbot"}
     (note,) = comparison.notes(groups)
     assert note == (
@@ -197,6 +201,45 @@ def test_statistics_over_games_are_of_those_that_all_have(make):
     assert mark.get_xdata()[0] == pytest.approx(intervals.iqm(intervals.pooled(scores)))
     first, second = (axes.lines for axes in score_plots.performance_profiles(groups).axes)
     assert {line.get_ydata()[0] for line in (*first, *second)} == {1.0}
+
+
+def test_runs_that_have_not_done_what_their_algorithm_is_for_are_named(make):
+    """PPG before its first auxiliary phase, and evaluations of those who trained on all levels."""
+    _, groups = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", {"num_levels": 0}))
+    label = groups[1].label
+    assert comparison.notes(groups)[:2] == [
+        f"{label} trained on all levels, so what is called unseen levels is nothing new there.",
+        f"{label} has not had an auxiliary phase, which comes after 32 updates.",
+    ]
+
+
+def test_long_labels_leave_out_what_is_usual_or_have_letters(make):
+    """Of DrAC's variants, and of runs that differ in more than legends have room for."""
+    plain, wide = (drac.Config, "bigfish", {}), (drac.Config, "bigfish", {"torso_width": 2})
+    rad, ucb = ((drac.Config, "bigfish", changed) for changed in ({"augment_use": "rad"}, {"augment": "ucb"}))
+    _, groups = told_apart(make, (ppo.Config, "bigfish", {}), plain, ucb, rad, wide)
+    assert [g.label for g in groups] == [
+        *("ppo", "drac", "drac, augment ucb", "drac, augment-use rad", "drac, torso-width 2")
+    ]
+    other = {"augment": "random-conv", "augment_use": "rad", "torso_width": 4, "lr": 1e-4}
+    loaded, groups = told_apart(make, plain, wide, (drac.Config, "bigfish", other))
+    assert [g.label for g in groups] == ["drac A", "drac B", "drac C"]
+    assert "<th>setting</th><th>drac A: 2 runs</th><th>drac B: 2 runs</th>" in page.render(loaded, groups, {})
+
+
+def test_styles_are_each_variants_own_in_all_pictures(make):
+    """Beyond six variants, too, and where a picture leaves some of them out."""
+    styles = {(color_of(v), marker_of(v)) for v in range(36)}
+    assert len(styles) == len({(color_of(v), str(dash_of(v))) for v in range(36)}) == 36
+    cartpole = {**ppo.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
+    of_other = (ppg.Config, "CartPole-v1", cartpole)
+    _, groups = told_apart(make, of_other, (ppo.Config, "bigfish", {}), (drac.Config, "bigfish", {}))
+    place = comparison.variants(groups).index("ppo")
+    curves, scores = curve_plots.learning_curves(groups).axes[1], score_plots.final_scores(groups).axes[0]
+    assert place > 0
+    for ax in (curves, scores):
+        assert {color_of(place), color_of(place + 1)} <= {line.get_color() for line in ax.lines}
+        assert color_of(0) not in {line.get_color() for line in ax.lines}
 
 
 def test_games_that_no_two_algorithms_share_have_no_statistics_over_them(make):

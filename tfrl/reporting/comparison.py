@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from tfrl.cli.flags import flag
-from tfrl.config.task import Task
-from tfrl.envs import registry
 from tfrl.envs.published import (
     PublishedReturn,
     normalized_return,
@@ -22,6 +17,7 @@ from tfrl.envs.published import (
     returns_elsewhere,
 )
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.reporting.labels import labels
 from tfrl.reporting.runs import Run, published_applies
 
 PUBLISHED = "train-procgen's PPO (published)"
@@ -137,19 +133,10 @@ def group(runs: Sequence[Run]) -> list[Group]:
     Algorithms have settings of their own, but the task should be the same for all: where it is not, labels
     say so.
     """
-    several = len({run.config.algorithm for run in runs}) > 1
-    compared: dict[str, list[Run]] = {}
-    for run in runs:
-        compared.setdefault(_compared_with(run), []).append(run)
-    telling = {key: _telling(found) for key, found in compared.items()}
     members: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        config, settings = run.config, _settings(run)
-        words = [config.algorithm] if several else []
-        names = telling[_compared_with(run)][config.algorithm]
-        words += [f"{flag(name)[2:]} {settings[name]}" for name in sorted(names)]
-        key = (config.env, config.distribution_mode, config.algorithm, ", ".join(words))
-        members.setdefault(key, []).append(run)
+    for run, label in zip(runs, labels(runs), strict=True):
+        config = run.config
+        members.setdefault((config.env, config.distribution_mode, config.algorithm, label), []).append(run)
     groups = [Group(*key, *_one_a_seed(found)) for key, found in members.items()]
     order = variants(groups)
     return sorted(groups, key=lambda g: (g.env, g.mode, order.index(g.label)))
@@ -158,16 +145,6 @@ def group(runs: Sequence[Run]) -> list[Group]:
 def variants(groups: Sequence[Group]) -> list[str]:
     """The labels of all groups, each once, in their order."""
     return list(dict.fromkeys(g.label for g in groups))
-
-
-def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs, each with its value in every run.
-
-    That is "-" for settings that a run's algorithm does not have.
-    """
-    settings = [_settings(run) for run in runs]
-    values = {name: [s.get(name, "-") for s in settings] for some in settings for name in some}
-    return {name: of_runs for name, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
 def paired_returns(
@@ -205,6 +182,7 @@ def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group
 def notes(groups: Sequence[Group]) -> list[str]:
     """Sentences that readers of a report about these groups must know."""
     found = [note for g in groups for note in g.notes()]
+    found += _notes_on_levels(groups) + _notes_on_phases(groups)
     found += _notes_on_games(groups) + _notes_on_lengths(groups)
     shared = over_games(groups, ["test"])
     names = variants(shared)
@@ -254,38 +232,26 @@ def returns_of_others(group: Group) -> list[PublishedReturn]:
     return returns_elsewhere(group.env, group.algorithm, **levels)
 
 
-def _decisive(config: Any) -> set[str]:
-    """The settings that a result depends on.
-
-    The preset is only a short word for others; env and seed tell runs of one experiment apart.
-    """
-    names = {field.name for section in config.decisive for field in dataclasses.fields(section)}
-    return (names | {"precision"}) - {"env", "preset", "seed"}
-
-
-def _compared_with(run: Run) -> str:
-    """Runs for which this is the same are told apart by their settings.
-
-    Games have statistics over all of them; each Gymnasium env is for itself, with settings of its own.
-    """
-    env = run.config.env
-    return "games" if TRAIN in registry.family(env).level_sets else env
+def _notes_on_levels(groups: Sequence[Group]) -> list[str]:
+    """A sentence where some have unseen levels and others trained on all."""
+    games = [g for g in groups if TRAIN in g.level_sets]
+    of_all = list(dict.fromkeys(g.label for g in games if not g.runs[0].config.has_unseen_levels))
+    if not of_all or len(of_all) == len(variants(games)):
+        return []
+    return [f"{_and(of_all)} trained on all levels, so what is called unseen levels is nothing new there."]
 
 
-def _telling(runs: Sequence[Run]) -> dict[str, set[str]]:
-    """The settings that tell runs apart, by algorithm: its own that differ, and those of the task of all.
-
-    Lengths that were asked for alike are alike for algorithms that round them to updates of their own.
-    """
-    task = {field.name for field in dataclasses.fields(Task)} & _decisive(runs[0].config) | {"precision"}
-    of_task = differences(runs).keys() & task
-    if len({run.config.total_steps for run in runs}) == 1:
-        of_task.discard("total_steps")
-    found = {}
-    for algorithm in {run.config.algorithm for run in runs}:
-        alike = [run for run in runs if run.config.algorithm == algorithm]
-        found[algorithm] = differences(alike).keys() & _decisive(alike[0].config) | of_task
-    return found
+def _notes_on_phases(groups: Sequence[Group]) -> list[str]:
+    """A sentence for each variant of which no run has come to the end of a phase."""
+    short = {
+        g.label: g.runs[0].config.updates_alike
+        for g in groups
+        if max(run.env_steps // run.config.steps_per_update - run.config.updates_alike for run in g.runs) < 0
+    }
+    return [
+        f"{label} has not had an auxiliary phase, which comes after {updates} updates."
+        for label, updates in short.items()
+    ]
 
 
 def _notes_on_lengths(groups: Sequence[Group]) -> list[str]:
@@ -329,19 +295,6 @@ def _and(names: Iterable[str]) -> str:
     """Names in a row: "a, b and c"."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _settings(run: Run) -> dict[str, str]:
-    """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
-    config = run.config
-    settings = {name: str(value) for name, value in dataclasses.asdict(config).items()}
-    total_steps = f"{config.run_steps:,}"
-    return {
-        "algorithm": config.algorithm,
-        **settings,
-        "total_steps": total_steps,
-        "precision": run.precision,
-    }
 
 
 def _one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:

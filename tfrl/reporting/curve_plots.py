@@ -17,6 +17,7 @@ from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import intervals
 from tfrl.reporting.comparison import PUBLISHED, Group, variants
+from tfrl.reporting.labels import run_names
 from tfrl.reporting.plot_style import (
     GREY,
     color_of,
@@ -54,7 +55,9 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(5))
     figure.supxlabel("env steps")
-    figure.supylabel("episode return (raw reward)")
+    for ax in axes:
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel("episode return (raw reward)")
     legend(figure, _curve_handles(groups, names))
     return figure
 
@@ -93,7 +96,8 @@ def learning_curve(run: Run) -> Figure:
         ax.set_xlim(0, run.env_steps * 1.03 or 1)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supxlabel("env steps")
-    legend(figure, returns.get_legend_handles_labels()[0])
+    band = [Patch(color="#CCCCCC", label="band: a deviation of its episodes")] if returns.collections else []
+    legend(figure, returns.get_legend_handles_labels()[0] + band)
     return figure
 
 
@@ -132,7 +136,7 @@ _CHOICE = "train/augmentation"  # the place in AUGMENTATIONS of what a bandit ch
 
 
 def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
-    """The metrics to draw, by what the settings of each algorithm say of them."""
+    """The metrics to draw, of those that any run has, by what the settings of each algorithm say of them."""
     titles: dict[str, str] = {}
     for run in runs:
         of_run = run.config.metric_titles or {
@@ -145,7 +149,10 @@ def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
                 titles[column] = f"{title.partition(' (')[0]} (not the same in all runs)"
     if any(map(_chooses, runs)):
         titles[_CHOICE] = "augmentation that UCB chose"
-    return titles | _OF_ALL_ALGORITHMS
+    titles |= _OF_ALL_ALGORITHMS
+    return {
+        column: title for column, title in titles.items() if any(len(run.points(column)[0]) for run in runs)
+    }
 
 
 def _chooses(run: Run) -> bool:
@@ -165,7 +172,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
         labels = [f"{name}, a line for each of {styles.count(v)}" for v, name in enumerate(names)]
         width = {"linewidth": 0.7, "alpha": max(0.25, min(0.6, 6 / len(runs)))}
     else:
-        styles, labels, width = range(len(runs)), [run.name for run in runs], {"linewidth": 1.2}
+        styles, labels, width = range(len(runs)), run_names(runs), {"linewidth": 1.2}
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, v in zip(runs, styles, strict=True):
             if column != _CHOICE or _chooses(run):
@@ -205,11 +212,12 @@ def _name_choices(ax: Axes) -> None:
 def _own_curves(ax: Axes, g: Group, v: int) -> None:
     curves = [run.points("rollout/episode_return") for run in g.runs]
     steps, mean, low, high = intervals.over_seeds(curves)
-    ax.plot(steps, mean, color=color_of(v), linestyle=dash_of(v))
+    alone = {"marker": "."} if len(steps) == 1 else {}  # a line of one point would not be seen
+    ax.plot(steps, mean, color=color_of(v), linestyle=dash_of(v), **alone)
     if len(g.runs) > 1:
         ax.fill_between(steps, low, high, color=color_of(v), alpha=0.18, linewidth=0)
-        for alone in curves:
-            ax.plot(*_beyond(alone, steps), color=color_of(v), linestyle=dash_of(v), linewidth=0.7)
+        for curve in curves:
+            ax.plot(*_beyond(curve, steps), color=color_of(v), linestyle=dash_of(v), linewidth=0.7)
     evaluations = [run.evaluations("test") for run in g.runs]
     steps, values = intervals.at_shared_steps(evaluations)
     marker = {"color": color_of(v), "marker": marker_of(v), "markerfacecolor": "white", "linestyle": ""}

@@ -14,8 +14,9 @@ from tfrl import __version__
 from tfrl.cli.flags import flag
 from tfrl.envs.published import PublishedReturn, normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family, level_set_title
-from tfrl.reporting import comparison, intervals
+from tfrl.reporting import comparison, intervals, labels
 from tfrl.reporting.comparison import PUBLISHED, Group
+from tfrl.reporting.labels import run_names
 from tfrl.reporting.runs import Run
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
@@ -45,10 +46,10 @@ _CAPTIONS = {
     ),
     "training": ("While training", "Losses, the size of policy updates, entropy and speed."),
 }
-_OF_ONE_RUN = ("env", "seed", "run_name")  # the table of runs has these
+_OF_ONE_RUN = ("env", "seed", "run_name", "logdir")  # the table of runs has these
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 68rem;
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 84rem;
   margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; }
 p.lead, figcaption, .small { color: #555; font-size: .9rem; }
@@ -95,7 +96,7 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
                 f"<h2>{heading}</h2><figure><img id={name} alt='{heading}' src='{source}'>"
                 f"<figcaption>{caption}</figcaption></figure>"
             )
-    parts += [_videos(runs), _evaluations(runs), _settings(runs), _run_table(runs)]
+    parts += [_videos(runs), _evaluations(runs), _settings(runs, groups), _run_table(runs)]
     body = "\n".join(filter(None, parts))
     icon = '<link rel="icon" href="data:,">'
     return (
@@ -118,10 +119,12 @@ def _kind(groups: Sequence[Group]) -> str:
 def _results(groups: Sequence[Group]) -> str:
     """Returns a table with a row a group, and under each what others published of its env and algorithm."""
     several = len(comparison.variants(groups)) > 1
-    rows = []
+    rows, shown = [], set()
     for g in groups:
         rows.append(_result_row(g, _kind(groups), several=several))
-        rows += [_published_row(g, found, _kind(groups)) for found in comparison.returns_of_others(g)]
+        others = [found for found in comparison.returns_of_others(g) if found not in shown]
+        rows += [_published_row(g, found, _kind(groups)) for found in others]
+        shown.update(others)
     return _table_of(rows)
 
 
@@ -151,33 +154,36 @@ def _published_row(g: Group, found: PublishedReturn, kind: str) -> dict[str, str
     level_set = "test" if "(test" in found.source or TRAIN not in g.level_sets else TRAIN
     spread = "" if found.spread is None else f" \u00b1 {found.spread:g}"
     of = "" if found.env == g.env or found.env.startswith("procgen-") else f" of {found.env}"
+    source = found.source.replace(" (", ", ").rstrip(")")
+    score = normalized_return(g.env, g.mode, found.mean)
     return {
-        kind: f"{g.env}: published{of}, {found.algorithm} ({found.source})",
+        kind: f"{g.env}: published{of}, {found.algorithm} ({source})",
         "seeds": str(found.runs),
         "env steps": f"{found.env_steps:,}",
         f"return, {level_set_title(g.env, level_set)}": f"{found.mean:g}{spread}",
-    }
+    } | ({} if score is None else {f"normalised, {level_set_title(g.env, level_set)}": _number(score, 3)})
 
 
 def _aggregates(groups: Sequence[Group]) -> str:
-    """Returns a table of statistics over all games and seeds, "" where there are fewer than two scores."""
-    rows = []
+    """Returns a table of statistics over all games and seeds, "" where no variant has two scores."""
+    rows, most = [], 0
     shared = {level_set: comparison.over_games(groups, [level_set]) for level_set in LEVEL_SETS}
     for name in comparison.variants(groups):
         for level_set in LEVEL_SETS:
             members = [g for g in shared[level_set] if g.label == name]
             scores = [g.scores(level_set) for g in members]
-            if sum(map(len, scores)) < 2:
+            if not scores:
                 continue
+            most = max(most, sum(map(len, scores)))
             cells = []
             for statistic in (intervals.iqm, intervals.mean, intervals.median):
                 value = float(statistic(intervals.pooled(scores)))
                 low, high = intervals.stratified_bootstrap(scores, statistic)
                 cells.append(_number(value, 3) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else ""))
             rows.append([f"{name}, {level_set_title(members[0].env, level_set)}", *cells])
-    if not rows:
+    if most < 2:
         return ""
-    header = ["normalised scores of all runs [95% interval]", "IQM", "mean", "median"]
+    header = [_with_interval("normalised scores of all runs", rows), "IQM", "mean", "median"]
     return "<p></p>" + _table(header, rows)
 
 
@@ -198,18 +204,27 @@ def _improvements(groups: Sequence[Group]) -> str:
         return ""
     titles = {level_set_title(g.env, "test") for g in groups}
     where = titles.pop() if len(titles) == 1 else "evaluation"
-    header = [f"probability of improvement, {where} [95% interval]", "", "over", "runs"]
+    header = [_with_interval(f"probability of improvement, {where}", rows), "", "over", "runs"]
     return "<p></p>" + _table(header, rows)
+
+
+def _with_interval(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table's title, which says what brackets are, where there are any."""
+    return f"{title} [95% interval]" if any("[" in cell for _, *cells in rows for cell in cells) else title
 
 
 def _videos(runs: Sequence[Run]) -> str:
     # A name that begins with a dot is of a video that is being written, or was cut off.
-    files = [f for run in runs for f in sorted((run.path / "videos").glob("[!.]*.*"), key=_written)[-2:]]
+    files = [
+        (name, file)
+        for run, name in zip(runs, run_names(runs), strict=True)
+        for file in sorted((run.path / "videos").glob("[!.]*.*"), key=_written)[-2:]
+    ]
     shown = []
-    for file in files:
+    for name, file in files:
         if len(shown) == _MOST_VIDEOS or file.stat().st_size > _VIDEO_LIMIT:
             continue
-        caption = f"<figcaption>{_text(file.parents[1].resolve().name)}: {_text(file.name)}</figcaption>"
+        caption = f"<figcaption>{_text(name)}: {_text(file.name)}</figcaption>"
         if file.suffix == ".mp4":
             source = _embed(file.read_bytes(), "video/mp4")
             shown.append(f"<figure><video controls loop muted src='{source}'></video>{caption}</figure>")
@@ -226,13 +241,13 @@ def _written(file: Path) -> float:
 def _evaluations(runs: Sequence[Run]) -> str:
     """Returns a table of what `python -m tfrl.evaluate` found of these runs, "" where it found nothing."""
     rows = []
-    for run in runs:
+    for run, name in zip(runs, run_names(runs), strict=True):
         parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
         for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
-            names = ("return_mean", "return_standard_error", "return_median", "return_iqm")
+            columns = ("return_mean", "return_standard_error", "return_median", "return_iqm")
             titles = ("mean return", "standard error", "median", "IQM")
-            row = {"run": run.name, "what": _played(part), "episodes": str(part.get("episodes"))}
-            row |= {title: _number(part.get(name)) for name, title in zip(names, titles, strict=True)}
+            row = {"run": name, "what": _played(part), "episodes": str(part.get("episodes"))}
+            row |= {title: _number(part.get(column)) for column, title in zip(columns, titles, strict=True)}
             if (score := _normalized(part)) is not None:
                 row["normalised"] = _number(score, 3)
             if part.get("solve_rate") or TRAIN in run.config.level_sets:  # few other envs know of it
@@ -257,12 +272,12 @@ def _normalized(part: Mapping[str, Any]) -> float | None:
     return normalized_return(str(part.get("env")), str(part.get("distribution_mode")), value)
 
 
-def _settings(runs: Sequence[Run]) -> str:
-    differences = comparison.differences(runs)
+def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    differences = labels.differences(runs)
     telling = {name: values for name, values in differences.items() if name not in _OF_ONE_RUN}
     parts = ["<h2>Settings</h2>"]
     if telling:
-        titles, columns = _alike(runs, list(zip(*telling.values(), strict=True)))
+        titles, columns = _alike(runs, groups, list(zip(*telling.values(), strict=True)))
         rows = [[flag(name), *values] for name, *values in zip(telling, *columns, strict=True)]
         parts += ["<p>Where the runs differ, besides env and seed:</p>", _table(["setting", *titles], rows)]
     every = {"algorithm": runs[0].config.algorithm, **vars(runs[0].config)}
@@ -273,35 +288,36 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 def _alike(
-    runs: Sequence[Run], settings: Sequence[tuple[str, ...]]
+    runs: Sequence[Run], groups: Sequence[Group], settings: Sequence[tuple[str, ...]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Returns titles and settings, once for runs that have the same ones.
 
-    A title is the algorithm, where all of its runs are alike, or the runs' names.
+    A title is the variant, where all of its runs are alike, or the runs' names.
     """
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run, of_run in zip(runs, settings, strict=True):
-        found.setdefault(of_run, []).append(run)
-    algorithms = [members[0].config.algorithm for members in found.values()]
+    variant = {run.path: g.label for g in groups for run in (*g.runs, *g.repeated)}
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for run, name, of_run in zip(runs, run_names(runs), settings, strict=True):
+        found.setdefault(of_run, []).append((variant[run.path], name))
+    members = [{label for label, _ in of_column} for of_column in found.values()]
     titles = []
-    for algorithm, members in zip(algorithms, found.values(), strict=True):
-        whole = len(members) > 1 and algorithms.count(algorithm) == 1
-        titles.append(
-            f"{algorithm}, {len(members)} runs" if whole else ", ".join(run.name for run in members)
-        )
+    for mine, of_column in zip(members, found.values(), strict=True):
+        if len(mine) == 1 and sum(not mine.isdisjoint(other) for other in members) == 1:
+            titles.append(f"{mine.pop()}: {_count(len(of_column), 'run')}")
+        else:
+            titles.append(", ".join(name for _, name in of_column))
     return titles, list(found)
 
 
 def _run_table(runs: Sequence[Run]) -> str:
     rows = []
-    for run in runs:
+    for run, name in zip(runs, run_names(runs), strict=True):
         config, done = run.config, run.results or {}
         _, speed = run.points("time/env_steps_per_second")
         seconds = done.get("seconds")
         hours = seconds / 3600 if isinstance(seconds, int | float) else None
         rows.append(
             {
-                "run": run.name,
+                "run": name,
                 "algorithm": config.algorithm,
                 "env": config.env,
                 "seed": str(config.seed),

@@ -18,7 +18,8 @@ from matplotlib.patches import Patch
 
 from tfrl.reporting.comparison import Group
 
-# Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well.
+# Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well. After
+# six, colours come again with the next marker and dash.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
@@ -27,6 +28,7 @@ GREY = "#8A8A8A"
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
+    "figure.labelsize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -59,12 +61,12 @@ def color_of(variant: int) -> str:
 
 def marker_of(variant: int) -> str:
     """The marker of a variant, by its place among them."""
-    return _MARKERS[variant % len(_MARKERS)]
+    return _MARKERS[(variant + variant // len(_COLORS)) % len(_MARKERS)]
 
 
 def dash_of(variant: int) -> str | tuple[int, tuple[float, ...]]:
     """The dash of a variant's lines, by its place among them."""
-    return _DASHES[variant % len(_DASHES)]
+    return _DASHES[(variant + variant // len(_COLORS)) % len(_DASHES)]
 
 
 def dot(color: str, marker: str, label: str, filled: bool = True) -> Line2D:
@@ -95,9 +97,9 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
     lengths = [len(str(handle.get_label())) for handle in handles]
     for columns in (4, 3, 2, 1):
         parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
-        if sum(0.6 + 0.067 * part.max() for part in parts) < figure.get_figwidth():  # inches
+        if sum(0.65 + 0.071 * part.max() for part in parts) < figure.get_figwidth():  # inches
             break
-    figure.set_figheight(figure.get_figheight() + 0.19 * max(0, len(parts[0]) - 3))
+    figure.set_figheight(figure.get_figheight() + 0.22 * max(0, len(parts[0]) - 3))
     figure.legend(handles=list(handles), loc="outside upper left", ncols=columns)
 
 

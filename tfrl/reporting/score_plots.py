@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -33,6 +33,7 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
 
     None where no group has both: where training plays all levels, none are unseen.
     """
+    places = _places(groups)
     groups = [g for g in groups if all(g.scores(s).size for s in LEVEL_SETS)]
     groups = [g for g in groups if g.runs[0].config.has_unseen_levels]
     if not groups:
@@ -44,7 +45,7 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
         if published:
             _dumbbell(ax, y - 0.2, published, GREY, "d", size=5)
         scores = {s: g.scores(s) for s in LEVEL_SETS}
-        v = names.index(g.label)
+        v = places[g.label]
         _dumbbell(ax, y + 0.12, scores, color_of(v), marker_of(v), size=8)
         gap = scores["train"].mean() - scores["test"].mean()
         ax.annotate(
@@ -57,10 +58,9 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
         )
     _game_axis(ax, groups, names)
     ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
-    handles = [dot(color_of(v), marker_of(v), f"{name}, training levels") for v, name in enumerate(names)]
-    handles += [
-        dot(color_of(v), marker_of(v), f"{name}, unseen levels", False) for v, name in enumerate(names)
-    ]
+    styles = {name: (color_of(places[name]), marker_of(places[name])) for name in names}
+    handles = [dot(*style, f"{name}, training levels") for name, style in styles.items()]
+    handles += [dot(*style, f"{name}, unseen levels", False) for name, style in styles.items()]
     handles += _published_dots(groups)
     legend(figure, handles)
     return figure
@@ -69,6 +69,7 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
 @styled
 def final_scores(groups: Sequence[Group]) -> Figure | None:
     """Draws final normalised scores on unseen levels by game, each seed, bootstrap intervals and the IQM."""
+    places = _places(groups)
     groups = [g for g in groups if g.scores("test").size]
     if not groups:
         return None
@@ -79,13 +80,13 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         published = published_scores(g)
         if published:
             _interval(ax, y - 0.2, [published["test"]], intervals.mean, GREY, "d")
-        v = names.index(g.label)
+        v = places[g.label]
         _interval(ax, y + 0.12, [g.scores("test")], intervals.mean, color_of(v), marker_of(v))
     _game_axis(ax, groups, names)
     if len({g.env for g in over_games(groups, ["test"])}) > 1:
-        _over_games(ax, groups, names)
+        _over_games(ax, groups, places)
     text = "mean over seeds" if several_seeds(groups) else "one seed"
-    handles = [dot(color_of(v), marker_of(v), f"{name}, {text}") for v, name in enumerate(names)]
+    handles = [dot(color_of(places[n]), marker_of(places[n]), f"{n}, {text}") for n in names]
     if several_seeds(groups):
         handles += [Line2D([], [], color="black", linewidth=1.4, label="95% stratified bootstrap interval")]
         handles += [tick("one seed")]
@@ -98,10 +99,10 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
 @styled
 def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     """Draws the share of runs above each normalised score, on training and on unseen levels."""
-    groups = over_games(groups, LEVEL_SETS)
+    places, groups = _places(groups), over_games(groups, LEVEL_SETS)
     if not groups:
         return None
-    names = variants(groups)
+    styles = {name: (color_of(places[name]), dash_of(places[name])) for name in variants(groups)}
     every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS])
     ends = min(0.0, float(every.min()) - 0.02), max(1.0, float(every.max()) + 0.05)
     thresholds = np.linspace(*ends, 201)
@@ -111,20 +112,18 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
         if published:
             share = intervals.performance_profile(published, thresholds)
             ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
-        for v, name in enumerate(names):
+        for name, (color, dash) in styles.items():
             scores = [g.scores(level_set) for g in groups if g.label == name]
             share = intervals.performance_profile(scores, thresholds)
-            ax.step(thresholds, share, color=color_of(v), linestyle=dash_of(v), where="post")
+            ax.step(thresholds, share, color=color, linestyle=dash, where="post")
             if max(map(len, scores)) > 1:
                 low, high = intervals.profile_band(scores, thresholds)
-                ax.fill_between(
-                    thresholds, low, high, step="post", color=color_of(v), alpha=0.18, linewidth=0
-                )
+                ax.fill_between(thresholds, low, high, step="post", color=color, alpha=0.18, linewidth=0)
         ax.set_title(level_set_title(groups[0].env, level_set))
         ax.set_xlabel("normalised score \u03c4")
         ax.set_ylim(-0.02, 1.02)
     axes[0].set_ylabel("share of runs with a score above \u03c4")
-    handles = [Line2D([], [], color=color_of(v), linestyle=dash_of(v), label=n) for v, n in enumerate(names)]
+    handles = [Line2D([], [], color=color, linestyle=dash, label=n) for n, (color, dash) in styles.items()]
     if several_seeds(groups):
         handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
     if any(map(published_scores, groups)):
@@ -137,12 +136,17 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
 # Parts of panels
 
 
-def _over_games(ax: Axes, groups: Sequence[Group], names: Sequence[str]) -> None:
+def _places(groups: Sequence[Group]) -> dict[str, int]:
+    """The place of each variant among all: so its style is the same where others are left out."""
+    return {name: v for v, name in enumerate(variants(groups))}
+
+
+def _over_games(ax: Axes, groups: Sequence[Group], places: Mapping[str, int]) -> None:
     """Draws the interquartile mean over the games below them, a row a variant."""
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    shared = over_games(groups, ["test"])
-    for v, name in enumerate(names):
-        y = len(groups) + v + 0.3
+    names, shared = variants(groups), over_games(groups, ["test"])
+    for row, name in enumerate(names):
+        y, v = len(groups) + row + 0.3, places[name]
         members = [g for g in shared if g.label == name]
         published = [p["test"] for p in map(published_scores, members) if p]
         if len(published) == len(members):
