@@ -52,7 +52,8 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., An
 def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Has a layer, which gives product(inputs) + bias, add its biases by `add_bias`.
 
-    Not by a class of its own: saved models are Keras's alone. float32 stays as Keras computes it.
+    Not by a class of its own: saved models are Keras's alone. So copies (clone_model, load_model) have
+    Keras's gradients again; nothing here trains one. float32 stays as Keras computes it.
     """
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:

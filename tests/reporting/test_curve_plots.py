@@ -66,6 +66,8 @@ def test_titles_of_metrics_stay_beside_each_other(tmp_path):
     panels = [ax for ax in figure.axes if ax.get_title()]
     widths = [ax.title.get_window_extent().width / ax.get_window_extent().width for ax in panels]
     assert len(panels) > 10 and max(widths) < 1.15  # panels are a fifth of their width apart
+    turned = curve_plots.training(comparison.group(loaded[::-1]))
+    assert {ax.get_title() for ax in turned.axes} == {ax.get_title() for ax in figure.axes}
 
 
 @pytest.mark.parametrize(("env", "lines"), [("CartPole-v1", 2), ("fruitbot", 3)])

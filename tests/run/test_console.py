@@ -243,6 +243,18 @@ def test_time_left_goes_by_work_where_steps_do_not_all_take_as_long():
     assert progress.seconds_left == pytest.approx(10 + 10)
 
 
+def test_time_left_follows_the_parts_of_a_first_update():
+    """As where a run goes on just before a phase's end: its steps were fast, its parts are not."""
+    progress, clock = make_progress(total=1000)
+    for steps in (10, 20):
+        clock.now += 1
+        progress.advance_to(steps, steady=True)
+    for steps in (120, 220, 320):
+        clock.now += 100
+        progress.finish_part(steps, {})
+    assert progress.seconds_left == pytest.approx((1000 - 320) * 301 / 310)
+
+
 def test_time_left_follows_the_latest_updates():
     progress, clock = make_progress(total=1_000_000)
     for update in range(200):

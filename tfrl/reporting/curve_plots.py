@@ -137,22 +137,25 @@ _CHOICE = "train/augmentation"  # the place in AUGMENTATIONS of what a bandit ch
 
 def _training_titles(runs: Sequence[Run]) -> dict[str, str]:
     """The metrics to draw, of those that any run has, by what the settings of each algorithm say of them."""
-    titles: dict[str, str] = {}
+    found: dict[str, set[str]] = {}
     for run in runs:
-        of_run = run.config.metric_titles or {
-            name: name.removeprefix("train/").replace("_", " ")
-            for name in run.progress
-            if name.startswith("train/")
-        }
-        for column, title in of_run.items():
-            if titles.setdefault(column, title) != title:
-                titles[column] = f"{title.partition(' (')[0]} (not the same in all runs)"
+        named = run.config.metric_titles
+        for column in named or [name for name in run.progress if name.startswith("train/")]:
+            found.setdefault(column, set()).update({named[column]} if named else ())
+    titles = {column: _title(column, said) for column, said in found.items()}
     if any(map(_chooses, runs)):
         titles[_CHOICE] = "augmentation that UCB chose"
     titles |= _OF_ALL_ALGORITHMS
-    return {
-        column: title for column, title in titles.items() if any(len(run.points(column)[0]) for run in runs)
-    }
+    known = {column for run in runs for column in titles if run.points(column)[0].size}
+    return {column: title for column, title in titles.items() if column in known}
+
+
+def _title(column: str, said: set[str]) -> str:
+    """The title that algorithms give a metric, or its name, where none does or they do not agree."""
+    if len(said) == 1:
+        return next(iter(said))
+    name = column.removeprefix("train/").replace("_", " ")
+    return f"{name} (not the same in all runs)" if said else name
 
 
 def _chooses(run: Run) -> bool:

@@ -178,6 +178,8 @@ class Progress:
         self.env_steps = env_steps
         self._metrics = {**self._metrics, **metrics}
         self._marks = (*self._marks, self._mark(env_steps))[-_RATE_WINDOW:]
+        if self._early_marks and self._num_updates == 0:
+            self._early_marks = (*self._early_marks[:1], self._marks[-1])
 
     def forget_pace(self, env_steps: int) -> None:
         """Forgets the speed, and begins a new estimate of the time left."""

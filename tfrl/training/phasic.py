@@ -176,8 +176,18 @@ class PhasicLearner(OnPolicyLearner):
         """The env steps to show: the auxiliary phase and the update before it share those of an update."""
         if self._session.step == self._updates[-1]:
             done = 0 if self._held is None else 1 + self._parts_done
-            share = (done + share) / (1 + self._parts)
+            share = self._passes(done + share) / self._passes(1 + self._parts)
         return super()._at(share)
+
+    def _passes(self, parts: float) -> float:
+        """The passes through torsos of so many parts of a phase's end: its last update, which is one, and on.
+
+        A gradient is worth three, and keeping the old policy passes through its torso alone.
+        """
+        config, torsos = self._config, 1 if self._config.share_torso else 2
+        update, distilled = torsos * (1 + 3 * config.epochs), parts - 1 - config.policy_updates
+        kept = min(max(parts - 1, 0), config.policy_updates)
+        return update * min(parts, 1) + kept + 3 * torsos * max(distilled, 0)
 
     @property
     def position(self) -> float:
@@ -185,13 +195,9 @@ class PhasicLearner(OnPolicyLearner):
         return self._at(0.0)
 
     def work(self, env_steps: float) -> float:
-        """The time that a run of so many env steps takes with its auxiliary phases, in updates.
-
-        It goes by the passes through torsos, of which a gradient is worth three.
-        """
-        config, torsos = self._config, 1 if self._config.share_torso else 2
-        update = torsos * (1 + 3 * config.epochs)
-        auxiliary = config.policy_updates * (1 + 3 * torsos * config.aux_epochs) / update
+        """The time that a run of so many env steps takes with its auxiliary phases, in updates."""
+        config = self._config
+        auxiliary = self._passes(1 + self._parts) / self._passes(1) - 1
         updates = env_steps / config.steps_per_update
         phases, updates_within = divmod(updates, config.policy_updates)
         of_last = max(0.0, updates_within - (config.policy_updates - 1))  # its time is spread over the phase
