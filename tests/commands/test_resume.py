@@ -217,7 +217,7 @@ def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path)
     time.sleep(3.2)  # else it repeats the first
     training.process.send_signal(signal.SIGTERM)
     code, stdout, stderr = training.end()
-    assert (code, stderr) == (1, ""), stdout
+    assert (code, stderr) == (143, ""), stdout
     assert stdout.endswith("Ended without saving; there is no checkpoint yet.\n")
     assert not list((tmp_path / "ended").glob("checkpoints/*"))
 

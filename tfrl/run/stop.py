@@ -68,7 +68,7 @@ class StopRequest:
 
         Args:
           on_first: told the first signal's name, in a thread of its own.
-          on_second: the same before the process ends, with exit code 1, for what was not saved is lost.
+          on_second: the same before the process ends with something unsaved; the exit code is the first's.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -97,7 +97,7 @@ class StopRequest:
             if requests.again and self.saved:
                 os._exit(STOP_CODES[requests.first])
             if requests.again:
-                end_at_once(1, on_second)
+                end_at_once(STOP_CODES[requests.first], on_second)
             name = signal.Signals(requests.first).name
             _start(on_first, name)  # not here: it may have to wait for a stream
         os.close(reader)
