@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from processes import Answer, assert_refused
 from refusals import refusal
 
 from tfrl.config import ppg
@@ -50,3 +51,9 @@ def test_the_authors_protocol_of_hard_levels_has_none_that_are_unseen():
     config = ppg.READER.parse(["--preset", "openai-hard"])
     assert (config.num_levels, config.total_steps, config.num_envs) == (0, 100_000_000, 256)
     assert config.distribution_mode == "hard" and not config.has_unseen_levels
+
+
+def test_a_folder_that_cannot_be_written_is_told_as_that_and_not_as_a_full_disk():
+    """/proc has no room either."""
+    answer = Answer("--env", "starpilot", "--logdir", "/proc/foo", module="tfrl.ppg")
+    assert_refused(answer, "cannot write in /proc for the run's folder", "choose another --logdir.")

@@ -13,7 +13,7 @@ from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
 from tfrl.experience import rollout
 from tfrl.networks import torso_weights
-from tfrl.run.folder import has_checkpoint
+from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.training import learners, start_from
 from tfrl.workers import tf_config
@@ -54,6 +54,7 @@ def run(
     else:
         workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+    check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
     (check_memory or _check_rollouts)(config, workers, here)
     config.check_resources()
     if not has_checkpoint(config.run_dir):
