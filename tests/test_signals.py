@@ -97,7 +97,7 @@ def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_trainer_that_still_imports_ends_without_a_trace(tmp_path, signum):
+def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path, signum):
     flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
     job = Job([*TRAINER, *flags.split()], tmp_path)
     maps = f"/proc/{job.process.pid}/maps"
@@ -108,5 +108,14 @@ def test_a_trainer_that_still_imports_ends_without_a_trace(tmp_path, signum):
 
     until(imports, PATIENCE)
     assert job.told(signum, "parents first") == 128 + signum
-    assert job.said() == ""
+    assert job.said() == "Stopped before training began: there is nothing to save.\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path):
+    """Before its own handlers stand: while Python imports what the command needs."""
+    job = Job([sys.executable, "-X", "importtime", *TRAINER[1:], "--logdir", str(tmp_path)], tmp_path)
+    until(lambda: re.search(r"\| tfrl$", job.said(), re.MULTILINE), PATIENCE)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(PATIENCE) == -signal.SIGINT  # as a shell's 130
+    assert "Traceback" not in job.said()

@@ -1,8 +1,15 @@
 """tfrl: deep reinforcement learning in TensorFlow 2, from a laptop to a cluster."""
 
 import os
+import signal
+import sys
 
 __version__ = "0.1.0"
+
+# Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
+# traceback. "-m" stands there while Python looks for the command's module, and not where we are imported.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
 # oneDNN is off by default on x86 CPUs without AVX-512 VNNI, where it more than doubles an update's speed.

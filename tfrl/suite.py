@@ -117,6 +117,7 @@ class _Runs:
         self._tasks = tasks
         self._workers = min(workers, len(tasks))
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._output_from: dict[int, int] = {}  # where what a run says now begins in its file
         self._code = 0  # of a run that ends the suite
         self._requests = signals.Requests()
         self.agenda = Agenda(
@@ -172,6 +173,7 @@ class _Runs:
                     command += ["--env-threads", str(max(1, share // 2))]
                 task.config.run_dir.mkdir(parents=True, exist_ok=True)
                 output = files.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
+                self._output_from[index] = output.tell()
             self._running[index] = subprocess.Popen(
                 command,
                 env=environment,
@@ -189,9 +191,13 @@ class _Runs:
             if code is None:
                 continue
             del self._running[index]
-            task = self._tasks[index]
-            words = f": {_last_line(task.config.run_dir / _OUTPUT)}" if self._workers > 1 else ""
-            self._say(index, self.agenda.ended(index, code) + (words if code else ""))
+            code = signals.STOP_CODES.get(-code, code)  # in its first moments the signal itself ends a run
+            said = self.agenda.ended(index, code)
+            if code and self._workers > 1:
+                last = _last_line(self._tasks[index].config.run_dir / _OUTPUT, self._output_from[index])
+                was_stopped = code in signals.STOP_CODES.values()
+                said = (last or said) if was_stopped else f"{said}: {last or 'nothing was said'}"
+            self._say(index, said)
             if code in _ENDING:
                 if not self._is_ending:  # a second signal would end the others at once
                     self._tell(signal.SIGTERM)
@@ -221,10 +227,10 @@ def _tensorflow_threads(count: int) -> dict[str, str]:
     return {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
 
 
-def _last_line(file: Path) -> str:
-    """What a run said last, such as its error."""
-    lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
-    return next(filter(None, reversed(lines)), "nothing was said")
+def _last_line(file: Path, start: int) -> str:
+    """What a run said last in its file from `start` on, such as its error; empty if it said nothing."""
+    lines = [line.strip() for line in file.read_bytes()[start:].decode(errors="replace").splitlines()]
+    return next(filter(None, reversed(lines)), "")
 
 
 def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:

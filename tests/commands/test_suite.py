@@ -115,6 +115,16 @@ def test_a_suite_that_is_told_to_stop_stops(tmp_path, trainer):
     assert not (tmp_path / "2.started").exists()
 
 
+def test_a_run_that_was_stopped_is_told_as_that(tmp_path, trainer, capsys):
+    """By what it says now, and not by what one before it has said in the same file."""
+    output = tmp_path / "maze-seed1/output.txt"
+    output.parent.mkdir()
+    output.write_text("Ended without saving; there is no checkpoint yet.\n")
+    assert suite.main([*trainer(together=2, s1=130), "--seeds", "1,2", "--workers", "2"]) == 130
+    said = capsys.readouterr().out
+    assert "maze-seed1: stopped; the same command goes on with it\n" in said and "with code" not in said
+
+
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):
     with pytest.raises(TrainingError, match="1 of 2 runs failed: maze-seed1"):
         suite.main([*trainer(together=2, s1=1), "--seeds", "1,2", "--workers", "2"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO, NoReturn
 
@@ -48,6 +49,17 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     _on_signals(lambda *_: os._exit(code))  # a signal does not change any more how the command has ended
     _flush()
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def before_training() -> Iterator[None]:
+    """Tells of it where a signal ends the process inside, before a session listens to signals."""
+    try:
+        yield
+    except SystemExit:
+        if signals.OURS.first and not signals.OURS.heard:
+            tell("Stopped before training began: there is nothing to save.")
+        raise
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:

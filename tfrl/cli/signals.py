@@ -24,11 +24,13 @@ class Requests:
     Attributes:
       first: the number of the first signal; 0 before it.
       again: whether a second request has come.
+      heard: whether somebody heeds or has heeded them who tells what came of it.
     """
 
     def __init__(self) -> None:
         self.first = 0
         self.again = False
+        self.heard = False
         self._since = 0.0
 
     def take(self, number: int) -> bool:

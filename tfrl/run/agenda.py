@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tfrl.cli.signals import STOP_CODES
 from tfrl.run import files, lock
 
 LOOK_EVERY = 5.0  # seconds between two looks at the runs that are in use elsewhere
@@ -85,7 +86,10 @@ class Agenda:
 
     def ended(self, index: int, code: int) -> str:
         """Settles a run that was chosen, by its trainer's exit code; what came of it, for people."""
-        if code:
+        if code in STOP_CODES.values():
+            self.stopped.append(index)
+            said = "stopped; the same command goes on with it"
+        elif code:
             self.failed.append(index)
             said = f"ended with code {code}"
         elif self._is_done(index):

@@ -76,6 +76,7 @@ class StopRequest:
         handlers = {number: signal.signal(number, self._note) for number in signals.heeded()}
         with signals.held_back():  # from that thread for ever: handlers run in this one
             _start(self._listen, reader, on_first, on_second)
+        signals.OURS.heard = True
         signals.let_through()
         try:
             yield

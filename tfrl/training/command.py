@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfrl.cli import endings
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
@@ -17,6 +18,7 @@ from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.training import learners, start_from
 from tfrl.workers import tf_config
+from tfrl.workers.tf_config import TFConfig
 
 
 def run(
@@ -41,32 +43,40 @@ def run(
       check_memory: raises UserError if what a worker keeps of the envs does not fit, of the settings, the
         number of workers, and how many of these share this machine; by default for rollouts.
     """
-    config = reader.parse(arguments)
-    leading = leads(config)
-    cluster = None if leading else tf_config.for_strategy(config.strategy)
-    if cluster is not None and cluster.is_evaluator:
+    with endings.before_training():
+        config = reader.parse(arguments)
+        leading = leads(config)
+        cluster = None if leading else tf_config.for_strategy(config.strategy)
+        evaluates = cluster is not None and cluster.is_evaluator
+        if not evaluates:
+            _check(config, cluster, check_memory or _check_rollouts)
+    if evaluates:
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
-    check_ray(config)
-    if leading:  # on this machine, or spread over the nodes of a Ray
-        workers, here = config.learners, 1 if config.ray_address else config.learners
-    else:
-        workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
-    config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-    check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
-    (check_memory or _check_rollouts)(config, workers, here)
-    config.check_resources()
-    if not has_checkpoint(config.run_dir):
-        _check_beginning(config)
     if leading:
         return learners.lead(config, reader.prog.removeprefix("python -m "), arguments)
-    with take_run(config, cluster, reader.from_yaml) as config:
+    with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start(), held_back():
             from tfrl.training import trainer
 
             make_learner, make_agent = _load(learner), _load(agent)
         return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
+
+
+def _check(config: Any, cluster: TFConfig | None, check_memory: Callable[[Any, int, int], None]) -> None:
+    """Raises UserError where the settings do not fit this machine or its workers, or the run's folder."""
+    check_ray(config)
+    if leads(config):  # on this machine, or spread over the nodes of a Ray
+        workers, here = config.learners, 1 if config.ray_address else config.learners
+    else:
+        workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
+    config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+    check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
+    check_memory(config, workers, here)
+    config.check_resources()
+    if not has_checkpoint(config.run_dir):
+        _check_beginning(config)
 
 
 def _check_beginning(config: Any) -> None:
