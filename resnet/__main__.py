@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import resnet
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.quiet import quiet_start
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _USAGE = "python -m resnet"
 _WIDTHS = (1, 2, 4)  # of Cobbe et al. 2020, arXiv:1912.01588, section 3.3
@@ -34,13 +40,18 @@ def main(arguments: Sequence[str]) -> int:
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    _print_table(with_speed=options.speed)
+    from rich.console import Console
+
+    console = Console()
+    with quiet_start():
+        table = _table(console, with_speed=options.speed)
+    console.print(table)
     return 0
 
 
-def _print_table(*, with_speed: bool) -> None:
+def _table(console: Console, *, with_speed: bool) -> Table:
+    """The table, with a bar on the console while it is made."""
     from rich import box
-    from rich.console import Console
     from rich.progress import track
     from rich.table import Table
 
@@ -54,7 +65,6 @@ def _print_table(*, with_speed: bool) -> None:
     for column in columns:
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
     table.add_column("paper")
-    console = Console()
     for name, width in track(_variants(), description="Building", console=console, transient=True):
         entry = resnet.entry(name)
         model = resnet.build(name, entry.input_shape, **({"width": width} if width > 1 else {}))
@@ -64,7 +74,7 @@ def _print_table(*, with_speed: bool) -> None:
         if with_speed:
             row.append(f"{env_steps_per_second(model, _ROWS):,.0f}" if entry.input_shape == _GAME else "")
         table.add_row(*row, entry.paper)
-    console.print(table)
+    return table
 
 
 def _variants() -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from processes import ROOT, Answer, assert_refused
+from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
 from resnet.supervised.config import PRESETS, from_yaml, parse
@@ -69,6 +69,13 @@ def test_tf_configs_evaluator_is_turned_away(tmp_path, monkeypatch):
 
 def test_the_table_of_the_zoo_takes_no_flags():
     assert_refused(Answer("--typo", module="resnet"), "there is no flag --typo")
+
+
+def test_the_table_of_the_zoo_is_all_that_is_shown():
+    done = subprocess.run(
+        [sys.executable, "-m", "resnet"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0 and done.stderr == "" and "impala-pooled" in done.stdout
 
 
 def test_the_published_recipe_decays_weights_as_the_paper_does():
