@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfrl.agents.ppo import OF_UPDATES, PPOAgent, Samples
 from tfrl.agents.totals import Totals
-from tfrl.config.drac import UCB, Config
+from tfrl.config.drac import REGULARIZERS, UCB, Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS
@@ -53,6 +53,9 @@ class DrACAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        if config.augment_use == "rad":
+            self.metric_names = tuple(name for name in self.metric_names if name not in REGULARIZERS)
+            self.charts = PPOAgent.charts | {"augmentation": {"which one": ("train/augmentation",)}}
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
         # Of the updates since the weights that act now, and of the one before these; the newest last.
@@ -85,7 +88,8 @@ class DrACAgent(PPOAgent):
         """Does PPO's update; `train/augmentation` is the place in `AUGMENTATIONS` of the one in use."""
         metrics = super().update(rollout, number, on_step)
         name = self._config.augmentations[self._choices[-1] if self._choices else 0]
-        return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
+        metrics["train/augmentation"] = float(list(AUGMENTATIONS).index(name))
+        return {name: metrics[name] for name in self.metric_names}
 
     def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
         super()._begin_update(totals, of_targets)
@@ -102,7 +106,7 @@ class DrACAgent(PPOAgent):
         return (rollout.by_replica(rng.augmentation_seeds(config.seed, number, envs, config.num_steps)),)
 
     def _losses(self, samples: Samples, index: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """PPO's with G_pi and G_V, which are 0 for RAD."""
+        """PPO's with G_pi and G_V. RAD has zeros in their places: sums of the same size."""
         augmented = self._augment(samples.observations, samples.further[0], index)
         if self._config.augment_use == "rad":
             loss, metrics, ratio = super()._losses(samples._replace(observations=augmented), index)

@@ -21,6 +21,11 @@ AUGMENTATIONS = (
     *("crop", "random-conv", "grayscale", "flip", "rotate", "cutout", "cutout-color", "color-jitter"),
 )
 """The names in `tfrl.ops.augment`, in the order of the authors' code; TensorFlow is not imported here."""
+REGULARIZERS = {
+    "train/policy_regularizer": "KL of augmented observations (nats)",
+    "train/value_regularizer": "value loss of augmented observations",
+}
+"""The metrics of DrAC's losses with their titles; RAD has no such losses."""
 _OF_COLORS, _OF_SQUARES = ("grayscale", "cutout-color", "color-jitter"), ("rotate",)
 
 
@@ -49,8 +54,7 @@ class Config(DrAC, ppo.Config):
     def metric_titles(self) -> dict[str, str]:
         """The metrics of updates that reports draw, with their titles."""
         return super().metric_titles | {
-            "train/policy_regularizer": "KL of augmented observations (nats)",
-            "train/value_regularizer": "value loss of augmented observations",
+            name: title for name, title in REGULARIZERS.items() if self.augment_use == "drac"
         }
 
     @property
