@@ -23,7 +23,7 @@ from typing import Any
 from tfrl import config as settings
 from tfrl import report
 from tfrl.cli import command_line, endings, signals
-from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UnknownFlagError, UserError
 from tfrl.cli.flags import coerce, flag
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
@@ -271,9 +271,9 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
             for seed in seeds:
                 arguments = [*rest, "--env", env.strip(), "--seed", str(seed)]
                 try:
-                    tasks.append(_Task(reader.parse(arguments), arguments))
-                except UserError as error:  # flags that one of them may have and another not
-                    raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
+                    tasks.append(_Task(settings.parse(reader, arguments), arguments))
+                except UserError as error:
+                    raise _of_one(error, algorithm, algorithms) from None
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_folder(task.config)
         is_done(task.config)
@@ -284,6 +284,18 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
             f"two runs of the suite would share the folder {twice}; give each algorithm, game and seed once."
         )
     return tasks
+
+
+def _of_one(error: UserError, algorithm: str, algorithms: Sequence[str]) -> UserError:
+    """The error of one algorithm's settings, for a suite of these: a flag may be that of another alone."""
+    if len(algorithms) == 1:
+        return error
+    words = f"{algorithm}: {error}"
+    if isinstance(error, UnknownFlagError):
+        having = [name for name in algorithms if name in settings.owners(error.name)]
+        if having:
+            words += f" It needs a suite of its own: --algorithms {','.join(having)}."
+    return UserError(words)
 
 
 def check_folder(config: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 from processes import PATIENCE, ROOT, unread_pipe
+from refusals import refusal
 
 from tfrl import suite
 from tfrl.cli.errors import TrainingError, UserError
@@ -232,10 +233,14 @@ def test_a_run_of_other_settings_does_not_pass_for_one_of_the_suite(tmp_path):
 
 
 def test_a_flag_of_one_algorithm_alone_is_told_with_the_name_of_the_other(tmp_path):
-    with pytest.raises(UserError, match=r"^ppo: there is no flag --policy-updates"):
-        planned(tmp_path, "--algorithms ppg,ppo --envs maze --policy-updates 4")
-    with pytest.raises(UserError, match=r"^there is no flag --policy-updates"):
-        planned(tmp_path, "--envs maze --policy-updates 4")
+    for flags, words in (
+        ("--algorithms ppg,ppo --policy-updates 4", "it needs a suite of its own: --algorithms ppg."),
+        ("--algorithms ppo,drac --policy-updates 4", "--help lists them."),
+        ("--policy-updates 4", "--help lists them."),
+    ):
+        words_of = refusal(planned, tmp_path, f"--envs maze {flags}")
+        assert "there is no flag --policy-updates (it is ppg's); " in words_of
+        assert words_of.startswith("ppo: ") == ("algorithms" in flags) and words_of.lower().endswith(words)
 
 
 def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):

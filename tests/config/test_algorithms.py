@@ -5,7 +5,7 @@ from refusals import refusal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import ALGORITHMS, reader
+from tfrl.config import ALGORITHMS, parse, reader
 from tfrl.run.folder import check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
@@ -21,6 +21,33 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
         assert env in str(error)
     else:
         assert found.env == env and found.preset in reader(algorithm).presets
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "words"),
+    [
+        ("ppg", ["--augment", "crop"], "there is no flag --augment (it is drac's); --help"),
+        ("ppo", ["--no-dueling"], "there is no flag --no-dueling (it is dqn's); --help"),
+        ("dqn", ["--num-steps=3"], "--num-steps (it is ppo's, drac's, ppg's and impala's); --help"),
+        ("ppo", ["--num-env", "3"], "there is no flag --num-env (did you mean --num-envs?); --help"),
+        ("ppo", ["--xyzzy", "3"], "there is no flag --xyzzy; --help"),
+    ],
+)
+def test_a_flag_that_other_algorithms_have_is_said_to_be_theirs(algorithm, flags, words):
+    assert words in refusal(parse, reader(algorithm), flags)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("ucb-drac", " (did you mean drac with --augment ucb?)"),
+        ("RAD", " (did you mean drac with --augment-use rad?)"),
+        ("ppoo", " (did you mean ppo?)"),
+        ("xyzzy", ""),
+    ],
+)
+def test_an_algorithm_that_there_is_none_of_may_be_another_with_a_setting(word, hint):
+    assert f"there is no algorithm '{word}'{hint}; known: ppo" in refusal(reader, word)
 
 
 def begun(algorithm, folder, *flags):

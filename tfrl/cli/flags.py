@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import UnknownFlagError, UserError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -146,7 +146,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
     hint = nearest(spelled, map(flag, [*kinds, *aliases]))
-    raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
+    raise UnknownFlagError(spelled, name, hint)
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def plan(
         fixed = {name: value for (name, _), value in zip(grid, values, strict=True)}
         made += [fixed | {s.name: s.draw(generator) for s in sampled} for _ in range(trials)]
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
-    configs = [reader.parse(sweep.arguments(trial)) for trial in [*made, *_ends(made[0], sampled)]]
+    configs = [settings.parse(reader, sweep.arguments(trial)) for trial in [*made, *_ends(made[0], sampled)]]
     if scheduler != "none" and not configs[0].eval_every and metric.startswith("eval"):
         raise UserError(
             f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."

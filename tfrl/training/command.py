@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfrl import config as settings
 from tfrl.cli import endings
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
@@ -44,7 +45,7 @@ def run(
         number of workers, and how many of these share this machine; by default for rollouts.
     """
     with endings.before_training():
-        config = reader.parse(arguments)
+        config = settings.parse(reader, arguments)
         leading = leads(config)
         cluster = None if leading else tf_config.for_strategy(config.strategy)
         evaluates = cluster is not None and cluster.is_evaluator
