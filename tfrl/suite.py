@@ -81,7 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
-    for warning in task_warnings(tasks):
+    notes = (f"{task.config.algorithm}: {note}" for task in tasks for note in task.config.notes)
+    for warning in (*task_warnings(tasks), *dict.fromkeys(notes)):
         tell(f"warning: {warning}")
     room = check_disk(tasks, options.workers)
     lengths = sum(task.config.run_steps for task in tasks)
@@ -335,9 +336,7 @@ def check_disk(tasks: Sequence[_Task], workers: int) -> int:
       UserError: the disk has no room for them, so that the suite would end in the middle.
     """
     coming = [task.config for task in tasks if not is_done(task.config)]
-    needs = [_rollout_bytes(config) for config in coming]
-    left = sum(left for _, left in needs)
-    needed = left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers])
+    needed, left = _disk_needs(coming, workers)
     if not needed:
         return 0
     held = sum(file.stat().st_size for config in coming for file in config.run_dir.glob("phase/*.npy"))
@@ -347,10 +346,39 @@ def check_disk(tasks: Sequence[_Task], workers: int) -> int:
     if needed > free:
         raise UserError(
             f"the suite's runs take up to {size(needed)} of disk for rollouts, {size(left)} of which stay "
-            f"when all are done, and {there} has {size(free)}; lower --policy-updates, --workers or the "
-            "number of runs, or choose another --logdir."
+            f"when all are done, and {there} has {size(free)}; {_advice(coming, workers, free)}."
         )
     return needed
+
+
+def _disk_needs(configs: Sequence[Any], workers: int) -> tuple[int, int]:
+    """What runs keep of rollouts on the disk: the most, `workers` at once, and what is left at the end."""
+    needs = [_rollout_bytes(config) for config in configs]
+    left = sum(left for _, left in needs)
+    return left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers]), left
+
+
+def _advice(configs: Sequence[Any], workers: int, free: int) -> str:
+    """What would make room for the rollouts of runs that need more than is free."""
+    ways = []
+    for name in ppg.DISK_SETTINGS:
+        if _disk_needs([ppg.at_least(config, name) for config in configs], workers)[0] <= free:
+            alone = (
+                "" if all(hasattr(c, name) for c in configs) else f" in a suite of {_having(configs, name)}"
+            )
+            ways.append(f"lower {flag(name)}{alone}")
+    if _disk_needs(configs, 1)[0] <= free:
+        ways.append("lower --workers")
+    least = min(filter(None, (_rollout_bytes(config)[0] for config in configs)))
+    if least <= free:
+        ways.append("train fewer runs")
+    ways.append("choose another --logdir")
+    return ", or ".join(ways) + ("" if least <= free else f": one run alone takes {size(least)}")
+
+
+def _having(configs: Sequence[Any], name: str) -> str:
+    """The algorithms that have a setting, `ppg alone`."""
+    return f"{' and '.join(dict.fromkeys(c.algorithm for c in configs if hasattr(c, name)))} alone"
 
 
 def _rollout_bytes(config: Any) -> tuple[int, int]:

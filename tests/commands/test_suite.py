@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_runs import make_run
@@ -258,7 +259,7 @@ def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
         tasks, _ = planned(place, f"{flags} --seeds {seeds} --workers {workers}")
         assert suite.check_disk(tasks, workers) == (2 * fit + workers * (most - 2)) * each <= free
         with pytest.raises(
-            UserError, match=rf"of which stay when all are done, and {place} has .*; lower --pol"
+            UserError, match=rf"of which stay when all are done, and {place} has .*; lower --policy-updates,"
         ):
             suite.main(
                 [
@@ -271,6 +272,34 @@ def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
     for task in tasks:
         task.config.check_resources()
     assert not list(place.iterdir()), "before anything starts"
+
+
+@pytest.mark.parametrize(
+    ("flags", "room", "advice"),
+    [
+        ("--algorithms ppo,ppg", 20e6, "choose another --logdir: one run alone takes 13 GB."),
+        ("--algorithms ppo,ppg", 5e9, "lower --policy-updates in a suite of ppg alone, or choose another"),
+        (
+            "--algorithms ppg --policy-updates 31",
+            12.6e9,
+            "lower --policy-updates, or train fewer runs, or ch",
+        ),
+        ("--algorithms ppg --workers 2", 25e9, "lower --policy-updates, or lower --workers, or train fewer"),
+    ],
+)
+def test_a_suite_is_advised_only_what_would_make_room(flags, room, advice, tmp_path, monkeypatch):
+    tasks, workers = planned(tmp_path, f"--envs maze --seeds 1,2 {flags}")
+    monkeypatch.setattr(suite.shutil, "disk_usage", lambda place: SimpleNamespace(free=int(room)))
+    assert advice in refusal(suite.check_disk, tasks, workers)
+
+
+def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(suite._Runs, "run", lambda self: 1)
+    for steps, said in (("4e5", 1), ("1e6", 0)):
+        flags = f"--algorithms ppo,ppg --envs maze,coinrun --seeds 1,2 --logdir {tmp_path} --total-steps"
+        assert suite.main([*flags.split(), steps]) == 1
+        words = "warning: ppg: The run has 25 updates, and its first auxiliary phase comes after"
+        assert capsys.readouterr().err.count(words) == said
 
 
 def test_ended_runs_and_what_is_there_count_no_more(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 from processes import Answer, assert_refused
@@ -33,11 +34,43 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     assert config.phase_bytes == 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
     words = refusal(config.check_resources)
     assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words and "has 2.1 MB" in words
+    assert words.endswith("has 2.1 MB; choose another --logdir.")  # no flag would help: a rollout has 202 MB
     dataclasses.replace(config, env="catch", num_envs=2, num_steps=32).check_resources()
     config.run_dir.mkdir()  # of a run that is complete
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
     config.check_resources()
     assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rollouts", "room", "advice"),
+    [
+        ([], 64, 63, "lower --policy-updates, or choose"),
+        (["--checkpoint-every", "1"], 64, 40, "lower --policy-updates, or choose"),
+        (["--checkpoint-every", "1"], 64, 3, "choose"),
+        (
+            ["--policy-updates", "4"],
+            16,
+            15,
+            "lower --policy-updates or --checkpoint-every or --keep-checkpoints, or choose",
+        ),
+        (["--policy-updates", "4"], 16, 7, "lower --policy-updates, or choose"),
+        (
+            ["--policy-updates", "4", "--checkpoint-every", "2", "--keep-checkpoints", "9"],
+            24,
+            23,
+            "lower --policy-updates or --checkpoint-every or --keep-checkpoints, or choose",
+        ),
+    ],
+)
+def test_only_what_would_help_on_a_small_disk_is_advised(
+    flags, rollouts, room, advice, tmp_path, monkeypatch
+):
+    config = ppg.READER.parse(["--logdir", str(tmp_path), *flags])
+    assert config.rollouts_on_disk == rollouts
+    free = room * config.disk_bytes // rollouts
+    monkeypatch.setattr(ppg.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=free))
+    assert refusal(config.check_resources).endswith(f"B; {advice} another --logdir.")
 
 
 def test_help_has_learners_and_no_actors(capsys):

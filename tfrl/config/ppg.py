@@ -13,6 +13,7 @@ import numpy as np
 
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config import ppo
 from tfrl.config.actors import Actors, Learners
@@ -22,13 +23,18 @@ from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
 from tfrl.run import results
 
+DISK_SETTINGS = ("policy_updates", "checkpoint_every", "keep_checkpoints")
+"""The settings by which fewer rollouts may be on the disk at a time; each is 1 at the least."""
+
 
 @dataclass(frozen=True)
 class PPG:
     """The hyperparameters of the auxiliary phase."""
 
     policy_updates: int = 32
-    """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts."""
+    """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts. Those of
+    up to two phases are on the disk, in RUN/phase: 13 GB with the defaults; what has had no auxiliary phase
+    when the run ends stays there."""
     aux_epochs: int = 6
     """Passes of the auxiliary phase over these rollouts."""
     aux_minibatches: int = 16
@@ -102,6 +108,17 @@ class Config(PPG, ppo.Config):
         """The size of these rollouts."""
         return self.rollouts_on_disk * self.phase_bytes // self.policy_updates
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what these settings come to that nobody may have meant."""
+        if self.num_updates >= self.policy_updates:
+            return ()
+        return (
+            f"The run has {self.num_updates} updates, and its first auxiliary phase comes after "
+            f"--policy-updates {self.policy_updates}: it never has one, and is PPO with --epochs "
+            f"{self.epochs}.",
+        )
+
     def check_resources(self) -> None:
         """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
         if (results.read(self.run_dir) or {}).get("env_steps") == self.run_steps:
@@ -111,11 +128,18 @@ class Config(PPG, ppo.Config):
         there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
         free = shutil.disk_usage(there).free + held
         if self.disk_bytes > free:
+            helpful = [flag(name) for name in DISK_SETTINGS if at_least(self, name).disk_bytes <= free]
+            advice = [*([f"lower {' or '.join(helpful)}"] if helpful else []), "choose another --logdir"]
             raise UserError(
                 f"up to {self.rollouts_on_disk} rollouts of --policy-updates {self.policy_updates} take "
-                f"{words.size(self.disk_bytes)} of disk, and {there} has {words.size(free)}; lower "
-                "--policy-updates or --checkpoint-every, or choose another --logdir."
+                f"{words.size(self.disk_bytes)} of disk, and {there} has {words.size(free)}; "
+                f"{', or '.join(advice)}."
             )
+
+
+def at_least(config: Any, name: str) -> Any:
+    """The settings with one of `DISK_SETTINGS` at its least, where rollouts take the least disk."""
+    return dataclasses.replace(config, **{name: 1}) if hasattr(config, name) else config
 
 
 # The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things

@@ -121,6 +121,11 @@ class RLSettings:
         return {}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what these settings come to that nobody may have meant."""
+        return ()
+
+    @property
     def rollouts_held(self) -> int:
         """Rollouts that are in memory at once."""
         return 1

@@ -214,13 +214,8 @@ class PhasicLearner(OnPolicyLearner):
         """Does as PPO's, without what a run that was killed before its first checkpoint has left."""
         super().begin()
         self._keep_phases_of(())
-        config, session = self._config, self._session
-        if config.num_updates < config.policy_updates and session.runtime.is_chief:
-            session.console.warn(
-                f"The run has {config.num_updates} updates, and its first auxiliary phase comes after "
-                f"--policy-updates {config.policy_updates}: it never has one, and is PPO with --epochs "
-                f"{config.epochs}."
-            )
+        for note in self._config.notes if self._session.runtime.is_chief else ():
+            self._session.console.warn(note)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's, and how far the auxiliary phase is."""
