@@ -146,6 +146,14 @@ def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left
     assert "--run-name" in sentence and "remove the folder" in sentence
 
 
+def test_an_export_without_files_is_nothing_that_a_run_has_come_to(tmp_path):
+    config = run_of(tmp_path, checkpoint=False)
+    (config.run_dir / "export").mkdir()
+    check_run(config)
+    touch(config.run_dir / "checkpoints/best.npz")
+    assert "so it cannot go on, but with checkpoints/best.npz; choose" in refusal(check_run, config)
+
+
 @pytest.mark.parametrize("every", [10, 3])
 def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_path, every):
     config = run_of(tmp_path, "--checkpoint-every", str(every), checkpoint=False)

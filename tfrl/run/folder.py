@@ -179,7 +179,8 @@ def _check_unused(run: Path) -> None:
 
 def _check_young(run: Path, existing: RunSettings) -> None:
     """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
-    found = [name for name in _LATER if (run / name).exists()]
+    # An export that found the disk full has left an empty folder.
+    found = [name for name in _LATER if (run / name).is_file() or any((run / name).glob("*"))]
     steps = logged_steps(run / PROGRESS_FILE)
     if steps > existing.checkpoint_every * existing.steps_per_update:
         found.append(f"{steps:,} steps in its {PROGRESS_FILE}")
