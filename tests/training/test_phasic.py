@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from refusals import refusal
 from small_phases import PARTS, SMALL, assert_same, finish, make, settings, train
 
 from tfrl.cli.errors import TrainingError
+from tfrl.config import ppg
+from tfrl.run.arrays import num_bytes
 from tfrl.run.checkpoint import CheckpointStore
 
 
@@ -240,6 +243,21 @@ def test_a_run_tells_how_many_auxiliary_phases_it_has(small, capfd, updates, pha
     learner.begin()
     words = "comes after --policy-updates 2: it never has one, and is PPO with --epochs 1."
     assert (words in capfd.readouterr().err) == (phases == 0)
+
+
+def test_a_new_run_needs_room_for_its_checkpoints_too(small, monkeypatch):
+    """Those that are kept, and one more while it is written; the rollouts alone are refused earlier."""
+    learner = make(small(keep_checkpoints=2))
+    config, each = learner._config, num_bytes(learner.agent.get_state())
+    for checkpoints in (0, 2, 3):
+        free = config.disk_bytes + checkpoints * each
+        monkeypatch.setattr(ppg.shutil, "disk_usage", lambda place, free=free: SimpleNamespace(free=free))
+        config.check_resources()
+        if checkpoints == 3:
+            learner.begin()
+        else:
+            assert "of disk and checkpoints " in (found := refusal(learner.begin))
+            assert ("lower --keep-checkpoints, or" in found) == (checkpoints == 2)
 
 
 def test_the_display_moves_through_an_auxiliary_phase(small):

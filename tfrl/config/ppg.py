@@ -119,22 +119,32 @@ class Config(PPG, ppo.Config):
             f"{self.epochs}.",
         )
 
+    def disk_needed(self, checkpoint: int) -> int:
+        """The size of these rollouts, and of checkpoints of so many bytes, kept and under way."""
+        return self.disk_bytes + (1 + self.keep_checkpoints) * checkpoint
+
     def check_resources(self) -> None:
         """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
-        if (results.read(self.run_dir) or {}).get("env_steps") == self.run_steps:
-            return
+        if (results.read(self.run_dir) or {}).get("env_steps") != self.run_steps:
+            self.check_disk()
+
+    def check_disk(self, checkpoint: int = 0) -> None:
+        """Raise UserError if the disk has no room for the rollouts, and checkpoints of so many bytes."""
         place = self.run_dir / "phase"
         held = sum(file.stat().st_size for file in place.glob("*.npy"))
         there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
         free = shutil.disk_usage(there).free + held
-        if self.disk_bytes > free:
-            helpful = [flag(name) for name in DISK_SETTINGS if at_least(self, name).disk_bytes <= free]
-            advice = [*([f"lower {' or '.join(helpful)}"] if helpful else []), "choose another --logdir"]
-            raise UserError(
-                f"up to {self.rollouts_on_disk} rollouts of --policy-updates {self.policy_updates} take "
-                f"{words.size(self.disk_bytes)} of disk, and {there} has {words.size(free)}; "
-                f"{', or '.join(advice)}."
-            )
+        if self.disk_needed(checkpoint) <= free:
+            return
+        lower = [flag(n) for n in DISK_SETTINGS if at_least(self, n).disk_needed(checkpoint) <= free]
+        advice = [*([f"lower {' or '.join(lower)}"] if lower else []), "choose another --logdir"]
+        checkpoints = self.disk_needed(checkpoint) - self.disk_bytes
+        beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
+        raise UserError(
+            f"up to {self.rollouts_on_disk} rollouts of --policy-updates {self.policy_updates} take "
+            f"{words.size(self.disk_bytes)} of disk{beside}, and {there} has {words.size(free)}; "
+            f"{', or '.join(advice)}."
+        )
 
 
 def at_least(config: Any, name: str) -> Any:

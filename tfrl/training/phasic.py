@@ -18,7 +18,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.arrays import pack_json, unpack_json
+from tfrl.run.arrays import num_bytes, pack_json, unpack_json
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
@@ -214,8 +214,23 @@ class PhasicLearner(OnPolicyLearner):
         """Does as PPO's, without what a run that was killed before its first checkpoint has left."""
         super().begin()
         self._keep_phases_of(())
+        self._check_disk()
         for note in self._config.notes if self._session.runtime.is_chief else ():
             self._session.console.warn(note)
+
+    def _check_disk(self) -> None:
+        """Raises UserError on all workers if there is no room for checkpoints beside the rollouts."""
+        failure: UserError | None = None
+        try:
+            self._config.check_disk(num_bytes(self.agent.get_state()))
+        except UserError as error:
+            failure = error
+        self._agree(failure, f"another worker finds no room on the disk of {self._config.run_dir}.")
+
+    def _agree(self, failure: UserError | None, of_others: str) -> None:
+        """Raises UserError on all workers if one of them has failed: its own, or a sentence. A collective."""
+        if self._session.runtime.any_says(failure is not None):
+            raise failure or UserError(of_others)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's, and how far the auxiliary phase is."""
@@ -257,8 +272,8 @@ class PhasicLearner(OnPolicyLearner):
                     self._files.get(kind, update)
         except UserError as error:
             failure = error
-        if self._session.runtime.any_says(failure is not None):
-            raise failure or UserError(
-                f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which the "
-                "checkpoint needs to go on with its phase; choose another --run-name."
-            )
+        self._agree(
+            failure,
+            f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which the "
+            "checkpoint needs to go on with its phase; choose another --run-name.",
+        )
