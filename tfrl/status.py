@@ -61,19 +61,21 @@ def row(run: runs.Run, now: float) -> list[str]:
     total = run.config.run_steps
     speeds = _speeds(run)
     returns = run.points("rollout/episode_return")[1]
-    saved = CheckpointStore(run.path / "checkpoints", keep=1).updates()
+    store = CheckpointStore(run.path / "checkpoints", keep=1)
+    saved, saved_steps = store.updates(), store.env_steps()
+    env_steps = max(run.env_steps, saved_steps)  # no row tells of the update that it is within
     state = _state(run, now)
     speed = 1 / np.mean(1 / speeds) if speeds.size else None  # of equally many env steps each
-    left = (total - run.env_steps) / speed if speed and state == "running" else None
+    left = (total - env_steps) / speed if speed and state == "running" else None
     return [
         run.name,
         state,
-        f"{run.env_steps:,}",
-        f"{run.env_steps / total:.0%}",
+        f"{env_steps:,}",
+        f"{env_steps / total:.0%}",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{speed:.0f}" if speed else "-",
         "-" if left is None else words.duration(left),
-        str(saved[-1]) if saved else "-",
+        str(max(saved[-1], saved_steps // run.config.steps_per_update)) if saved else "-",
     ]
 
 

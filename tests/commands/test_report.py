@@ -27,6 +27,7 @@ from tfrl.envs.registry import games
 from tfrl.reporting import comparison, runs
 from tfrl.reporting.page import render
 from tfrl.run import folder
+from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE
 from tfrl.run.lock import LOCK_FILE, locked
 
@@ -317,6 +318,20 @@ def test_only_whole_videos_are_shown(tmp_path):
 
 
 # Status
+
+
+def test_status_tells_the_env_steps_of_a_checkpoint_that_no_row_tells_of(tmp_path):
+    """Of a run that was stopped in its last evaluation, and of one that was within its last update."""
+    run = make_run(tmp_path, total_steps=40_000, finished=False)
+    config = runs.load(run).config
+    rows = (run / "progress.csv").read_text().splitlines(keepends=True)
+    (run / "progress.csv").write_text("".join(rows[:-1]))
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    for update in (config.num_updates, config.num_updates - 1):
+        store.save(update, learner={"a": np.zeros(1)}, worker_part={}, env_steps=config.run_steps)
+        row = status.row(runs.load(run), time.time())
+        assert row[1:4] == ["interrupted", f"{config.run_steps:,}", "100%"]
+        assert row[7] == str(config.num_updates)
 
 
 def test_status_of_runs(tmp_path, capsys, monkeypatch):

@@ -278,7 +278,7 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
 def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
     session = types.SimpleNamespace(runtime=strategy.make(small(), None), found=None, started_from=None)
     agent = types.SimpleNamespace(summary={}, num_parameters=1)
-    shown = [summary.rows(small(), session, agent, logged).get("lost") for logged in (0, 384)]
+    shown = [summary.rows(small(), session, agent, logged, "").get("lost") for logged in (0, 384)]
     assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,10 @@ from processes import PATIENCE, ROOT, learned, results, rows
 from refusals import refusal
 from small_phases import PARTS, SMALL, assert_same, finish, make, settings, train
 
+from tfrl import status
 from tfrl.cli.errors import TrainingError
 from tfrl.config import ppg
+from tfrl.reporting import runs
 from tfrl.run.arrays import num_bytes
 from tfrl.run.checkpoint import CheckpointStore
 
@@ -207,12 +210,19 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, 
 
     config = small(total_steps=3 * 128, eval_episodes=2)
     assert learners.train(config, Stopped) == 0
-    assert "Stopped, saved at 256 env steps" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "66.6% | 256 / 384 env steps" in said.splitlines()[-2]
+    place = "256 env steps (in the auxiliary phase of update 2)"
+    assert f"Stopped, saved at {place}; the same command" in said
+    row = status.row(runs.load(config.run_dir), time.time())
+    assert (row[1], row[2], row[3], row[7]) == ("interrupted", "256", "67%", "2")
     saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).load(pytest.fail)
     assert (saved.update, saved.env_steps) == (1, 256)
     for name in ("checkpoints", "phase"):
         shutil.copytree(config.run_dir / name, tmp_path / name)
     assert train(config) == 0
+    said = capfd.readouterr().out
+    assert re.search(f"^continues at +{re.escape(place)}$", said, re.MULTILINE)
     whole, history = results(config.run_dir), learned(config.run_dir)
     assert whole["resumed_at"] == [256] and [row["env_steps"] for row in history] == ["128", "256", "384"]
     (config.run_dir / "results.json").unlink()

@@ -38,6 +38,7 @@ from tfrl.run.checkpoint_files import (
     part_name,
     pieces_of,
     read_folder,
+    saved_steps,
     seal,
     with_pieces,
     write_arrays,
@@ -125,6 +126,10 @@ class CheckpointStore:
     def updates(self) -> list[int]:
         """The updates that have a complete checkpoint (not yet verified), oldest first."""
         return [update for update, folder in self._folders().items() if (folder / MANIFEST).is_file()]
+
+    def env_steps(self) -> int:
+        """The env steps of the newest complete checkpoint (not yet verified) whose manifest can be read."""
+        return next(filter(None, map(saved_steps, reversed(self._folders().values()))), 0)
 
     def load(
         self, on_skip: Callable[[str], None], update: int | None = None, *, verify_pieces: bool = False

@@ -59,6 +59,14 @@ def needed_pieces(folder: Path) -> Iterable[str]:
         return ()
 
 
+def saved_steps(folder: Path) -> int:
+    """The env steps of a checkpoint; 0 where it is damaged."""
+    try:
+        return _read_manifest(folder / MANIFEST)["env_steps"]
+    except (OSError, FaultError):
+        return 0
+
+
 def part_name(worker: int, num_workers: int) -> str:
     """The file of one worker's part."""
     return f"worker-{worker:05d}-of-{num_workers:05d}.npz"

@@ -93,6 +93,11 @@ class Console:
         if (progress := self._progress) is not None:
             progress.finish_part(env_steps, metrics)
 
+    def taken(self, env_steps: int) -> None:
+        """Says that so many env steps are there, where the bar's place is before them."""
+        if (progress := self._progress) is not None:
+            progress.taken = env_steps
+
     def forget_pace(self, env_steps: int) -> None:
         """Says that from here on the pace is another one: the time left is estimated anew."""
         if (progress := self._progress) is not None:
@@ -144,7 +149,8 @@ class Progress:
         self._unit = unit
         self._work = work
         self._highlights = highlights or _episode_texts
-        self.env_steps: float = start_step
+        self.env_steps: float = start_step  # by which the time left is told
+        self.taken = 0  # env steps that are there; within an update that goes on after the last, more
         # Not by the last step alone: its metrics, and an evaluation, are still to come.
         self._is_over = start_step >= total_steps
         self.phase = "starting"
@@ -206,11 +212,15 @@ class Progress:
         return max(0.0, left - (self._clock() - last_time))
 
     @property
+    def _shown(self) -> float:
+        return max(self.env_steps, self.taken)
+
+    @property
     def fraction(self) -> float:
         """The part done, 0 to 1."""
         if self._is_over:
             return 1.0
-        return min(self.env_steps, self.total_steps - 1) / self.total_steps
+        return min(self._shown, self.total_steps - 1) / self.total_steps
 
     def percent_text(self) -> str:
         """Rounded down: 100% means done."""
@@ -218,7 +228,7 @@ class Progress:
 
     def steps_text(self) -> str:
         """Steps done and in all."""
-        return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
+        return f"{int(self._shown):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
         """The time left, "ETA --" while nothing is known of it or it is over, or the time it took."""

@@ -100,6 +100,12 @@ class LearnerBase:
         return 0
 
     @property
+    def place(self) -> str:
+        """The place of the run, for people: "update 4", or within which one."""
+        step = self._session.step
+        return f"within update {step + 1}" if self.steps_within else f"update {step}"
+
+    @property
     def position(self) -> float:
         """The env steps to show as done: those of all finished updates."""
         return self.env_steps

@@ -190,6 +190,11 @@ class PhasicLearner(OnPolicyLearner):
         return update * min(parts, 1) + kept + 3 * torsos * max(distilled, 0)
 
     @property
+    def place(self) -> str:
+        """The place of the run, for people: "update 4", or in whose auxiliary phase."""
+        return super().place.replace("within", "in the auxiliary phase of")
+
+    @property
     def position(self) -> float:
         """The env steps to show as done, with the share of the last update that its auxiliary phase has."""
         return self._at(0.0)

@@ -10,7 +10,7 @@ from tfrl.run.session import Session
 from tfrl.run.summary import folder, hardware, network
 
 
-def rows(config: Any, session: Session, agent: Agent, logged: int) -> dict[str, str]:
+def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
     """Titles and texts.
 
     Args:
@@ -18,6 +18,7 @@ def rows(config: Any, session: Session, agent: Agent, logged: int) -> dict[str, 
       session: where it computes, and where it begins or continues.
       agent: tells what it does in an update.
       logged: the env steps that progress.csv had reached before that.
+      place: where it begins or continues, for people.
     """
     found, start = session.found, session.started_from
     hidden = f" of {config.hidden}" if config.torso == "mlp" else ""
@@ -33,7 +34,7 @@ def rows(config: Any, session: Session, agent: Agent, logged: int) -> dict[str, 
     if start is not None:
         lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"
     if found is not None:
-        lines["continues at"] = f"{found.env_steps:,} env steps (update {found.update})"
+        lines["continues at"] = place
     lost, since = (logged, "before the first") if found is None else (logged - found.env_steps, "after that")
     if lost > 0:
         lines["lost"] = f"{lost:,} env steps {since} checkpoint, which are taken again"

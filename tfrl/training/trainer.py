@@ -80,6 +80,10 @@ class Learner(Protocol):
         """Env steps of the update that is under way, all workers together; 0 between two updates."""
 
     @property
+    def place(self) -> str:
+        """The place of the run, for people: "update 4", or within which one."""
+
+    @property
     def position(self) -> float:
         """The env steps to show as done; within an update that takes long, how much of it is done."""
 
@@ -170,6 +174,11 @@ class Trainer:
         return self._env_steps + self._learner.steps_within
 
     @property
+    def _place(self) -> str:
+        """The place of the run with its env steps, for people."""
+        return f"{self._steps_taken:,} env steps ({self._learner.place})"
+
+    @property
     def _columns(self) -> tuple[str, ...]:
         """The columns of progress.csv after `env_steps`, in order."""
         return (
@@ -191,7 +200,7 @@ class Trainer:
             self._train()
         except Stopped as stopped:
             self._save()
-            return session.end_early(stopped.code, f"{self._steps_taken:,} env steps")
+            return session.end_early(stopped.code, self._place)
         return self._finish()
 
     @property
@@ -226,6 +235,7 @@ class Trainer:
     def _note_part(self) -> None:
         """Saves as often among the parts of an update as among updates: they may take as long."""
         self._session.changed()
+        self._session.console.taken(self._steps_taken)
         self._parts += 1
         if self._parts % self._config.checkpoint_every == 0:
             self._save()
@@ -292,9 +302,10 @@ class Trainer:
         if session.found is None:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
             session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
-        session.console.summary(summary.rows(config, session, agent, logged))
+        session.console.summary(summary.rows(config, session, agent, logged, self._place))
         learner = self._learner
         session.console.start(config.run_steps, learner.position, work=learner.work)
+        session.console.taken(self._steps_taken)
 
     def _save(self) -> None:
         if not self._session.is_saved:
