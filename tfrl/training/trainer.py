@@ -12,6 +12,7 @@ import numpy as np
 
 from tfrl import config as settings
 from tfrl.agents.agent import Agent
+from tfrl.cli.errors import UserError
 from tfrl.evaluation.levels import evaluation_columns, evaluation_results
 from tfrl.networks.export import export
 from tfrl.run import results
@@ -283,6 +284,7 @@ class Trainer:
         if found is None:
             self._learner.begin()
             return
+        self._check_length(found.env_steps)
         self._learner.set_state(found.learner, found.parts, found.pieces)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
         logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
@@ -291,6 +293,16 @@ class Trainer:
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.
         if pending is not None and (not done or self._learner.is_over):
             self._pending = Update(**pending)
+
+    def _check_length(self, env_steps: int) -> None:
+        """Raises UserError, on all workers, where the run is longer than the settings want it."""
+        config = self._config
+        beyond = config.steps_per_update - 1 if config.updates_vary else 0  # how far its end may be
+        if env_steps > config.run_steps + beyond:
+            raise UserError(
+                f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} "
+                "is less; give at least as many to go on with it, or another --run-name."
+            )
 
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
