@@ -117,5 +117,6 @@ def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_pa
     job = Job([sys.executable, "-X", "importtime", *TRAINER[1:], "--logdir", str(tmp_path)], tmp_path)
     until(lambda: re.search(r"\| tfrl$", job.said(), re.MULTILINE), PATIENCE)
     job.process.send_signal(signal.SIGINT)
-    assert job.process.wait(PATIENCE) == -signal.SIGINT  # as a shell's 130
+    # As a shell's 130, or on a slow machine 130 of the command itself, which is a moment further then.
+    assert job.process.wait(PATIENCE) in (-signal.SIGINT, 130)
     assert "Traceback" not in job.said()

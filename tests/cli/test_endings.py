@@ -54,6 +54,27 @@ def test_work_goes_on_without_a_stream_to_show_it_on(stream, tmp_path):
     assert ((tmp_path / "out").read_text(), (tmp_path / "err").read_text()) == (shown, "")
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_waits_for_the_end_of_an_import_also_where_another_thread_takes_it(name, code):
+    """As NumPy's threads do, which were there before: TensorFlow's import may swallow an exception."""
+    body = f"""
+    import os, signal, threading, time
+    from tfrl.cli import signals
+    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    with signals.held_back():
+        with signals.held_back():
+            try:
+                os.kill(os.getpid(), signal.{name})
+                time.sleep(0.2)
+            except BaseException:
+                print('lost')
+        print('imported')
+    print('went on')
+"""
+    done = run(body.strip(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "imported\n", "")
+
+
 def test_a_command_without_streams_ends_with_its_own_code():
     def without():
         for number in (0, 1, 2):

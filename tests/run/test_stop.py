@@ -16,16 +16,21 @@ from tfrl.run.stop import StopRequest
 
 ECHOES = {signal.SIGINT: 1.2, signal.SIGTERM: 3.2}  # seconds after which a signal is a second request
 PRELUDE = """
-import hashlib, time
+import hashlib, threading, time
 from pathlib import Path
 from tfrl.run.console import Console
 from tfrl.run.stop import StopRequest
-console, stop = Console(), StopRequest(Path("no such folder"))
-with stop.listening(lambda name: console.message(f"{name}: saving"), lambda: console.message("Ended")):
+console, stop, answered = Console(), StopRequest(Path("no such folder")), threading.Event()
+def answer(name):
+    console.message(f"{name}: saving")
+    answered.set()
+with stop.listening(answer, lambda: console.message("Ended")):
 """
 WRITES = """
     for _ in range(1000):
         console.message("x" * 500)
+    if stop.signalled:
+        answered.wait(60)  # by a thread, which on a busy machine may come late
     console.message(f"votes {stop.votes().tolist()}")
 """
 # For ever in C code that lets other threads run but handles no signals, as a call of TensorFlow's does.

@@ -68,7 +68,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    if signals.OURS.take(number):
+    if not signals.waits(number) and signals.OURS.take(number):
         code = signals.STOP_CODES[signals.OURS.first]
         if signals.OURS.again:
             os._exit(code)

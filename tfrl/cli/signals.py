@@ -54,21 +54,47 @@ def heeded() -> list[signal.Signals]:
     return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
+_held = 0  # contexts of `held_back` that the main thread is in, before it lets signals through
+_waiting: list[int] = []  # signals that came in spite of them
+
+
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Makes signals of STOP_CODES wait, in the kernel, until the end of the context or `let_through`.
+    """Makes signals of STOP_CODES wait until the end of the context or `let_through`.
 
     Around what a signal would break (the import of TensorFlow), or where one would be lost: TensorFlow
     installs a SIGTERM handler of its own when it connects workers, and swallows the signal. Enter it in the
     main thread. Threads that are started inside hold signals back for ever; they cannot handle them anyway.
+
+    They wait in the kernel, but for those that it gives to a thread from before (NumPy's have no mask).
+    Python then calls the main thread's handler all the same, which is to ask `waits`.
     """
+    global _held
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_CODES)
+    _held += 1
     try:
         yield
     finally:
+        _held = max(0, _held - 1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _raise_waiting()
+
+
+def waits(number: int) -> bool:
+    """True if a signal that has just come is to wait: then it comes again, where none is held back."""
+    if _held:
+        _waiting.append(number)
+    return bool(_held)
 
 
 def let_through() -> None:
     """Lets the main thread take signals again, first of all those that have waited."""
+    global _held
+    _held = 0
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_CODES)
+    _raise_waiting()
+
+
+def _raise_waiting() -> None:
+    while _waiting and not _held:
+        signal.raise_signal(_waiting.pop(0))
