@@ -75,6 +75,21 @@ def test_a_signal_waits_for_the_end_of_an_import_also_where_another_thread_takes
     assert (done.returncode, done.stdout, done.stderr) == (code, "imported\n", "")
 
 
+def test_a_signal_that_an_import_swallows_ends_the_command_before_it_trains():
+    body = """
+    import contextlib, os, signal
+    with endings.before_training():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError
+        print('imported')
+    print('trains')
+"""
+    done = run(body.strip(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = "Stopped before training began: there is nothing to save.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "imported\n", said)
+
+
 def test_a_command_without_streams_ends_with_its_own_code():
     def without():
         for number in (0, 1, 2):

@@ -53,9 +53,15 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
 @contextlib.contextmanager
 def before_training() -> Iterator[None]:
-    """Tells of it where a signal ends the process inside, before a session listens to signals."""
+    """Tells of it where a signal ends the process inside, before a session listens to signals.
+
+    Raises SystemExit at its end, too, for a signal that has come: what `_end` raises while a library is
+    imported the library may swallow.
+    """
     try:
         yield
+        if signals.OURS.first and not signals.OURS.heard:
+            raise SystemExit(signals.STOP_CODES[signals.OURS.first])
     except SystemExit:
         if signals.OURS.first and not signals.OURS.heard:
             tell("Stopped before training began: there is nothing to save.")

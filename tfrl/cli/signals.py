@@ -66,7 +66,7 @@ def held_back() -> Iterator[None]:
     installs a SIGTERM handler of its own when it connects workers, and swallows the signal. Enter it in the
     main thread. Threads that are started inside hold signals back for ever; they cannot handle them anyway.
 
-    They wait in the kernel, but for those that it gives to a thread from before (NumPy's have no mask).
+    They wait in the kernel, but for those that it gives to a thread from before, as a library may have.
     Python then calls the main thread's handler all the same, which is to ask `waits`.
     """
     global _held
