@@ -32,7 +32,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Returns each run's variant in words: its algorithm, where there are several, and what tells it apart.
 
-    Where that is too long for legends, settings that are as in most runs of the algorithm are left out, and
+    Where that is too long for legends, settings that are as in most runs are left out, and
     where it still is, variants have letters.
     """
     several = len({run.config.algorithm for run in runs}) > 1
