@@ -19,7 +19,7 @@ from tfrl.agents.totals import Totals
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import graph, not_inlined
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
@@ -84,6 +84,7 @@ class PPOAgent(ActorCriticAgent):
         self._small = small
         self._steps = tf.function(self._take_steps, jit_compile=small and alone)
         self._part = graph(self._part_gradients, jit_compile=True) if small else self._part_gradients
+        self._gradients = self._summed_gradients if small else not_inlined(self._summed_gradients)
         self._gae = graph(returns.gae, jit_compile=True) if small else returns.gae
 
     def _make_optimizer(self) -> SummedAdam:
@@ -252,13 +253,7 @@ class PPOAgent(ActorCriticAgent):
         """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam."""
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
-        (grads, sums), errors = sum_parts(
-            lambda rows: self._part(rows, data, moments[index], index),
-            self._rows(steps)[index],
-            part_rows=self._runtime.micro_batch(self._config),
-            signature=((self._gradient_specs, tf.TensorSpec([len(self.means)])), tf.TensorSpec([])),
-            at_once=self._runtime.parts_at_once,
-        )
+        (grads, sums), errors = self._gradients(self._rows(steps)[index], data, moments[index], index)
         *grads, sums, errors = sum_replicas([*grads, sums, in_own_place(tf.reduce_max(errors))])
         return tf.concat([sums, [self._apply(grads)]], axis=0), errors
 
@@ -271,6 +266,18 @@ class PPOAgent(ActorCriticAgent):
         grads, _ = tf.clip_by_global_norm(grads, most, use_norm=norm)
         self._optimizer.apply(grads)
         return norm
+
+    def _summed_gradients(
+        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
+        """This replica's gradients and sums of metrics, and each part's largest |ratio - 1|."""
+        return sum_parts(
+            lambda part: self._part(part, data, moments, index),
+            rows,
+            part_rows=self._runtime.micro_batch(self._config),
+            signature=((self._gradient_specs, tf.TensorSpec([len(self.means)])), tf.TensorSpec([])),
+            at_once=self._runtime.parts_at_once,
+        )
 
     def _part_gradients(
         self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor

@@ -24,7 +24,7 @@ from tfrl.experience.replay import Batch
 from tfrl.experience.replay_memory import in_words
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.adam import adam
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import graph, not_inlined
 from tfrl.ops.q_learning import polyak
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.gradients import sum_parts, sum_replicas
@@ -102,10 +102,8 @@ class ReplayAgent:
         self.player = Player(config, self.network, read, on_gpu=on_gpu, at_once=at_once)
         # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
         compiles = on_gpu or config.torso == "mlp"
-        self._gradients = [
-            graph(functools.partial(self._part_gradients, phase), jit_compile=compiles)
-            for phase in self.phases
-        ]
+        apart = functools.partial(graph, jit_compile=True) if compiles else not_inlined
+        self._gradients = [apart(functools.partial(self._part_gradients, phase)) for phase in self.phases]
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
         self._adam = graph(self._step_of_adam, jit_compile=compiles)
         self._move = graph(

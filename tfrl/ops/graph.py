@@ -13,3 +13,11 @@ import tensorflow as tf
 
 graph = functools.partial(tf.function, autograph=False)
 """Compiles a function of tensors, as `tf.function` does, with its arguments; also a decorator."""
+
+not_inlined = functools.partial(graph, experimental_attributes={"_noinline": True})
+"""Compiles a function, as `graph` does, that stays a graph of its own within the loops that call it.
+
+For gradients of image networks. Within a loop whose turns hang on each other, as gradient steps do, TensorFlow
+2.21 exchanges the gradient of max pooling for oneDNN's or leaves Eigen's: the addresses of its nodes decide, once
+in a hundred starts otherwise, and the two round otherwise.
+"""
