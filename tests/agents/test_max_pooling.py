@@ -1,8 +1,8 @@
 """The gradient of max pooling is rounded alike in every process.
 
-Within a loop whose turns hang on each other, as gradient steps do, the addresses of TensorFlow's nodes decide
-whether it becomes oneDNN's or stays Eigen's: another one in a few of a hundred processes. It takes hundreds of
-graphs to see that happen, so what is held here is that none of these gradients is within such a loop.
+Within a loop whose turns hang on each other, as gradient steps do, the addresses of TensorFlow's nodes
+decide whether it becomes oneDNN's or stays Eigen's: not the usual one in some of a hundred processes. To see
+that happen takes hundreds of graphs, so what is held here is that none of these gradients is in such a loop.
 """
 
 import collections

@@ -17,7 +17,7 @@ graph = functools.partial(tf.function, autograph=False)
 not_inlined = functools.partial(graph, experimental_attributes={"_noinline": True})
 """Compiles a function, as `graph` does, that stays a graph of its own within the loops that call it.
 
-For gradients of image networks. Within a loop whose turns hang on each other, as gradient steps do, TensorFlow
-2.21 exchanges the gradient of max pooling for oneDNN's or leaves Eigen's: the addresses of its nodes decide, once
-in a hundred starts otherwise, and the two round otherwise.
+For gradients of image networks. Within a loop whose turns hang on each other, as gradient steps do,
+TensorFlow 2.21 takes oneDNN's gradient of max pooling only where it comes upon the pooling first, which the
+addresses of nodes decide: once in some hundred starts it takes Eigen's, and the two do not round alike.
 """
