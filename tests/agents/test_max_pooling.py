@@ -1,7 +1,7 @@
 """The gradient of max pooling is rounded alike in every process.
 
 Within a loop whose turns hang on each other, as gradient steps do, the addresses of TensorFlow's nodes
-decide whether it becomes oneDNN's or stays Eigen's: not the usual one in some of a hundred processes. To see
+decide whether it becomes oneDNN's or stays Eigen's: not the usual one in about one of a hundred. To see
 that happen takes hundreds of graphs, so what is held here is that none of these gradients is in such a loop.
 """
 

@@ -19,5 +19,5 @@ not_inlined = functools.partial(graph, experimental_attributes={"_noinline": Tru
 
 For gradients of image networks. Within a loop whose turns hang on each other, as gradient steps do,
 TensorFlow 2.21 takes oneDNN's gradient of max pooling only where it comes upon the pooling first, which the
-addresses of nodes decide: once in some hundred starts it takes Eigen's, and the two do not round alike.
+addresses of nodes decide: in about one start of a hundred it takes Eigen's, and the two do not round alike.
 """
