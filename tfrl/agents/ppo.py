@@ -84,7 +84,8 @@ class PPOAgent(ActorCriticAgent):
         self._small = small
         self._steps = tf.function(self._take_steps, jit_compile=small and alone)
         self._part = graph(self._part_gradients, jit_compile=True) if small else self._part_gradients
-        self._gradients = self._summed_gradients if small else not_inlined(self._summed_gradients)
+        inlined = small or self._runtime.uses_gpu
+        self._gradients = self._summed_gradients if inlined else not_inlined(self._summed_gradients)
         self._gae = graph(returns.gae, jit_compile=True) if small else returns.gae
 
     def _make_optimizer(self) -> SummedAdam:

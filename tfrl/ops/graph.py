@@ -17,7 +17,7 @@ graph = functools.partial(tf.function, autograph=False)
 not_inlined = functools.partial(graph, experimental_attributes={"_noinline": True})
 """Compiles a function, as `graph` does, that stays a graph of its own within the loops that call it.
 
-For gradients of image networks. Within a loop whose turns hang on each other, as gradient steps do,
+For gradients of image networks on CPUs. Within a loop whose turns hang on each other, as gradient steps do,
 TensorFlow 2.21 takes oneDNN's gradient of max pooling only where it comes upon the pooling first, which the
 addresses of nodes decide: in about one start of a hundred it takes Eigen's, and the two do not round alike.
 """
