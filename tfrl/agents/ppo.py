@@ -78,6 +78,7 @@ class PPOAgent(ActorCriticAgent):
         """Gives small networks to XLA: the gradients of a part and the step, or whole epochs of a single env.
 
         Whole epochs are faster and round otherwise; a single env can have no other topology to agree with.
+        The gradients of larger ones are not inlined on CPUs, for the sake of max pooling.
         """
         one_device = isinstance(self._runtime.strategy, tf.distribute.OneDeviceStrategy)
         alone = one_device and self._config.num_envs == 1
