@@ -22,18 +22,19 @@ def main(arguments: Sequence[str]) -> int:
     Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
     takes seconds.
     """
-    config = parse(arguments)
-    cluster = tf_config.for_strategy(config.strategy)
-    if cluster is not None and cluster.is_evaluator:
-        raise UserError(
-            "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
-        )
-    workers = 1 if cluster is None else cluster.num_workers
-    check_topology(config, workers * max(1, config.replicas))
-    with take_run(config, cluster, from_yaml) as config:
-        with quiet_start(), held_back():
-            from resnet.supervised import trainer
-        return trainer.train(config, cluster)
+    with endings.before_training():
+        config = parse(arguments)
+        cluster = tf_config.for_strategy(config.strategy)
+        if cluster is not None and cluster.is_evaluator:
+            raise UserError(
+                "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
+            )
+        workers = 1 if cluster is None else cluster.num_workers
+        check_topology(config, workers * max(1, config.replicas))
+        with take_run(config, cluster, from_yaml) as config:
+            with quiet_start(), held_back():
+                from resnet.supervised import trainer
+            return trainer.train(config, cluster)
 
 
 if __name__ == "__main__":

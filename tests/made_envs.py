@@ -199,6 +199,11 @@ _register("reset-unseeded", Unseedable)
 _register("Lists", Lists)
 
 
+def made(name):
+    """The id of one of these envs."""
+    return f"made_envs:made/{name}-v0"
+
+
 def vector(name, indices, seed=3, render=False):
     """A GymnasiumVec of envs `indices`."""
     from tfrl.envs.gymnasium import GymnasiumVec

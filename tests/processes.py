@@ -49,6 +49,14 @@ def unread_pipe(kind):
             os.close(reader)
 
 
+def without_display(code, folder, **variables):
+    """Runs Python code in a process of its own in `folder`, which can import the tests' modules."""
+    unset = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER")
+    env = {key: value for key, value in os.environ.items() if key not in unset} | variables
+    env["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+
+
 class Answer:
     """How a command ended that was refused, or should have been, before any work."""
 

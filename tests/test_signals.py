@@ -96,10 +96,16 @@ def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, 
         assert lost(run) == 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path, signum):
-    flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
-    job = Job([*TRAINER, *flags.split()], tmp_path)
+@pytest.mark.parametrize(
+    ("trainer", "flags", "signum"),
+    [
+        (TRAINER, FLAGS, signal.SIGTERM),
+        (TRAINER, FLAGS, signal.SIGINT),
+        ([sys.executable, "-m", "resnet.train"], "", signal.SIGTERM),
+    ],
+)
+def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path, trainer, flags, signum):
+    job = Job([*trainer, *flags.split(), "--logdir", str(tmp_path), "--run-name", "run"], tmp_path)
     maps = f"/proc/{job.process.pid}/maps"
 
     def imports():

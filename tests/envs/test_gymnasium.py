@@ -1,9 +1,7 @@
-"""Gymnasium's envs: a loop by hand shows the same, exact states in a fresh process, slices, ends, errors."""
+"""Gymnasium's envs: a loop by hand shows the same, exact states in a fresh process, slices, conversions."""
 
-import ctypes.util
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 
@@ -11,21 +9,16 @@ import gymnasium
 import made_envs
 import numpy as np
 import pytest
-from made_envs import digest, play, vector
-from processes import ROOT
+from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_ids import can_repeat, make_env, reward_threshold, specs_of, time_limit
+from tfrl.envs.gymnasium_ids import make_env, specs_of, time_limit
 from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 
 def needs(package):
     return pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"{package} is not installed")
-
-
-def made(name):
-    return f"made_envs:made/{name}-v0"
 
 
 ATARI = pytest.param("ALE/Breakout-v5", marks=needs("ale_py"))
@@ -289,79 +282,6 @@ def test_actions_and_observations_are_converted():
     assert specs_of("Pendulum-v1") == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("CartPole", "there is no env 'CartPole' (did you mean CartPole-v1?)"),
-        ("CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)"),
-        ("cartpol-v1", "did you mean CartPole-v1?"),
-        ("Pendulum-v0", "did you mean Pendulum-v1?"),
-        ("HalfCheeta-v5", "did you mean HalfCheetah-v5?"),
-        ("Hopper-v3", "Hopper-v3 is an old version that Gymnasium no longer has (did you mean Hopper-v5?)"),
-        ("GymV21Environment-v0", "is a shell for an env of old Gym, which must be given to it in Python"),
-        pytest.param("PongNoFrameskip-v4", "missing: pip install ale-py", id="atari-old"),
-        pytest.param("Pong-v5", "missing: pip install ale-py", id="atari-bare"),
-        ("coin run", "'coin run' is no id of an env"),
-        ("", "'' is no id of an env"),
-        ("a:b:CartPole-v1", "a:b"),
-        ("no_such_module:CartPole-v1", "needs the module no_such_module, which cannot be imported"),
-        ("nothing/like-this-v0", "there is no env 'nothing/like-this-v0'"),
-        pytest.param("LunarLander-v3", "pip install 'gymnasium[box2d]'", id="box2d"),
-        pytest.param("ALE/Pong-v5", "pip install ale-py", id="atari"),
-        pytest.param("dm_control/cheetah-run-v0", "pip install 'shimmy[dm-control]'", id="dm_control"),
-        ("Blackjack-v1", "shows a Tuple"),
-        ("Taxi-v4", "shows a Discrete"),
-        (made("Dict"), "shows a Dict"),
-        (made("Tuple"), "shows a Tuple"),
-        (made("Depth"), "shows a Box of float32 [8, 8, 1]"),
-        (made("Many"), "takes a MultiDiscrete"),
-        (made("Whole"), "takes a Box of int64 [2]"),
-        (made("Unbounded"), "takes actions without bounds"),
-        (made("Huge"), "between -3.4e+38 and 3.4e+38, which is as good as without bounds"),
-        (made("Huge64"), "between -1.7e+308 and 1.7e+308, which is as good as without bounds"),
-    ],
-)
-def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
-    package = {"box2d": "Box2D", "dm_control": "shimmy"}
-    package |= dict.fromkeys(("atari", "atari-old", "atari-bare"), "ale_py")
-    if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):
-        pytest.skip("its package is installed")
-    with pytest.raises(ValueError) as error:
-        specs_of(name)
-    assert complaint in str(error.value) and "\n" not in str(error.value) and ". " not in str(error.value)
-
-
-def run(code, folder, **variables):
-    """A process of its own in `folder`, without a display."""
-    unset = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER")
-    env = {key: value for key, value in os.environ.items() if key not in unset}
-    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **variables}
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
-
-
-def test_a_missing_mujoco_is_named(tmp_path):
-    code = "import sys; sys.modules['mujoco'] = None; from made_envs import *; vector('Ant-v5', [0])"
-    assert run(code, tmp_path).stderr.splitlines()[-1] == (
-        "ValueError: Ant-v5 needs a package that is missing: pip install mujoco"
-    )
-
-
-def test_mujoco_writes_no_log_into_the_folder_and_nothing_is_printed(tmp_path):
-    code = "from made_envs import *; [play(vector(n + '-v5', [0]), 5) for n in ('HalfCheetah', 'Ant')]"
-    result = run(code, tmp_path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_gymnasium_knows_of_an_id():
-    assert (reward_threshold("CartPole-v1"), time_limit("CartPole-v1")) == (475.0, 500)
-    assert (reward_threshold("InvertedDoublePendulum-v5"), time_limit("HalfCheetah-v5")) == (9100.0, 1000)
-    assert (reward_threshold("Pendulum-v1"), time_limit(made("Endless"))) == (None, None)
-    assert can_repeat("CartPole-v1") and not can_repeat(made("Unseeded"))
-    with pytest.raises(ValueError, match="no env"):
-        time_limit("CartPole-v7")
-
-
 def test_success_is_what_the_env_says_of_its_last_episode():
     env, other, said = vector(made("Hidden"), [0, 1]), vector(made("Hidden"), [0, 1]), []
     assert not env.solved().any()
@@ -371,51 +291,6 @@ def test_success_is_what_the_env_says_of_its_last_episode():
             other.set_state(env.get_state())
             assert other.solved().tolist() == env.solved().tolist()
     assert set(said) == {True, False}
-
-
-def test_classic_control_is_rendered_without_a_display(tmp_path):
-    code = """
-from made_envs import *
-env = vector("CartPole-v1", [0, 1], render=True)
-before = env.render()
-play(env, 9)
-after = env.render()
-assert [x.shape for x in after] == [(400, 600, 3)] * 2 and after[0].dtype == np.uint8
-assert (before[0] != after[0]).any() and (after[0] != after[1]).any()
-"""
-    result = run(code, tmp_path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-@pytest.mark.skipif(not ctypes.util.find_library("EGL"), reason="libegl1 is not installed")
-@pytest.mark.parametrize("name", ["InvertedPendulum-v5", DM_CONTROL])
-def test_mujoco_is_rendered_without_a_display(name, tmp_path):
-    code = f"""
-from made_envs import *
-env = vector({name!r}, [0], render=True)
-before = env.render()[0]
-play(env, 20)
-after = env.render()[0]
-assert after.ndim == 3 and after.dtype == np.uint8 and before.std() > 10 and (before != after).any()
-"""
-    result = run(code, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("gl", ["glfw", "osmesa"])
-def test_what_rendering_needs_is_named(gl, tmp_path):
-    if gl == "osmesa" and ctypes.util.find_library("OSMesa"):
-        pytest.skip("libosmesa6 is installed")
-    code = "from made_envs import *\nvector('InvertedPendulum-v5', [0], render=True).render()"
-    result = run(code, tmp_path, MUJOCO_GL=gl)
-    said = [line for line in result.stderr.splitlines() if line.startswith("ValueError: ")][-1]
-    assert f"MUJOCO_GL is {gl}" in said and "libegl1" in said
-
-
-def test_an_env_without_pictures_says_so():
-    with pytest.raises(ValueError, match="gives no pictures"):
-        vector(made("Hidden"), [0], render=True)
 
 
 @needs("ale_py")

@@ -1,0 +1,61 @@
+"""Gymnasium's envs are drawn without a display; what that needs is named."""
+
+import ctypes.util
+
+import pytest
+from made_envs import made, vector
+from processes import without_display
+
+
+def test_mujoco_writes_no_log_into_the_folder_and_nothing_is_printed(tmp_path):
+    code = "from made_envs import *; [play(vector(n + '-v5', [0]), 5) for n in ('HalfCheetah', 'Ant')]"
+    result = without_display(code, tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_classic_control_is_rendered_without_a_display(tmp_path):
+    code = """
+from made_envs import *
+env = vector("CartPole-v1", [0, 1], render=True)
+before = env.render()
+play(env, 9)
+after = env.render()
+assert [x.shape for x in after] == [(400, 600, 3)] * 2 and after[0].dtype == np.uint8
+assert (before[0] != after[0]).any() and (after[0] != after[1]).any()
+"""
+    result = without_display(code, tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(not ctypes.util.find_library("EGL"), reason="libegl1 is not installed")
+@pytest.mark.parametrize("name", ["InvertedPendulum-v5", "dm_control/cartpole-swingup-v0"])
+def test_mujoco_is_rendered_without_a_display(name, tmp_path):
+    if "dm_control" in name:
+        pytest.importorskip("dm_control")
+    code = f"""
+from made_envs import *
+env = vector({name!r}, [0], render=True)
+before = env.render()[0]
+play(env, 20)
+after = env.render()[0]
+assert after.ndim == 3 and after.dtype == np.uint8 and before.std() > 10 and (before != after).any()
+"""
+    result = without_display(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("gl", ["glfw", "osmesa"])
+def test_what_rendering_needs_is_named(gl, tmp_path):
+    if gl == "osmesa" and ctypes.util.find_library("OSMesa"):
+        pytest.skip("libosmesa6 is installed")
+    code = "from made_envs import *\nvector('InvertedPendulum-v5', [0], render=True).render()"
+    result = without_display(code, tmp_path, MUJOCO_GL=gl)
+    said = [line for line in result.stderr.splitlines() if line.startswith("ValueError: ")][-1]
+    assert f"MUJOCO_GL is {gl}" in said and "libegl1" in said
+
+
+def test_an_env_without_pictures_says_so():
+    with pytest.raises(ValueError, match="gives no pictures"):
+        vector(made("Hidden"), [0], render=True)
