@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tfrl.cli import command_line, endings, words
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
@@ -59,13 +57,12 @@ def row(run: runs.Run, now: float) -> list[str]:
     least every few updates. `now` is a time of `time.time`.
     """
     total = run.config.run_steps
-    speeds = _speeds(run)
     returns = run.points("rollout/episode_return")[1]
     store = CheckpointStore(run.path / "checkpoints", keep=1)
     saved, saved_steps = store.updates(), store.env_steps()
     env_steps = max(run.env_steps, saved_steps)  # no row tells of the update that it is within
     state = _state(run, now)
-    speed = 1 / np.mean(1 / speeds) if speeds.size else None  # of equally many env steps each
+    speed = run.speed(_window(run))
     left = (total - env_steps) / speed if speed and state == "running" else None
     return [
         run.name,
@@ -79,10 +76,10 @@ def row(run: runs.Run, now: float) -> list[str]:
     ]
 
 
-def _speeds(run: runs.Run) -> np.ndarray:
-    """The env steps per second of the last updates."""
+def _window(run: runs.Run) -> int:
+    """The updates whose speed is shown: whole phases, where the updates of one are not alike."""
     alike = run.config.updates_alike
-    return run.points("time/env_steps_per_second")[1][-alike * max(1, _SPEED_WINDOW // alike) :]
+    return alike * max(1, _SPEED_WINDOW // alike)
 
 
 def _state(run: runs.Run, now: float) -> str:
@@ -90,7 +87,7 @@ def _state(run: runs.Run, now: float) -> str:
         return "done"
     held = lock.is_held(run.path)
     if held is None:  # by a process of another machine, if it still lives
-        speeds = _speeds(run)
+        speeds = run.points(runs.SPEED)[1][-_window(run) :]
         update_seconds = run.config.steps_per_update / speeds.min() if speeds.size else 0.0
         written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE, run.path / "checkpoints")
         changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)

@@ -32,7 +32,7 @@ from tfrl.config import ppg, ppo
 from tfrl.config.task import Task
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
-from tfrl.run import lock
+from tfrl.run import files, lock
 from tfrl.run.agenda import Agenda
 from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, as_it_began, check_run_folder
 from tfrl.workers import machine, tf_config
@@ -339,7 +339,7 @@ def check_disk(tasks: Sequence[_Task], workers: int) -> int:
     needed, left = _disk_needs(coming, workers)
     if not needed:
         return 0
-    held = sum(file.stat().st_size for config in coming for file in config.run_dir.glob("phase/*.npy"))
+    held = files.total_size(file for config in coming for file in config.run_dir.glob("phase/*.npy"))
     logdir = Path(coming[0].logdir).absolute()
     there = next(folder for folder in (logdir, *logdir.parents) if folder.is_dir())
     free = shutil.disk_usage(there).free + held
@@ -386,7 +386,7 @@ def _rollout_bytes(config: Any) -> tuple[int, int]:
     if not isinstance(config, ppg.Config):
         return 0, 0
     left = config.num_updates % config.policy_updates * config.phase_bytes // config.policy_updates
-    return config.disk_bytes, left
+    return config.bytes_ahead, left
 
 
 def is_done(config: Any) -> bool:

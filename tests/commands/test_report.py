@@ -190,9 +190,19 @@ def damaged_progress(run):
     (run / "progress.csv").write_text(text.replace("16384,", "sixteen,", 1))
 
 
+def endless_line(run):
+    with (run / "progress.csv").open("a") as file:
+        file.write("1" * 200_000 + "\n")
+
+
+def infinite_progress(run):
+    (run / "progress.csv").write_text("env_steps\n16384\ninf\n")
+
+
 BROKEN = [empty, missing, a_file, without_settings, torn_settings, binary_settings, foreign_settings]
 BROKEN += [impossible_settings]
 NO_PROGRESS = [without_progress, empty_progress, foreign_progress, damaged_progress]
+NO_PROGRESS += [endless_line, infinite_progress]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,9 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
+from tfrl.cli.words import size
 from tfrl.config import ppg
+from tfrl.run import files
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,44 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
     config.check_resources()
     assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
+    solved = dataclasses.replace(config, total_steps=30_000_000, solved_at=5.0)
+    (config.run_dir / "results.json").write_text(json.dumps({"env_steps": 16_384, "episode_return": 5.5}))
+    solved.check_resources()
+
+
+def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypatch):
+    """Of 70 updates the last 6 are a phase of their own; the rollouts of earlier phases are gone."""
+    settings = ["--logdir", str(tmp_path), "--total-steps", str(70 * 16_384)]
+    config = ppg.READER.parse(settings)
+    each = config.phase_bytes // 32
+    monkeypatch.setattr(ppg.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=4 * each))
+    assert config.rollouts_ahead == 64
+    for update, ahead in ((66, 6), (60, 38)):
+        (config.run_dir / "checkpoints" / f"update-{update:08d}").mkdir(parents=True)
+        (config.run_dir / "checkpoints" / f"update-{update:08d}" / "manifest.json").touch()
+        assert config.rollouts_ahead == ahead
+    (config.run_dir / "phase").mkdir()
+    assert f"up to 38 rollouts of --policy-updates 32 take {size(38 * each)}" in refusal(
+        config.check_resources
+    )
+    with (config.run_dir / "phase" / "observations.npy").open("wb") as file:
+        file.truncate(34 * each)
+    config.check_resources()
+
+
+def test_a_file_that_goes_while_the_disk_is_looked_at_counts_nothing(tmp_path):
+    """Of a phase that another process has ended."""
+    there, gone = tmp_path / "there.npy", tmp_path / "gone.npy"
+    there.write_bytes(bytes(7))
+    assert files.total_size([gone, there]) == 7
+
+
+@pytest.mark.parametrize(("replicas", "rows"), [(1, 4), (2, 2), (3, 4), (4, 1)])
+def test_the_parts_of_an_auxiliary_step_divide_what_a_replica_has_of_it(replicas, rows):
+    flags = "--env catch --num-envs 4 --num-steps 48 --num-minibatches 8 --aux-minibatches 16 --micro-batch 4"
+    step = ppg.READER.parse(flags.split()).auxiliary_step(replicas)
+    assert (step.rows_per_step, step.micro_batch) == (12, rows)
+    assert step.rows_per_step // replicas % step.micro_batch == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
-from tfrl.config import drac, ppg, ppo
+from tfrl.config import drac, ppg, ppo, reinforce
 from tfrl.envs.published import published_curve
 from tfrl.reporting import comparison, curve_plots, intervals, page, runs, score_plots
 from tfrl.reporting.plot_style import color_of, dash_of, marker_of
@@ -209,8 +209,29 @@ def test_runs_that_have_not_done_what_their_algorithm_is_for_are_named(make):
     label = groups[1].label
     assert comparison.notes(groups)[:2] == [
         f"{label} trained on all levels, so what is called unseen levels is nothing new there.",
-        f"{label} has not had an auxiliary phase, which comes after 32 updates.",
+        f"{label} has not had an auxiliary phase: one comes after 32 updates.",
     ]
+
+
+def test_only_what_has_phases_is_said_to_have_had_none_and_where(make):
+    """Episodes of REINFORCE may be shorter than its longest update, by which its env steps count."""
+    run = make(kind=reinforce.Config, env="CartPole-v1", total_steps=20_000, torso="mlp")
+    steps = run.progress["env_steps"]
+    steps[:] = np.arange(1, len(steps) + 1)
+    assert steps[-1] < run.config.steps_per_update and not comparison.notes(comparison.group([run]))
+    runs = [make(kind=ppg.Config, env="bigfish"), make(kind=ppg.Config, env="fruitbot", updates=5)]
+    assert "ppg has not had an auxiliary phase in fruitbot: one comes after 32 updates." in comparison.notes(
+        comparison.group(runs)
+    )
+
+
+def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
+    """Of a game that is not evaluated yet, the return while training is no score of the other row's."""
+    loaded = [make(env="bigfish"), make(env="bigfish", seed=2), make(env="starpilot", updates=5)]
+    groups = comparison.group(loaded)
+    for level_set, title in (("train", "training levels"), ("test", "unseen levels")):
+        value = intervals.iqm(groups[0].scores(level_set))
+        assert f"<td>ppo, {title}</td><td>{value:.3f} [" in page.render(loaded, groups, {})
 
 
 def test_long_labels_leave_out_what_is_usual_or_have_letters(make):

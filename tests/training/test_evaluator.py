@@ -10,19 +10,23 @@ from tfrl.run.checkpoint import CheckpointStore
 
 
 @pytest.mark.parametrize(
-    ("settings", "learner", "sentences"),
+    ("settings", "learner", "taken", "sentences"),
     [
-        ("nothing: 1", None, ["has an unknown setting 'nothing'"]),
-        (None, b"damaged", ["update-00000001 is skipped: learner.npz has", "no valid checkpoint of"]),
+        ("nothing: 1", None, 1, ["has an unknown setting 'nothing'"]),
+        (None, b"damaged", 1, ["update-00000001 is skipped: learner.npz has", "no valid checkpoint of"]),
+        # Within PPG's auxiliary phase: the second update's env steps are taken, but it is not done.
+        (None, b"damaged", 2, []),
     ],
 )
-def test_it_says_once_why_it_cannot_evaluate(tmp_path, capsys, monkeypatch, settings, learner, sentences):
+def test_it_says_once_why_it_cannot_evaluate(
+    tmp_path, capsys, monkeypatch, settings, learner, taken, sentences
+):
     from tfrl.training import evaluator  # TensorFlow
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run"])
     store = CheckpointStore(config.run_dir / "checkpoints", keep=2)
-    store.save(1, learner={}, worker_part={}, env_steps=config.steps_per_update)
+    store.save(1, learner={}, worker_part={}, env_steps=taken * config.steps_per_update)
     (config.run_dir / "config.yaml").write_text(settings or to_yaml(config))
     if learner is not None:
         (config.run_dir / "checkpoints" / "update-00000001" / "learner.npz").write_bytes(learner)

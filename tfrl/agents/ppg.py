@@ -71,7 +71,7 @@ class PPGAgent(PPOAgent):
         """Descriptions of a phase, by title."""
         config, each = self._config, self._config.policy_updates
         phases = f"{config.num_updates // each} in all, one every {each} updates"
-        passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_step.rows_per_step:,}"
+        passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
         disk = f"up to {words.size(config.disk_bytes)} of rollouts in {config.run_dir / 'phase'}"
         return super().summary | {"auxiliary phase": f"{phases}: {passes}", "disk": disk}
 
@@ -117,7 +117,7 @@ class PPGAgent(PPOAgent):
         (grads, sums), _ = sum_parts(
             self._auxiliary_gradients,
             batch,
-            part_rows=self._runtime.micro_batch(self._config.auxiliary_step),
+            part_rows=self._runtime.micro_batch(self._config.auxiliary_step(self._runtime.replicas)),
             signature=((self._all_specs, tf.TensorSpec([3])), tf.TensorSpec([])),
             at_once=self._runtime.parts_at_once,
         )
@@ -132,7 +132,7 @@ class PPGAgent(PPOAgent):
     ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
         """Gradients and sums of metrics of some rows; nothing is kept apart."""
         observations, targets, old_logits = batch
-        rows, beta = self._config.auxiliary_step.rows_per_step, self._config.beta_clone
+        rows, beta = self._config.auxiliary_rows, self._config.beta_clone
         with tf.GradientTape() as tape:
             logits, values, auxiliary = self.network.with_auxiliary(observations, training=True)
             joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, beta)

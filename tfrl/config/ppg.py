@@ -21,7 +21,8 @@ from tfrl.config.ppo import PPO, multiples_near
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
-from tfrl.run import results
+from tfrl.run import files, results
+from tfrl.run.checkpoint import CheckpointStore
 
 DISK_SETTINGS = ("policy_updates", "checkpoint_every", "keep_checkpoints")
 """The settings by which fewer rollouts may be on the disk at a time; each is 1 at the least."""
@@ -81,13 +82,17 @@ class Config(PPG, ppo.Config):
         return self.policy_updates
 
     @property
-    def auxiliary_step(self) -> AuxiliaryStep:
-        """Sizes of a gradient step of the auxiliary phase, all workers together.
+    def auxiliary_rows(self) -> int:
+        """Samples of a gradient step of the auxiliary phase, all workers together."""
+        return self.steps_per_update // self.aux_minibatches
 
-        Its parts have --micro-batch rows, or a divisor of that where the steps need one.
+    def auxiliary_step(self, replicas: int) -> AuxiliaryStep:
+        """Sizes of such a gradient step on so many replicas, all workers together.
+
+        Its parts have --micro-batch rows, or a divisor of that where a replica's share needs one.
         """
-        rows = self.steps_per_update // self.aux_minibatches
-        micro_batch = math.gcd(self.micro_batch, rows // max(1, self.replicas)) if self.micro_batch else 0
+        rows = self.auxiliary_rows
+        micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
         return AuxiliaryStep(rows, micro_batch, self.least_parts)
 
     @property
@@ -106,7 +111,22 @@ class Config(PPG, ppo.Config):
     @property
     def disk_bytes(self) -> int:
         """The size of these rollouts."""
-        return self.rollouts_on_disk * self.phase_bytes // self.policy_updates
+        return self._size(self.rollouts_on_disk)
+
+    @property
+    def rollouts_ahead(self) -> int:
+        """The same in what is left of the run: none are there of phases before its oldest checkpoint's."""
+        saved = CheckpointStore(self.run_dir / "checkpoints", keep=1).updates()
+        gone = saved[0] // self.policy_updates * self.policy_updates if saved else 0
+        return max(0, min(self.rollouts_on_disk, self.num_updates - gone))
+
+    @property
+    def bytes_ahead(self) -> int:
+        """The size of these rollouts, those that are there already among them."""
+        return self._size(self.rollouts_ahead)
+
+    def _size(self, rollouts: int) -> int:
+        return rollouts * self.phase_bytes // self.policy_updates
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -120,29 +140,29 @@ class Config(PPG, ppo.Config):
         )
 
     def disk_needed(self, checkpoint: int) -> int:
-        """The size of these rollouts, and of checkpoints of so many bytes, kept and under way."""
-        return self.disk_bytes + (1 + self.keep_checkpoints) * checkpoint
+        """The size of rollouts ahead, and of checkpoints of so many bytes, kept and under way."""
+        return self.bytes_ahead + (1 + self.keep_checkpoints) * checkpoint
 
     def check_resources(self) -> None:
         """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
-        if (results.read(self.run_dir) or {}).get("env_steps") != self.run_steps:
+        if not results.are_of_all(results.read(self.run_dir), self):
             self.check_disk()
 
     def check_disk(self, checkpoint: int = 0) -> None:
         """Raise UserError if the disk has no room for the rollouts, and checkpoints of so many bytes."""
         place = self.run_dir / "phase"
-        held = sum(file.stat().st_size for file in place.glob("*.npy"))
+        held = files.total_size(place.glob("*.npy"))
         there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
         free = shutil.disk_usage(there).free + held
         if self.disk_needed(checkpoint) <= free:
             return
         lower = [flag(n) for n in DISK_SETTINGS if at_least(self, n).disk_needed(checkpoint) <= free]
         advice = [*([f"lower {' or '.join(lower)}"] if lower else []), "choose another --logdir"]
-        checkpoints = self.disk_needed(checkpoint) - self.disk_bytes
+        checkpoints = self.disk_needed(checkpoint) - self.bytes_ahead
         beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
         raise UserError(
-            f"up to {self.rollouts_on_disk} rollouts of --policy-updates {self.policy_updates} take "
-            f"{words.size(self.disk_bytes)} of disk{beside}, and {there} has {words.size(free)}; "
+            f"up to {self.rollouts_ahead} rollouts of --policy-updates {self.policy_updates} take "
+            f"{words.size(self.bytes_ahead)} of disk{beside}, and {there} has {words.size(free)}; "
             f"{', or '.join(advice)}."
         )
 

@@ -42,7 +42,8 @@ class PhaseFiles:
         try:
             files.make_folder(self._folder)
             with files.replacing(self._folder / name) as staged:
-                np.save(staged, array, allow_pickle=False)
+                # In order: NumPy would write a transposed array one element after another.
+                np.save(staged, np.ascontiguousarray(array), allow_pickle=False)
                 with staged.open("ab") as file:
                     file.write(_checksum(np.memmap(staged, np.uint8, mode="r")))
         except OSError as error:

@@ -215,6 +215,17 @@ def published_scores(group: Group) -> Mapping[str, np.ndarray]:
     return scores
 
 
+def published_of_games(groups: Sequence[Group], level_set: str) -> list[np.ndarray]:
+    """The `published_scores` of each game of these groups, once, at its first group's env steps.
+
+    Empty unless there are some of every game.
+    """
+    games: dict[tuple[str, str], Mapping[str, np.ndarray]] = {}
+    for g in groups:
+        games.setdefault((g.env, g.mode), published_scores(g))
+    return [scores[level_set] for scores in games.values()] if all(games.values()) else []
+
+
 def published_finals(group: Group) -> tuple[int, dict[str, float]] | None:
     """Final returns of train-procgen's runs of the same task: after how many env steps, and by level set."""
     config = group.runs[0].config
@@ -242,16 +253,19 @@ def _notes_on_levels(groups: Sequence[Group]) -> list[str]:
 
 
 def _notes_on_phases(groups: Sequence[Group]) -> list[str]:
-    """A sentence for each variant of which no run has come to the end of a phase."""
-    short = {
-        g.label: g.runs[0].config.updates_alike
-        for g in groups
-        if max(run.env_steps // run.config.steps_per_update - run.config.updates_alike for run in g.runs) < 0
-    }
-    return [
-        f"{label} has not had an auxiliary phase, which comes after {updates} updates."
-        for label, updates in short.items()
-    ]
+    """A sentence for each variant with phases of which no run of an env has come to the end of one."""
+    phasic = [g for g in groups if g.runs[0].config.updates_alike > 1]
+    envs: dict[tuple[str, int], list[str]] = {}
+    for g in phasic:
+        updates = g.runs[0].config.updates_alike
+        if all(run.env_steps < updates * run.config.steps_per_update for run in g.runs):
+            envs.setdefault((g.label, updates), []).append(g.env)
+    found = []
+    for (label, updates), short in envs.items():
+        all_are = len(short) == sum(g.label == label for g in phasic)
+        where = "" if all_are else f" in {_and(short)}"
+        found.append(f"{label} has not had an auxiliary phase{where}: one comes after {updates} updates.")
+    return found
 
 
 def _notes_on_lengths(groups: Sequence[Group]) -> list[str]:

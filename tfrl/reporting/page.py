@@ -167,11 +167,12 @@ def _published_row(g: Group, found: PublishedReturn, kind: str) -> dict[str, str
 def _aggregates(groups: Sequence[Group]) -> str:
     """Returns a table of statistics over all games and seeds, "" where no variant has two scores."""
     rows, most = [], 0
-    shared = {level_set: comparison.over_games(groups, [level_set]) for level_set in LEVEL_SETS}
+    # Both rows of a variant are of the same games, unless no unseen levels have been played yet.
+    shared = comparison.over_games(groups, LEVEL_SETS) or comparison.over_games(groups, [TRAIN])
     for name in comparison.variants(groups):
         for level_set in LEVEL_SETS:
-            members = [g for g in shared[level_set] if g.label == name]
-            scores = [g.scores(level_set) for g in members]
+            members = [g for g in shared if g.label == name]
+            scores = [of_game for g in members if (of_game := g.scores(level_set)).size]
             if not scores:
                 continue
             most = max(most, sum(map(len, scores)))
@@ -312,7 +313,6 @@ def _run_table(runs: Sequence[Run]) -> str:
     rows = []
     for run, name in zip(runs, run_names(runs), strict=True):
         config, done = run.config, run.results or {}
-        _, speed = run.points("time/env_steps_per_second")
         seconds = done.get("seconds")
         hours = seconds / 3600 if isinstance(seconds, int | float) else None
         rows.append(
@@ -328,7 +328,7 @@ def _run_table(runs: Sequence[Run]) -> str:
                     for s in config.level_sets
                 },
                 "hours": _number(hours),
-                "env steps/s": _number(sum(speed) / len(speed) if len(speed) else None, 0),
+                "env steps/s": _number(run.speed(), 0),
                 "precision": run.precision,
                 "workers x replicas": f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
                 if done

@@ -19,6 +19,7 @@ from tfrl.run.folder import SETTINGS_FILE, is_of
 from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS = "env_steps"
+SPEED = "time/env_steps_per_second"
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,19 @@ class Run:
 
     def is_done_for(self, config: Any) -> bool:
         """The same by other settings, which may want more env steps or another --solved-at."""
-        if self.results is None:
-            return False
-        wanted, reached = config.solved_at, self.results.get("episode_return")
-        solved = wanted is not None and isinstance(reached, int | float) and reached >= wanted
-        return solved or self.env_steps >= config.run_steps
+        return results.are_of_all(self.results, config, self.env_steps)
 
     @property
     def precision(self) -> str:
         """The precision of its torso: "float32" or "bfloat16", or "auto" where nobody knows yet."""
         return str((self.results or {}).get("precision", self.config.precision))
+
+    def speed(self, updates: int | None = None) -> float | None:
+        """Env steps a second of the last so many updates, by default of all; None before the first one."""
+        taken, speeds = np.diff(self.progress[STEPS], prepend=0.0), self.progress.get(SPEED)
+        known = np.zeros(0, int) if speeds is None else np.flatnonzero(speeds > 0)
+        known = known if updates is None else known[-updates:]
+        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.size else None
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
@@ -163,7 +167,10 @@ def _read_progress(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from None
     whole = text[: text.rfind("\n") + 1]
-    header, *rows = list(csv.reader(whole.splitlines())) or [[STEPS]]
+    try:
+        header, *rows = list(csv.reader(whole.splitlines())) or [[STEPS]]
+    except csv.Error as error:
+        raise UserError(f"{path} is damaged: {error}.") from None
     if header[:1] != [STEPS]:
         raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
     try:
@@ -171,6 +178,6 @@ def _read_progress(path: Path) -> dict[str, np.ndarray]:
     except ValueError:
         raise UserError(f"{path} is damaged: it holds something else than numbers.") from None
     columns = np.array(table, np.float64).reshape(-1, len(header)).T
-    if not (np.diff(columns[0], prepend=-1.0) > 0).all():
+    if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
         raise UserError(f"{path} is damaged: its {STEPS} do not grow from row to row.")
     return dict(zip(header, columns, strict=True))

@@ -13,7 +13,14 @@ from matplotlib.patches import Patch
 
 from tfrl.envs.registry import LEVEL_SETS, level_set_title
 from tfrl.reporting import intervals
-from tfrl.reporting.comparison import PUBLISHED, Group, over_games, published_scores, variants
+from tfrl.reporting.comparison import (
+    PUBLISHED,
+    Group,
+    over_games,
+    published_of_games,
+    published_scores,
+    variants,
+)
 from tfrl.reporting.plot_style import (
     GREY,
     color_of,
@@ -108,7 +115,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     thresholds = np.linspace(*ends, 201)
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
     for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
-        published = [p[level_set] for p in map(published_scores, groups) if p]
+        published = published_of_games(groups, level_set)
         if published:
             share = intervals.performance_profile(published, thresholds)
             ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
@@ -126,7 +133,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     handles = [Line2D([], [], color=color, linestyle=dash, label=n) for n, (color, dash) in styles.items()]
     if several_seeds(groups):
         handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
-    if any(map(published_scores, groups)):
+    if published:
         label = f"{PUBLISHED} at as many env steps"
         handles.append(Line2D([], [], color=GREY, linewidth=2.6, label=label))
     legend(figure, handles)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -61,6 +61,15 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def total_size(paths: Iterable[Path]) -> int:
+    """The size of files in bytes. Those that another process removes meanwhile have none."""
+    total = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def write_synced(path: Path, data: bytes) -> None:

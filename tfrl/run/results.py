@@ -39,6 +39,21 @@ def read(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
+def are_of_all(found: Mapping[str, Any] | None, config: Any, env_steps: float | None = None) -> bool:
+    """True if results are of a run's end by these settings, at --total-steps or --solved-at.
+
+    Args:
+      found: the results, None where there are none.
+      config: the settings; they may want more than those that the run had.
+      env_steps: how far the run has come; by default as the results say.
+    """
+    if found is None:
+        return False
+    reached, at = (_number(found.get(name)) for name in ("episode_return", "env_steps"))
+    at = at if env_steps is None else env_steps
+    return at >= config.run_steps or (config.solved_at is not None and reached >= config.solved_at)
+
+
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows for people; normalised returns where there are any."""
     env = results["env"]
@@ -53,6 +68,11 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     title = f"{results['algorithm']} on {env}, {results['env_steps']:,} env steps"
     header = [title, *("normalised" if name == "normalized_return" else name for name in names)]
     return header, [[title, *(_cell(score[name]) for name in names)] for title, score in found.items()]
+
+
+def _number(value: Any) -> float:
+    """A value if it is a number, else one that is less than any other."""
+    return value if isinstance(value, int | float) else -math.inf
 
 
 def _cell(value: Any) -> str:

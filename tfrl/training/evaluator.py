@@ -47,7 +47,8 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     warn = once(console.warn)
     evaluated, updates = 0, store.updates()
     while not (updates and updates[-1] >= config.num_updates) and not _is_solved(config):
-        if updates and updates[-1] - evaluated >= max(1, config.eval_every):
+        is_due = updates and updates[-1] - evaluated >= max(1, config.eval_every)
+        if is_due and not _is_between(config, store, updates[-1]):
             source = _find(config, updates[-1], warn)
             if source is not None:
                 evaluated = updates[-1]
@@ -69,6 +70,11 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
         updates = store.updates()
     console.message("The run is complete.")
     return 0
+
+
+def _is_between(config: Any, store: CheckpointStore, update: int) -> bool:
+    """True if the newest checkpoint's weights are between two updates: the next one's env steps are taken."""
+    return store.env_steps() >= (update + 1) * config.steps_per_update
 
 
 def _is_solved(config: Any) -> bool:
