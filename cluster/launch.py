@@ -26,7 +26,8 @@ DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of
 
 When a worker dies or is out of reach, all are stopped and started again: they go on from the last checkpoint.
 One that ends with 1, its own failure, or with 2, bad settings, would only do so again. Ctrl-C and SIGTERM
-reach all workers, which save and end; a second Ctrl-C, or a second SIGTERM three seconds later, kills them.
+reach all workers, which save and end; a second Ctrl-C a second later, or a second SIGTERM after three, kills
+them.
 
 Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad settings; 130 and 143 stopped by
 Ctrl-C and by SIGTERM: run the same command again to go on."""

@@ -109,7 +109,7 @@ def _settings(run: Path, options: Options) -> Config:
     if not (run / SETTINGS_FILE).exists():
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
     if is_of(run, "env"):
-        raise UserError(f"{run} is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those.")
+        raise UserError(f"{run} plays an env and has no labels; python -m tfrl.evaluate reads such runs.")
     if not (run / "export").exists():
         raise UserError(f"{run} has no export yet; the run that makes it goes on with resnet.train.")
     if options.replicas > 1 and options.strategy != "mirrored":

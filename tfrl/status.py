@@ -62,7 +62,7 @@ def row(run: runs.Run, now: float) -> list[str]:
     saved, saved_steps = store.updates(), store.env_steps()
     env_steps = max(run.env_steps, saved_steps)  # no row tells of the update that it is within
     state = _state(run, now)
-    speed = run.speed(_window(run))
+    speed = run.speed(None if run.is_done else _window(run))
     left = (total - env_steps) / speed if speed and state == "running" else None
     return [
         run.name,

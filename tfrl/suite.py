@@ -90,9 +90,12 @@ def main(arguments: Sequence[str]) -> int:
     _show(f"{len(tasks)} run(s), {lengths:,} env steps in all{disk}; Ctrl-C saves, the same command goes on")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
-    if code:
-        return code
     done = {i for i, task in enumerate(tasks) if is_done(task.config)}  # wherever it was trained
+    if code:
+        left = [task.config.run_dir.name for i, task in enumerate(tasks) if i not in done]
+        if left and code not in signals.STOP_CODES.values():
+            tell(f"error: the others would end like it: {len(left)} runs are not done: {', '.join(left)}.")
+        return code
     if done:
         logdir = tasks[0].config.run_dir.parent
         with lock.locked(logdir, _REPORT_PATIENCE, does="writes the report of"):

@@ -349,5 +349,5 @@ def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
             folder.check_run(config, importlib.import_module(module).from_yaml)
-    with pytest.raises(UserError, match="is a run of tfrl.ppo_procgen; python -m tfrl.evaluate reads those"):
+    with pytest.raises(UserError, match="an env and has no labels; python -m tfrl.evaluate reads such runs"):
         resnet.evaluate.main([str(made)])

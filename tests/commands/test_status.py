@@ -42,6 +42,8 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
     half_run, now = runs.load(half), time.time()
     assert status.row(finished, now)[1] == "done"
     assert status.row(half_run, now)[1] == "interrupted"
+    finished.progress["time/env_steps_per_second"][-40:] = 10.0
+    assert status.row(finished, now)[5] == f"{finished.speed():.0f}" != "10"  # of the whole run
     lock = half / LOCK_FILE
     for run in (finished, half_run):
         (run.path / LEFT_FILE).touch()

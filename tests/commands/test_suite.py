@@ -98,6 +98,14 @@ def test_a_suite_skips_what_is_done_runs_the_rest_and_reports(tmp_path, trainer,
     assert "maze-seed1: done before" in capsys.readouterr().out
 
 
+def test_what_ends_a_suite_is_told_with_the_runs_that_are_left(tmp_path, trainer, capsys):
+    make_run(tmp_path, "maze", 1, total_steps=40_000)
+    assert suite.main([*trainer(_2=2), "--seeds", "1,2,3"]) == 2
+    assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
+    said = "error: the others would end like it: 2 runs are not done: maze-seed2, maze-seed3.\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_runs_of_a_suite_go_side_by_side(tmp_path, trainer):
     """Each of the first two waits until both have started: one after another, none would end."""
     assert suite.main([*trainer(together=2), "--seeds", "1,2,3", "--workers", "2"]) == 0

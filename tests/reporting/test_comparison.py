@@ -184,11 +184,11 @@ def test_statistics_over_games_are_of_those_that_all_have(make):
     made = ((of.Config, env, of_ppg.get(of, {})) for of, envs in plays.items() for env in envs)
     loaded, groups = told_apart(make, *made)
     assert {g.env for g in comparison.over_games(groups, ["test"])} == {"bigfish", "fruitbot"}
-    (note,) = comparison.notes(groups)
-    assert note == (
-        "Statistics over games are of bigfish and fruitbot, which all have scores of; left out: coinrun "
-        "(only ppo)."
-    )
+    assert comparison.notes(groups) == [
+        "Normalised scores over games are of bigfish and fruitbot, which all have scores of; left out: "
+        "coinrun (only ppo).",
+        "Probabilities of improvement are over all games that two of them have.",
+    ]
     scores = [g.scores("test") for g in groups if g.label == "ppo" and g.env != "coinrun"]
     shown = page.render(loaded, groups, {})
     assert f"<td>ppo, unseen levels</td><td>{intervals.iqm(intervals.pooled(scores)):.3f} [" in shown

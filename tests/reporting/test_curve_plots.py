@@ -10,6 +10,7 @@ from made_runs import COLUMNS, make_run
 from tfrl.config import drac, impala, ppg, ppo
 from tfrl.config.ppo import PRESETS
 from tfrl.reporting import comparison, curve_plots, runs, score_plots
+from tfrl.reporting.plot_style import color_of
 
 GYMNASIUM = {k: v for k, v in PRESETS["gymnasium"].items() if k != "total_steps"} | {"preset": "gymnasium"}
 
@@ -94,6 +95,23 @@ def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
 def with_metrics(run, **columns):
     """A run with columns of progress.csv as they are given, by their names without `train/`."""
     return dataclasses.replace(run, progress=run.progress | {f"train/{k}": v for k, v in columns.items()})
+
+
+def test_a_single_run_is_seen_among_many_of_others_and_spikes_do_not_flatten_it(make):
+    every = [make(env="bigfish", seed=seed) for seed in range(1, 8)] + [make(env="bigfish", kind=drac.Config)]
+    wild = np.array(every[0].progress["train/policy_loss"])
+    wild[0] = -1e6
+    every[0] = with_metrics(every[0], policy_loss=wild)
+    figure = curve_plots.training(comparison.group(every))
+    (ax,) = (ax for ax in figure.axes if ax.get_title() == "policy loss")
+    strong, *weak = sorted(ax.lines, key=lambda line: -line.get_alpha())
+    assert strong.get_color() == color_of(1) and len(weak) == 7
+    assert {line.get_alpha() for line in weak} == {3 / 7} and strong.get_alpha() == 1.0
+    assert strong.get_linewidth() > max(line.get_linewidth() for line in weak)
+    shown = np.concatenate([line.get_ydata() for line in ax.lines])
+    bottom, top = ax.get_ylim()
+    assert -10 < bottom < 0 < top and np.mean((shown < bottom) | (shown > top)) < 0.01
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ppo, 7 runs", "drac"]
 
 
 @pytest.mark.parametrize(("phases", "marked"), [(1, True), (2, True), (25, False)])

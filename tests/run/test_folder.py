@@ -117,8 +117,9 @@ def test_progress_of_another_program_is_left_alone(tmp_path, checkpoint):
     for own in ("", "env_steps,a\n", "env_st", "\0" * 40):  # the last two: killed, and after a power failure
         progress.write_text(own)
         check_run(config)
-    progress.write_text("time/iterations,rollout/ep_rew_mean\n1,2\n")
-    assert "the progress.csv of another program; choose another --run-name." in refusal(check_run, config)
+    for rows in (b"1,2\n", b"1,2\n\xff\xfe"):  # damaged further down, which is no reason to add to it
+        progress.write_bytes(b"time/iterations,rollout/ep_rew_mean\n" + rows)
+        assert "the progress.csv of another program; choose another --run-name." in refusal(check_run, config)
 
 
 def test_a_damaged_run_is_left_alone(tmp_path):

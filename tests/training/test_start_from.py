@@ -159,8 +159,10 @@ def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
         config = config_of(algorithm, tmp_path, "new", "--start-from", start, *flags)
         return refusal(start_from.check, config)
 
-    assert "has no checkpoint yet, and no export" in sentence(start=empty)
+    assert "has no checkpoint, and no export" in sentence(start=empty)
     assert "does not exist" in sentence(start=tmp_path / "nowhere")
+    assert "does not exist" in sentence(start=tmp_path / "new")
+    (tmp_path / "new").mkdir()
     assert "is this very run" in sentence(start=tmp_path / "new")
     assert "--hidden 8 there, 9 here" in sentence("--hidden", 9)
     assert "--activation tanh there, relu here" in sentence("--activation", "relu")

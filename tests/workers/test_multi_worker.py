@@ -170,7 +170,7 @@ def test_all_workers_go_through_the_same_phases(tmp_path):
     ends = run_workers(command, command, PHASES=str(tmp_path), IMAGEIO_FFMPEG_EXE="/nowhere/ffmpeg")
     assert [code for code, _ in ends] == [0, 0], ends
     assert "Training goes on." in ends[0][1]
-    evaluation = [f"{word} on {s} levels" for s in LEVEL_SETS for word in ("evaluating", "evaluated")]
+    evaluation = [f"{w} on {s} levels" for s in LEVEL_SETS for w in ("evaluating", "gathering episodes")]
     assert phases(tmp_path, 0) == [
         *("0 connecting", "0 preparing"),
         *("0 collecting", "0 updating", "1 saving"),

@@ -130,7 +130,7 @@ def _exported(path: Path, config: Any) -> PolicySource:
             if not isinstance(steps, int):
                 steps = config.run_steps
             return PolicySource(config, weights, "export", steps)
-    raise UserError(f"{path} has no policy yet: no checkpoint, and no export/{WEIGHTS_FILE}.")
+    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

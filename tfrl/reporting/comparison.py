@@ -288,21 +288,22 @@ def _notes_on_lengths(groups: Sequence[Group]) -> list[str]:
 
 
 def _notes_on_games(groups: Sequence[Group]) -> list[str]:
-    """A sentence where variants have not all got scores of the same games."""
+    """Sentences where variants have not all got scores of the same games."""
     scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
     counted = {g.env for g in over_games(groups, ["test"])}
     left_out = {g.env: [other.label for other in scored if other.env == g.env] for g in scored}
     lacking = [
-        f"{env} (only {'; '.join(dict.fromkeys(names))})"
-        for env, names in left_out.items()
-        if env not in counted
+        f"{env} (only {_and(dict.fromkeys(names))})" for env, names in left_out.items() if env not in counted
     ]
     if not lacking:
         return []
     if not counted:
         return [f"There are no statistics over games, as none has scores of all: {', '.join(lacking)}."]
     of_all = f"{_and(sorted(counted))}, which all have scores of"
-    return [f"Statistics over games are of {of_all}; left out: {', '.join(lacking)}."]
+    found = [f"Normalised scores over games are of {of_all}; left out: {', '.join(lacking)}."]
+    if len(variants(scored)) > 2:
+        found.append("Probabilities of improvement are over all games that two of them have.")
+    return found
 
 
 def _and(names: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -172,16 +172,18 @@ def training(groups: Sequence[Group]) -> Figure | None:
     end = max(run.env_steps for run in runs)
     if len(runs) > _MOST_LINES:  # no mean: runs of different games and lengths have none
         styles = [names.index(g.label) for g in groups for _ in g.runs]
-        labels = [f"{name}, a line for each of {styles.count(v)}" for v, name in enumerate(names)]
-        width = {"linewidth": 0.7, "alpha": max(0.25, min(0.6, 6 / len(runs)))}
+        counts = [styles.count(v) for v in range(len(names))]
+        labels = [n if k == 1 else f"{n}, {k} runs" for n, k in zip(names, counts, strict=True)]
     else:
-        styles, labels, width = range(len(runs)), run_names(runs), {"linewidth": 1.2}
+        styles, labels = list(range(len(runs))), run_names(runs)
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, v in zip(runs, styles, strict=True):
             if column != _CHOICE or _chooses(run):
-                _metric(ax, *run.points(column), v, width)
+                _metric(ax, *run.points(column), v, among=styles.count(v))
         if column == _CHOICE:
             _name_choices(ax)
+        else:
+            _leave_out_spikes(ax)
         ax.set_title(title if len(title) <= _TITLE_WIDTH else title.replace(" (", "\n(", 1))
         ax.set_xlim(0, end * 1.03)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -197,10 +199,21 @@ def training(groups: Sequence[Group]) -> Figure | None:
 # Parts of panels
 
 
-def _metric(ax: Axes, steps: np.ndarray, values: np.ndarray, v: int, style: Mapping[str, float]) -> None:
-    """Draws a run's metric, with markers where a line of so few points would hardly be seen."""
+def _metric(ax: Axes, steps: np.ndarray, values: np.ndarray, v: int, *, among: int) -> None:
+    """Draws a run's metric, weaker among many lines of its style; with markers where it has few points."""
     few = {"marker": marker_of(v), "markersize": 3} if len(steps) < _FEW_POINTS else {}
-    ax.plot(steps, values, color=color_of(v), linestyle=dash_of(v), **style, **few)
+    weight = {"linewidth": 1.2 if among == 1 else 0.8, "alpha": max(0.3, min(1.0, 3 / among))}
+    ax.plot(steps, values, color=color_of(v), linestyle=dash_of(v), **weight, **few)
+
+
+def _leave_out_spikes(ax: Axes) -> None:
+    """Ends the y axis where all but a hundredth of the values do, if the rest would flatten them."""
+    values = np.concatenate([line.get_ydata() for line in ax.lines])
+    low, high = np.nanquantile(values, [0.005, 0.995]) if np.isfinite(values).any() else (0.0, 0.0)
+    bottom, top = ax.get_ylim()
+    if top - bottom > 2 * (high - low) > 0:
+        margin = 0.1 * (high - low)
+        ax.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
 def _name_choices(ax: Axes) -> None:

@@ -44,7 +44,11 @@ _CAPTIONS = {
         "Performance profiles",
         "How many of the runs, over all games and seeds, score above a threshold: higher is better.",
     ),
-    "training": ("While training", "Losses, the size of policy updates, entropy and speed."),
+    "training": (
+        "While training",
+        "Losses, the size of policy updates, entropy and speed. "
+        "An axis ends before the most extreme hundredth of its values where they would flatten the rest.",
+    ),
 }
 _OF_ONE_RUN = ("env", "seed", "run_name", "logdir")  # the table of runs has these
 _STYLE = """

@@ -110,14 +110,15 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     if not groups:
         return None
     styles = {name: (color_of(places[name]), dash_of(places[name])) for name in variants(groups)}
-    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS])
-    ends = min(0.0, float(every.min()) - 0.02), max(1.0, float(every.max()) + 0.05)
-    thresholds = np.linspace(*ends, 201)
+    published = {level_set: published_of_games(groups, level_set) for level_set in LEVEL_SETS}
+    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS] + sum(published.values(), []))
+    least, most = min(0.0, float(every.min())), max(0.05, float(every.max()))
+    margin = 0.05 * (most - least)
+    thresholds = np.linspace(least - margin, most + margin, 201)
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
     for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
-        published = published_of_games(groups, level_set)
-        if published:
-            share = intervals.performance_profile(published, thresholds)
+        if published[level_set]:
+            share = intervals.performance_profile(published[level_set], thresholds)
             ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
         for name, (color, dash) in styles.items():
             scores = [g.scores(level_set) for g in groups if g.label == name]
@@ -133,7 +134,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     handles = [Line2D([], [], color=color, linestyle=dash, label=n) for n, (color, dash) in styles.items()]
     if several_seeds(groups):
         handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
-    if published:
+    if any(published.values()):
         label = f"{PUBLISHED} at as many env steps"
         handles.append(Line2D([], [], color=GREY, linewidth=2.6, label=label))
     legend(figure, handles)

@@ -306,9 +306,9 @@ def _image_summary(tag: str, encoded: bytes, *, width: int, height: int) -> Any:
 
 def _read_columns(path: Path) -> list[str]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:  # damage may be further down
             return next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
+    except (OSError, csv.Error):
         return []
 
 

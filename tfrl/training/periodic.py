@@ -182,7 +182,7 @@ class Periodic:
                 broken_off=lambda: self._session.stop.signalled,
             )
             found[:, mine] = played.returns, played.lengths, played.solved
-        self._session.phase(f"evaluated{self._on(level_set)}")  # the other workers may still play
+        self._session.phase(f"gathering episodes{self._on(level_set)}")  # the other workers may still play
         self._session.obey()  # before anything is used of episodes that may have been broken off
         if frames:
             video = np.stack(frames)

@@ -36,13 +36,13 @@ class Start(NamedTuple):
 def check(config: Any) -> None:
     """Raises UserError if the run of --start-from cannot serve; needs no TensorFlow."""
     run, name = Path(config.start_from), f"--start-from {config.start_from}"
-    if run.resolve() == config.run_dir.resolve():
-        raise UserError(f"{name} is this very run, which the same command without it goes on with.")
+    if run.exists() and run.resolve() == config.run_dir.resolve():
+        raise UserError(f"{name} is this very run; leave it out, or give the new run another --run-name.")
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
     there = settings(run)
     if not policy_files.has_policy(run):
-        raise UserError(f"{name} has no checkpoint yet, and no export.")
+        raise UserError(f"{name} has no checkpoint, and no export.")
     _check_same_network(name, config, there)
 
 
