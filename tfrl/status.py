@@ -10,7 +10,7 @@ from pathlib import Path
 from tfrl.cli import command_line, endings, words
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
-from tfrl.run import lock
+from tfrl.run import files, lock
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE
 from tfrl.run.metrics import PROGRESS_FILE
@@ -90,8 +90,7 @@ def _state(run: runs.Run, now: float) -> str:
         speeds = run.points(runs.SPEED)[1][-_window(run) :]
         update_seconds = run.config.steps_per_update / speeds.min() if speeds.size else 0.0
         written = (run.path / PROGRESS_FILE, run.path / lock.LOCK_FILE, run.path / "checkpoints")
-        changed = max((file.stat().st_mtime for file in written if file.exists()), default=0.0)
-        held = now - changed < 3 * update_seconds + _GRACE_SECONDS
+        held = now - files.last_change(written) < 3 * update_seconds + _GRACE_SECONDS
     if held:
         return "running"
     return "ended early" if (run.path / LEFT_FILE).exists() else "interrupted"

@@ -107,9 +107,7 @@ def save_learning_curve(run: Run) -> Path:
     Returns its path. Raises OSError where it cannot be written.
     """
     path = run.path / "plots" / "learning_curve.png"
-    sources = [run.path / name for name in (PROGRESS_FILE, RESULTS_FILE)]
-    newest = max((file.stat().st_mtime for file in sources if file.exists()), default=0.0)
-    if not path.exists() or path.stat().st_mtime <= newest:
+    if files.last_change([path]) <= files.last_change(run.path / n for n in (PROGRESS_FILE, RESULTS_FILE)):
         files.make_folder(path.parent)
         with files.replacing(path) as staged:
             learning_curve(run).savefig(staged)

@@ -65,11 +65,18 @@ def read_text(path: Path) -> str | None:
 
 def total_size(paths: Iterable[Path]) -> int:
     """The size of files in bytes. Those that another process removes meanwhile have none."""
-    total = 0
+    return sum(found.st_size for found in _stats(paths))
+
+
+def last_change(paths: Iterable[Path]) -> float:
+    """The time at which the last of these files was changed, as `time.time`; 0.0 where none is there."""
+    return max((found.st_mtime for found in _stats(paths)), default=0.0)
+
+
+def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+        with contextlib.suppress(OSError):  # not there, or on a shared disk no longer
+            yield path.stat()
 
 
 def write_synced(path: Path, data: bytes) -> None:
