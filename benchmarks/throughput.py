@@ -14,10 +14,11 @@ product.
 
 Our own figure is what progress.csv of a real `python -m tfrl.ppo` says, without its first update (PPG: its
 first phase), which traces the graph. The floor is measured before and after it, so that both see the same
-machine. With --peer torch the same network's floor in PyTorch is measured too, where it is installed: no
-PyTorch script can be faster than that. --cleanrl measures such a script as well, between two of our runs:
-CleanRL's ppo_procgen.py or ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and, for
-PPG with --single, network), with as many envs and env steps.
+machine; with --within, in parts alone, between the updates of a run in its own process. With --peer torch the
+same network's floor in PyTorch is measured too, where it is installed: no PyTorch script can be faster than
+that. --cleanrl measures such a script as well, between two of our runs: CleanRL's ppo_procgen.py or
+ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and, for PPG with --single, network),
+with as many envs and env steps.
 """
 
 from __future__ import annotations
@@ -32,34 +33,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, speed
-from benchmarks.arithmetic import product_rate
+from benchmarks.floors import Passes
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import reader
-from tfrl.envs.registry import games, specs
+from tfrl.envs.registry import games
 
 if TYPE_CHECKING:
-    from tfrl.networks.actor_critic import ActorCritic
+    pass
 
-_FORWARD_BATCHES = (32, 64)
-_GRADIENT_BATCHES = (256, 512)
 _WAITS = ("env_wait_fraction", "learner_wait_fraction", "actor_wait_fraction")
-
-
-class Passes(NamedTuple):
-    """Passes of a frame through a torso, from its env step to the last gradient of it."""
-
-    forwards: int
-    gradients: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +79,9 @@ class Options:
     """Seconds of each measurement of a floor."""
     peer: Literal["none", "torch"] = "none"
     """Framework whose floor is measured beside ours."""
+    within: bool = False
+    """Measure the floor within the run, between its updates, instead of before and after it: for machines
+    whose speed changes from minute to minute."""
     cleanrl: str = ""
     """Command that starts CleanRL's script, `python cleanrl/ppo_procgen.py` say, to measure it as well."""
 
@@ -98,14 +91,10 @@ def main(options: Options) -> None:
     _check(options)
     rows, each = [], passes(_config(options))
     for precision in precisions(options.precisions):
-        before = _floor_of_tensorflow(precision, options.floor_seconds, each)
-        ours = _our_run(options, precision)
-        after = _floor_of_tensorflow(precision, options.floor_seconds, each)
-        floor = statistics.mean([before, after])
-        row = {"precision": precision, "floor": floor, "floor_before": before, "floor_after": after, **ours}
-        row["ratio_to_floor"] = ours["env_steps_per_second"] / floor
+        row = {"precision": precision}
+        row |= (_floor_within if options.within else _floor_around)(options, precision, each)
         row["arithmetic_limit"] = _in_process("arithmetic_limit", precision, options.floor_seconds / 4, each)
-        row["ratio_to_limit"] = ours["env_steps_per_second"] / row["arithmetic_limit"]
+        row["ratio_to_limit"] = row["env_steps_per_second"] / row["arithmetic_limit"]
         if options.peer == "torch" and precision == "float32":
             row["torch_floor"] = _in_process("torch_floor", precision, options.floor_seconds, each)
         if options.cleanrl and precision == "float32":
@@ -121,6 +110,24 @@ def main(options: Options) -> None:
     for name in dict.fromkeys(key for row in rows for key in row if key != "precision"):
         table.add_row(name, *(f"{row[name]:.3g}" if name in row else "-" for row in rows))
     Console().print(table)
+
+
+def _floor_around(options: Options, precision: str, each: Passes) -> dict[str, Any]:
+    """Our run, and the floor before and after it."""
+    before = _floor_of_tensorflow(precision, options.floor_seconds, each)
+    ours = _our_run(options, precision)
+    after = _floor_of_tensorflow(precision, options.floor_seconds, each)
+    floor = statistics.mean([before, after])
+    found = {"floor": floor, "floor_before": before, "floor_after": after, **ours}
+    return found | {"ratio_to_floor": ours["env_steps_per_second"] / floor}
+
+
+def _floor_within(options: Options, precision: str, each: Passes) -> dict[str, Any]:
+    """Our run, and the floor between its updates."""
+    asked = (options.algorithm, _flags(options), precision, tuple(each), _updates_at_once(options))
+    return json.loads(
+        command.answer(f"from benchmarks.floor_within import measure; print(measure(*{asked}))")
+    )
 
 
 def passes(config: Any) -> Passes:
@@ -170,6 +177,8 @@ def _check(options: Options) -> None:
         )
     if options.peer == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError("--peer torch needs PyTorch, which is not installed here.")
+    if options.within and options.algorithm == "impala":
+        raise UserError("--within is for algorithms that act and learn in turn, which impala does not.")
     command.check_program(options.cleanrl, "--cleanrl")
 
 
@@ -241,167 +250,10 @@ def _in_process(measure: str, precision: str, seconds: float, each: Passes) -> f
     """What a function below measures in a fresh process, as threads must not disturb the next measurement."""
     return float(
         command.answer(
-            f"from benchmarks.throughput import Passes, {measure} as f; "
+            f"from benchmarks.floors import Passes, {measure} as f; "
             f"print(f({precision!r}, {seconds}, {each}))"
         )
     )
-
-
-def _best(
-    forward: Callable[[int], Any],
-    gradient: Callable[[int], Any],
-    seconds: float,
-    each: Passes,
-    gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
-) -> float:
-    """Env steps a second from functions that take a batch size and do one call on it."""
-    share = seconds / (len(_FORWARD_BATCHES) + len(gradient_batches))
-    best = [
-        min(_seconds(partial(function, batch), share) / batch for batch in batches)
-        for function, batches in ((forward, _FORWARD_BATCHES), (gradient, gradient_batches))
-    ]
-    return 1.0 / (each.forwards * best[0] + each.gradients * best[1])
-
-
-def _seconds(function: Callable[[], Any], seconds: float) -> float:
-    """What a call takes, the median of as many as fit into `seconds`."""
-    function()  # tracing, memory
-    times, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def whole_floor(precision: str, seconds: float, each: Passes) -> float:
-    """Env steps a second of the network alone, in TensorFlow, each operation on all cores."""
-    tf, network = _network(precision)
-    return _floor(network, _gradient(tf, network), seconds, each)
-
-
-def parts_floor(precision: str, seconds: float, each: Passes) -> float:
-    """The same in parts side by side, as the trainer computes on CPUs."""
-    from tfrl.workers import parts, strategy
-
-    parts.one_thread_each()  # before anything else uses TensorFlow
-    at_once, part = parts.cores(), strategy.PART_ROWS
-    tf, network = _network(precision)
-    of_part = _gradient(tf, network)
-
-    def gradient(images: Any) -> Any:
-        parts = tf.reshape(images, (-1, part, *images.shape[1:]))
-        shapes = [tf.TensorSpec(v.shape) for v in network.trained_variables]
-        return tf.map_fn(of_part, parts, fn_output_signature=shapes, parallel_iterations=at_once)
-
-    forward = network.forward_pass(on_gpu=False, at_once=at_once)
-    return _floor(forward, gradient, seconds, each, [n * part * at_once for n in (2, 4)])
-
-
-def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
-    """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
-    from resnet.counts import mflop
-
-    _, network = _network(precision)
-    rate = product_rate(precision, seconds)
-    # The heads are products of 256 x 16, a thousandth of the torso.
-    return rate / (1e6 * mflop(network.actor.torso) * (each.forwards + 3 * each.gradients))
-
-
-def _network(precision: str) -> tuple[Any, ActorCritic]:
-    """TensorFlow and IMPALA's network, as the trainer sets them up."""
-    import tfrl  # noqa: F401 - sets what TensorFlow reads at import
-
-    import tensorflow as tf  # isort: skip
-
-    from tfrl.networks import actor_critic
-    from tfrl.workers import strategy
-
-    strategy.set_up_tensorflow()
-    observation_spec, action_spec = specs("coinrun")
-    network = actor_critic.build(
-        torso="impala",
-        torso_options={},
-        observation_spec=observation_spec,
-        action_spec=action_spec,
-        share_torso=True,
-        precision=precision,
-        seed=1,
-    )
-    return tf, network
-
-
-def _gradient(tf: Any, network: ActorCritic) -> Callable[[Any], Any]:
-    """Gradients of something like a loss, by observations."""
-    variables = [v.value for v in network.trained_variables]
-
-    def gradient(observations: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits, values = network(observations, training=True)
-            loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
-        return tape.gradient(loss, variables)
-
-    return gradient
-
-
-def _floor(
-    forward: Callable[[Any], Any],
-    gradient: Callable[[Any], Any],
-    seconds: float,
-    each: Passes,
-    gradient_batches: Sequence[int] = _GRADIENT_BATCHES,
-) -> float:
-    """Env steps a second from TensorFlow functions of observations."""
-    import numpy as np
-    import tensorflow as tf
-
-    images = {
-        n: tf.constant(np.random.default_rng(n).integers(0, 256, (n, 64, 64, 3), np.uint8))
-        for n in {*_FORWARD_BATCHES, *gradient_batches}
-    }
-    forward, gradient = tf.function(forward), tf.function(gradient)
-    calls = (lambda n: forward(images[n])[1].numpy(), lambda n: gradient(images[n])[0].numpy())
-    return _best(*calls, seconds, each, gradient_batches)
-
-
-def torch_floor(precision: str, seconds: float, each: Passes) -> float:
-    """The same in PyTorch, float32, channels last (its faster layout on CPUs)."""
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(channels, channels, 3, padding=1)
-            self.second = nn.Conv2d(channels, channels, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.second(torch.relu(self.first(torch.relu(x))))
-
-    layers: list[nn.Module] = []
-    channels = 3
-    for depth in (16, 32, 32):
-        layers += [nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
-        layers += [Block(depth), Block(depth)]
-        channels = depth
-    layers += [nn.Flatten(), nn.ReLU(), nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 16)]
-    network = nn.Sequential(*layers).to(memory_format=torch.channels_last)
-
-    def images(n: int) -> torch.Tensor:
-        raw = torch.randint(0, 256, (n, 3, 64, 64), dtype=torch.uint8)
-        return raw.contiguous(memory_format=torch.channels_last)
-
-    cache = {n: images(n) for n in {*_FORWARD_BATCHES, *_GRADIENT_BATCHES}}
-
-    def forward(n: int) -> None:
-        with torch.inference_mode():
-            network(cache[n].float() / 255.0)
-
-    def gradient(n: int) -> None:
-        network.zero_grad()
-        network(cache[n].float() / 255.0).square().sum().backward()
-
-    return _best(forward, gradient, seconds, each)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from processes import PATIENCE, ROOT, Answer, assert_refused, script
 from benchmarks import (
     arithmetic,
     command,
+    floor_within,
+    floors,
     peers,
     replay_floor,
     speed,
@@ -42,6 +44,11 @@ from tfrl.cli.errors import TrainingError
         ("throughput", ["--updates", "0"], "--updates must be at least 1"),
         ("throughput", ["--num-steps", "100"], "--num-steps must be divisible by --num-minibatches 8"),
         ("throughput", ["--precisions", "float16"], "--precisions must be auto, or of float32 and bfloat16"),
+        (
+            "throughput",
+            ["--algorithm", "impala", "--within"],
+            "--within is for algorithms that act",
+        ),
         ("throughput", ["--cleanrl", "no-such-program x.py"], "there is no program no-such-program"),
         ("continuous_control", ["--torchrl", "nowhere.py"], "--torchrl nowhere.py is not a file"),
         ("continuous_control", ["--updates", "1"], "--updates must be at least 2"),
@@ -225,6 +232,21 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
 def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
     config = throughput._config(throughput.Options(**options))
     assert throughput.passes(config) == found
+
+
+def test_a_floor_within_a_run_is_of_the_same_moments():
+    """A machine that halves its speed in the middle: the run is at its floor all the same."""
+    each = floors.Passes(forwards=2, gradients=3)
+    fast, slow = (100 * k * (2 * 0.01 + 3 * 0.03) for k in (1, 2))  # seconds of 100 env steps at the floor
+    samples = [
+        floor_within.Sample(99.0, 0.5, 0.5, ends=True),  # the first update, which traces
+        floor_within.Sample(0.5 * fast, 0.01, 0.03, ends=False),
+        floor_within.Sample(0.5 * fast, 0.01, 0.03, ends=True),
+        floor_within.Sample(slow, 0.02, 0.06, ends=True),
+    ]
+    found = floor_within.rates(samples, each, env_steps=100, skipped=1)
+    assert found["env_steps_per_second"] == found["floor"] == pytest.approx(200 / (fast + slow))
+    assert found["ratio_to_floor"] == pytest.approx(1.0)
 
 
 # Children
