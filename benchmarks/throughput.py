@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -45,9 +45,6 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
 from tfrl.config import reader
 from tfrl.envs.registry import games
-
-if TYPE_CHECKING:
-    pass
 
 _WAITS = ("env_wait_fraction", "learner_wait_fraction", "actor_wait_fraction")
 
