@@ -24,7 +24,11 @@ SUITE = "--envs catch --seeds 1,2 --workers 2 " + FLAGS.removeprefix("--env catc
 class Job:
     """A command that trains runs of `logdir`, and all of its processes."""
 
-    def __init__(self, command, logdir):
+    def __init__(self, command, logdir, interrupt=signal.SIG_DFL):
+        def begin():
+            hangup(signal.SIG_DFL)()
+            signal.signal(signal.SIGINT, interrupt)
+
         self.logdir = logdir
         self._said = (logdir / "said.txt").open("w+")
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
@@ -34,7 +38,7 @@ class Job:
             env=environ,
             stdout=self._said,
             stderr=subprocess.STDOUT,
-            preexec_fn=hangup(signal.SIG_DFL),
+            preexec_fn=begin,
         )
 
     def train(self, runs, updates):
@@ -118,9 +122,14 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path):
-    """Before its own handlers stand: while Python imports what the command needs."""
-    job = Job([sys.executable, "-X", "importtime", *TRAINER[1:], "--logdir", str(tmp_path)], tmp_path)
+@pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path, interrupt):
+    """Before its own handlers stand: while Python imports what the command needs.
+
+    What a script starts in the background begins with Ctrl-C ignored.
+    """
+    command = [sys.executable, "-X", "importtime", *TRAINER[1:], "--logdir", str(tmp_path)]
+    job = Job(command, tmp_path, interrupt)
     until(lambda: re.search(r"\| tfrl$", job.said(), re.MULTILINE), PATIENCE)
     job.process.send_signal(signal.SIGINT)
     # As a shell's 130, or on a slow machine 130 of the command itself, which is a moment further then.

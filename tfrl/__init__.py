@@ -7,8 +7,10 @@ import sys
 __version__ = "0.1.0"
 
 # Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
-# traceback. "-m" stands there while Python looks for the command's module, and not where we are imported.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+# traceback; also where it is ignored, as of a `command &` in a script: later our handlers would heed it, too.
+# "-m" stands there while Python looks for the command's module, and not where we are imported.
+_OF_PYTHON = (signal.default_int_handler, signal.SIG_IGN)
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
