@@ -123,14 +123,15 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
 
 
 @pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path, interrupt):
+@pytest.mark.parametrize("module", ["tfrl.ppo_procgen", "resnet.train"])
+def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path, module, interrupt):
     """Before its own handlers stand: while Python imports what the command needs.
 
     What a script starts in the background begins with Ctrl-C ignored.
     """
-    command = [sys.executable, "-X", "importtime", *TRAINER[1:], "--logdir", str(tmp_path)]
+    command = [sys.executable, "-X", "importtime", "-m", module, "--logdir", str(tmp_path)]
     job = Job(command, tmp_path, interrupt)
-    until(lambda: re.search(r"\| tfrl$", job.said(), re.MULTILINE), PATIENCE)
+    until(lambda: re.search(r"\| +tfrl$", job.said(), re.MULTILINE), PATIENCE)
     job.process.send_signal(signal.SIGINT)
     # As a shell's 130, or on a slow machine 130 of the command itself, which is a moment further then.
     assert job.process.wait(PATIENCE) in (-signal.SIGINT, 130)

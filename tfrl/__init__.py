@@ -8,9 +8,12 @@ __version__ = "0.1.0"
 
 # Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
 # traceback; also where it is ignored, as of a `command &` in a script: later our handlers would heed it, too.
-# "-m" stands there while Python looks for the command's module, and not where we are imported.
+# Not where others import us: "-m" stands there while Python looks for a module of ours; one that was found
+# before we are imported, of resnet, say, is what Python runs then.
 _OF_PYTHON = (signal.default_int_handler, signal.SIG_IGN)
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
+_run = getattr(sys.modules.get("__main__"), "__spec__", None)
+_runs_ours = _run is not None and _run.name.partition(".")[0] in ("resnet", "cluster", "benchmarks")
+if (sys.argv[:1] == ["-m"] or _runs_ours) and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
