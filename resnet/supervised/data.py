@@ -66,8 +66,8 @@ class Dataset:
 # Loading
 
 
-def prepare(name: str) -> None:
-    """Downloads a set, or makes it, unless it lies in tfds's folder (TFDS_DATA_DIR).
+def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
+    """Downloads a set, or makes it, unless it lies in tfds's folder (TFDS_DATA_DIR). `say` is told first.
 
     Raises UserError if it has no labels, no such configuration, or cannot be downloaded.
     """
@@ -75,6 +75,8 @@ def prepare(name: str) -> None:
         builder = _builder(name)
     if builder.info.supervised_keys is None or len(builder.info.supervised_keys) != 2:
         raise UserError(f"the data set {name} has no images with labels; choose a classification set.")
+    if say is not None and not builder.is_prepared():
+        say(f"Preparing {name} in {builder.data_dir}, once; it takes a minute or more")
     try:
         with _quiet(), quick_to_fail():
             builder.download_and_prepare()
@@ -113,9 +115,8 @@ def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str
     """`load` on all workers. The chief prepares the set first, in a folder that all may share."""
     failure = None
     if runtime.is_chief:
-        say(f"Preparing {name}; the first time takes a minute or more")
         try:
-            prepare(name)
+            prepare(name, say)
         except UserError as error:
             failure = error
     if not runtime.all_agree(failure is None):

@@ -202,6 +202,15 @@ def test_a_set_without_labels_is_refused():
         data.prepare("celeb_a")
 
 
+def test_that_a_set_is_made_is_said_where_it_is(monkeypatch, tmp_path):
+    config = FramesConfig(name="tiny", **MAKERS["games"])
+    monkeypatch.setattr(data, "_builder", lambda name: ProcgenFrames(config=config, data_dir=tmp_path))
+    said = []
+    for _ in range(2):
+        data.prepare("procgen_frames/tiny", said.append)
+    assert len(said) == 1 and said[0].startswith(f"Preparing procgen_frames/tiny in {tmp_path}/")
+
+
 @pytest.fixture
 def silent_proxy(monkeypatch):
     """A network that swallows everything: its proxy takes connections and never answers."""
