@@ -232,7 +232,7 @@ def test_plain_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():
     run("dqn", flags, 4, 2, step)
 
 
-def deterministic(critics, delay, smoothed):
+def deterministic(critics, delay, smoothed, target_every=None):
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, noise = rows
         a2 = np.tanh(slow.net("target_actor", o2))
@@ -246,6 +246,7 @@ def deterministic(critics, delay, smoothed):
         )
         if number % delay == 0:
             slow.learn(lambda: -q("critic1", o, np.tanh(slow.net("actor", o))).sum() / ROWS, ["actor"], 0.01)
+        if number % (target_every or delay) == 0:
             slow.move(["actor", *critics], 0.1)
         return error
 
@@ -259,8 +260,10 @@ def test_ddpg():
     run("ddpg", DETERMINISTIC, 3, 0, deterministic(["critic1"], 1, False))
 
 
-def test_td3():
-    run("td3", DETERMINISTIC, 3, 0, deterministic(["critic1", "critic2"], 2, True))
+@pytest.mark.parametrize("target_every", [None, 1, 3])
+def test_td3(target_every):
+    flags = [*DETERMINISTIC, *(["--target-every", str(target_every)] if target_every else [])]
+    run("td3", flags, 3, 0, deterministic(["critic1", "critic2"], 2, True, target_every))
 
 
 def tanh_normal(parameters, noise):
@@ -272,8 +275,8 @@ def tanh_normal(parameters, noise):
     return np.tanh(z), log_prob.sum(1)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.3])
-def test_sac(alpha):
+@pytest.mark.parametrize(("alpha", "target_every"), [(None, 1), (0.3, 2)])
+def test_sac(alpha, target_every):
     critics = ["critic1", "critic2"]
 
     def step(slow, config, rows, number):
@@ -299,10 +302,11 @@ def test_sac(alpha):
             slow.learn(
                 lambda: (np.exp(slow.w["log_alpha"]) * (entropy + 1.0)).sum() / ROWS, ["log_alpha"], 0.01
             )
-        slow.move(critics, 0.1)
+        if number % target_every == 0:
+            slow.move(critics, 0.1)
         return error
 
-    flags = [*DETERMINISTIC, *(["--alpha", str(alpha)] if alpha else [])]
+    flags = [*DETERMINISTIC, *(["--alpha", str(alpha), "--target-every", "2"] if alpha else [])]
     run("sac", flags, 3, 0, step)
 
 

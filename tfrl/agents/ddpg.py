@@ -20,7 +20,7 @@ class DDPGAgent(ReplayAgent):
         }
     }
     actor_every = 1
-    """Gradient steps of the critics for one of the actor, and of the slow copies."""
+    """Gradient steps of the critics for one of the actor, and of the slow copies without --target-every."""
 
     def make_phases(self) -> tuple[Phase, ...]:
         """The critics', then the actor's."""

@@ -21,7 +21,6 @@ class DQNAgent(ReplayAgent):
 
     def make_phases(self) -> tuple[Phase, ...]:
         """One."""
-        self.target_every = self._config.target_every
         return (Phase(("q",), self._loss, ("q_loss", "q_mean"), (self._config.lr,)),)
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:

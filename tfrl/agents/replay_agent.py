@@ -60,7 +60,7 @@ class Phase:
 
 
 class ReplayAgent:
-    """Networks, their slow copies and optimizers under a strategy; follows `tfrl.agents.agent.ReplayAgent`.
+    """Networks, their slow copies and optimizers under a strategy, as `tfrl.training.off_policy` asks.
 
     A subclass gives the class attributes and `make_phases`.
 
@@ -72,7 +72,7 @@ class ReplayAgent:
       metric_names, charts: as in `tfrl.agents.agent.Agent`.
       update_noise: standard normal numbers of each row of a batch.
       slow: the networks that have slow copies.
-      target_every: gradient steps between two moves of these.
+      target_every: gradient steps between two moves of these; the algorithm's own, or --target-every.
     """
 
     metric_names: tuple[str, ...]
@@ -86,6 +86,7 @@ class ReplayAgent:
         self._runtime = runtime
         self.network = networks.of_settings(config, runtime.precision)
         self.phases = self.make_phases()
+        self.target_every = config.target_every or self.target_every
         vectors = self.initial()
         vectors |= {TARGET + name: vectors[name] for name in self.slow}
         learned = [name for phase in self.phases for name in phase.learned]

@@ -1,4 +1,4 @@
-"""The two ways a command ends badly. `commands.run` turns each into one sentence and an exit code."""
+"""The ways a command ends badly. `endings.run` turns each into one sentence and an exit code."""
 
 
 class UserError(Exception):

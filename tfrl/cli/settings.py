@@ -42,7 +42,8 @@ class Hardware:
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute
-    capability 8.0 on, CPUs with AMX, AMD's with AVX512-BF16); a resumed run keeps what it began with."""
+    capability 8.0 on, CPUs with AMX, AMD's with AVX512-BF16; not for the torso mlp); a resumed run keeps what
+    it began with."""
     micro_batch: int = 0
     """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
     smaller parts take less memory. 0: chosen for speed."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tfrl.cli.settings import COUNT, FRACTION, NATURAL, POSITIVE, Range, Reader
+from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, Range, Reader
 from tfrl.config import actors, replay
 from tfrl.config.replay import (
     DEFAULTS,
@@ -30,8 +30,6 @@ from tfrl.ops import schedules
 class DQN:
     """The hyperparameters of DQN."""
 
-    target_every: int = 500
-    """Gradient steps between two moves of the target network (see --tau)."""
     double: bool = True
     """The learned network chooses the next action, the target network values it."""
     dueling: bool = False
@@ -72,7 +70,14 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, R
         return (np.float32(schedules.exploration(*ends, env_steps, self.exploration_steps)),)
 
 
-_DEFAULTS = {**DEFAULTS, "tau": 1.0, "batch_size": 128, "lr": 2.5e-4, "replay_size": 100_000}
+_DEFAULTS = {
+    **DEFAULTS,
+    "tau": 1.0,
+    "target_every": 500,
+    "batch_size": 128,
+    "lr": 2.5e-4,
+    "replay_size": 100_000,
+}
 _CARTPOLE = {**_DEFAULTS, "env": "CartPole-v1", "total_steps": 50_000}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -134,7 +139,6 @@ _SUMMARIES = {
 }
 
 RANGES: dict[str, Range] = {
-    "target_every": COUNT,
     "huber_delta": POSITIVE,
     "priority_exponent": FRACTION,
     "priority_beta": FRACTION,

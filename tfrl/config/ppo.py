@@ -49,7 +49,7 @@ class PPO:
     clip_ratio: float = 0.2
     """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
     clip_value: bool = True
-    """Clip the change of the value as well, by the same amount."""
+    """Clip the change of the value as well, by the same amount; of the squared error alone."""
     value_loss: Literal["squared", "huber"] = "squared"
     """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
     gamma: float = 0.999
@@ -121,10 +121,11 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSetti
     @property
     def metric_titles(self) -> dict[str, str]:
         """The metrics of updates that reports draw, with their titles."""
-        error = {"squared": "half the squared error", "huber": "Huber's"}[self.value_loss]
+        squared = f"half the squared error{', clipped' if self.clip_value else ''}"
+        error = {"squared": squared, "huber": "Huber's"}[self.value_loss]
         return {
             "train/policy_loss": "policy loss",
-            "train/value_loss": f"value loss ({error}{', clipped' if self.clip_value else ''})",
+            "train/value_loss": f"value loss ({error})",
             "train/entropy": "entropy (nats)",
             "train/approx_kl": "approximate KL per update (nats)",
             "train/clip_fraction": "share of clipped ratios",

@@ -63,6 +63,8 @@ class Replay:
     """The gradient of each network is clipped to this norm; None: not at all."""
     tau: float = 0.005
     """Step of the target networks towards the learned ones, as a share of the way; 1: a copy."""
+    target_every: int | None = None
+    """Gradient steps between two such steps. None: every one; with TD3, those that its actor learns in."""
 
 
 class ReplaySettings(RLSettings):
@@ -159,6 +161,7 @@ RANGES: dict[str, Range] = {
     "adam_epsilon": POSITIVE,
     "max_grad_norm": POSITIVE,
     "tau": Range(0, 1, above=True),
+    "target_every": COUNT,
 }
 
 DEFAULTS: Mapping[str, Any] = {

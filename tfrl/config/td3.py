@@ -17,7 +17,7 @@ class TD3(DDPG):
     """The hyperparameters of TD3."""
 
     policy_delay: int = 2
-    """Gradient steps of the critics for one of the actor and of the target networks."""
+    """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
     target_noise: float = 0.2
     """Standard deviation of the noise upon the target actor's actions."""
     target_noise_clip: float = 0.5

@@ -18,14 +18,14 @@ from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.vec_env import Step
 
 if TYPE_CHECKING:
-    from tfrl.envs import EnvSpec
+    from tfrl.envs.spec import EnvSpec
 
 LONGEST_REPLAY = 32_768
 """Steps: a longer episode cannot be replayed. So many actions take 128 kB per number of a Box, else 10 kB."""
 
 
 class GymnasiumVec:
-    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.VecEnv`.
+    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.vec_env.VecEnv`.
 
     All are stepped by one Python loop in this process. Processes are slower than one env for all but slow
     ones, and two threads gained nothing on two cores, although MuJoCo frees Python's lock for 65 % of a step

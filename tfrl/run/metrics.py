@@ -30,7 +30,7 @@ class MetricsWriter:
             columns of its file.
         resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
             dropped, so that each point stands there once. None: the run begins, also again after a kill
-            before its first checkpoint (`run_folder.check_run` sees to it), and everything is dropped.
+            before its first checkpoint (`folder.check_run` sees to it), and everything is dropped.
         warn: called with one sentence if something cannot be written.
         step_column: what the steps are: the name of the first column.
     """

@@ -1,6 +1,6 @@
 """The surroundings of any trainer's loop: checkpoints, the run's folder, clock, stop requests, the end.
 
-A trainer is a loop that uses a `Session`: tfrl/training/on_policy.py, resnet/supervised/trainer.py.
+A trainer is a loop that uses a `Session`: tfrl/training/trainer.py, resnet/supervised/trainer.py.
 """
 
 from __future__ import annotations

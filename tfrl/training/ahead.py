@@ -59,7 +59,7 @@ class AheadCollector(Protocol):
         """
 
     def take(self) -> Rollout:
-        """Waits for the oldest rollout that was begun; its buffers stay until `rollouts_held` later ones."""
+        """Waits for the oldest rollout that was begun; its buffers stay until the next call at least."""
 
     def get_state(self) -> EnvStates:
         """The envs' state after the last rollout that was taken."""
