@@ -60,6 +60,7 @@ def main() -> int:
             stdin=subprocess.DEVNULL,
             stdout=slave,
             stderr=slave,
+            pass_fds=handed_down(),
             start_new_session=True,
             preexec_fn=_begin_worker,  # no other threads here that a fork could catch in the middle
         )
@@ -77,6 +78,15 @@ def main() -> int:
     code = _attend(worker, wakeup, saves.fileno(), master, order["grace"])
     worker.send(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
     return 128 - code if code < 0 else code
+
+
+def handed_down() -> list[int]:
+    """The open file of a run's lock that a suite has for its trainers (tfrl/run/lock.py), if it came here."""
+    with contextlib.suppress(ValueError, OSError):
+        number = int(os.environ.get("TFRL_LOCK", ""))
+        os.fstat(number)
+        return [number]
+    return []
 
 
 class _Worker:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.agent import SAVED, STARTED, STOPS
+from cluster.agent import SAVED, STARTED, STOPS, handed_down
 from cluster.output import Output
 from cluster.places import Place
 from tfrl.cli.errors import UserError
@@ -170,6 +170,7 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            pass_fds=handed_down() if host is None else (),
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
         )
     except OSError as error:

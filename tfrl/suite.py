@@ -29,6 +29,7 @@ from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
 from tfrl.cli.words import size
 from tfrl.config import ppg, ppo
+from tfrl.config.actors import leads
 from tfrl.config.task import Task
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
@@ -128,8 +129,7 @@ class _Runs:
             [task.config.run_dir for task in tasks],
             lambda index: is_done(tasks[index].config),
             self._say,
-            # Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
-            shared=not any(tf_config.for_strategy(task.config.strategy) for task in tasks),
+            shared=not any(_locks_itself(task.config) for task in tasks),
         )
 
     def run(self) -> int:
@@ -390,6 +390,16 @@ def _rollout_bytes(config: Any) -> tuple[int, int]:
         return 0, 0
     left = config.num_updates % config.policy_updates * config.phase_bytes // config.policy_updates
     return config.bytes_ahead, left
+
+
+def _locks_itself(config: Any) -> bool:
+    """Whether the run's lock is left to its trainer: a learner on another machine cannot be handed one.
+
+    Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
+    """
+    if leads(config):
+        return config.ray_address is not None
+    return tf_config.for_strategy(config.strategy) is not None
 
 
 def is_done(config: Any) -> bool:

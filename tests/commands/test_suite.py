@@ -198,6 +198,20 @@ def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):
     assert all(f">{name}<" in page for name in ("ppo", "drac")), page[:2000]
 
 
+def test_runs_of_several_learners_get_the_suites_lock(tmp_path):
+    """Their chief, no child of it, waited for its own suite. Learners on a Ray lock for themselves."""
+    flags = "--envs catch --seeds 1 --torso cookbook --precision float32 --num-levels 0 --learners 2"
+    flags += " --num-envs 8 --num-steps 16 --num-minibatches 4 --total-steps 256 --eval-episodes 2"
+    command = [sys.executable, "-m", "tfrl.suite", *flags.split(), "--logdir", tmp_path]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+    assert runs.load(tmp_path / "catch-seed1").env_steps == 256
+
+    elsewhere, _ = planned(tmp_path, f"{flags} --seeds 2 --ray-address 127.0.0.1:1")
+    here, _ = planned(tmp_path, flags)
+    assert [suite._locks_itself(task.config) for task in (*elsewhere, *here)] == [True, False]
+
+
 def planned(tmp_path, arguments):
     """The tasks and the number of workers of a suite's command line."""
     options, rest = suite._split([*arguments.split(), "--logdir", str(tmp_path)])
