@@ -65,7 +65,9 @@ def main() -> int:
             preexec_fn=_begin_worker,  # no other threads here that a fork could catch in the middle
         )
     except OSError as error:
-        print(f"error: cannot start {order['command'][0]!r}: {error.strerror}", file=sys.stderr)
+        enters = error.filename == order["directory"]
+        what = f"enter the folder {error.filename}" if enters else f"start {order['command'][0]!r}"
+        print(f"error: cannot {what}: {error.strerror}", file=sys.stderr)
         return 2
     if slave is not None:
         os.close(slave)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -80,6 +80,8 @@ class Ending:
     """True if the workers had been told to stop before that."""
     saved: bool
     """True if the run made a checkpoint."""
+    started: bool = True
+    """False if the culprit was not even started."""
 
 
 FindPlaces = Callable[[Callable[[], bool], Callable[[str], None]], list[Place]]
@@ -128,7 +130,7 @@ class Launcher:
             ending = self._attempt(places)
             if ending.culprit is None:
                 return ending.code
-            reason = describe(ending.culprit, ending.code, places[ending.culprit].host, self._called)
+            reason = describe(ending, places[ending.culprit].host, self._called)
             code, why = self._final(ending)
             failures = 1 if ending.saved else failures + 1
             if code is None and failures > self._max_restarts:
@@ -178,7 +180,7 @@ class Launcher:
                     team.settle()
                     codes = list(team.codes)  # without those that end because they are told to
                     team.stop(self._grace, told=told)
-                    return _failed(codes, told=told, saved=team.saved)
+                    return _failed(codes, team.started, told=told, saved=team.saved)
                 if stop_code(team.codes):
                     stopped_at = min(stopped_at, time.monotonic())
                 letter = self._signals.letter
@@ -195,13 +197,13 @@ class Launcher:
         return Ending(None, stop_code(team.codes), told, team.saved)
 
 
-def _failed(codes: Sequence[int | None], *, told: bool, saved: bool) -> Ending:
+def _failed(codes: Sequence[int | None], started: Container[int], *, told: bool, saved: bool) -> Ending:
     culprit = first_failure(codes)
     code = codes[culprit]
     if code == STALLED and (stopped := stop_code(codes)):
         # Who was stopped has left it alone: after they had saved together, or when there was nothing to save.
         return Ending(None, stopped, told, saved)
-    return Ending(culprit, code, told, saved)
+    return Ending(culprit, code, told, saved, culprit in started)
 
 
 def stop_code(codes: Sequence[int | None]) -> int:
@@ -216,9 +218,12 @@ def first_failure(codes: Sequence[int | None]) -> int | None:
     return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
 
 
-def describe(worker: int, code: int, host: str | None, called: str = "worker") -> str:
-    """Says how a worker ended, for people: "worker 1 died (killed by signal 9)"."""
+def describe(ending: Ending, host: str | None, called: str) -> str:
+    """Says how the worker that failed ended, for people: "worker 1 died (killed by signal 9)"."""
+    worker, code = ending.culprit, ending.code
     name = f"{called} {worker}" if host is None else f"{called} {worker} on {host}"
+    if code == BAD_SETTINGS and not ending.started:
+        return f"{name} could not be started (exit code {code})"
     if code == BAD_SETTINGS:
         return f"{name} refused its settings (exit code {code})"
     if code == STALLED:

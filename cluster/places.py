@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from tfrl.cli.errors import UserError
 from tfrl.workers import machine, tf_config
 
-# Below the range from which systems give ports to outgoing connections: nothing takes one between our looking
-# and TensorFlow's opening it.
-LOCAL_PORTS = range(15000, 32000)
+# Below the range from which systems give ports to outgoing connections, above Ray's processes': but
+# for another launcher, nothing takes one between our looking and TensorFlow's opening it.
+LOCAL_PORTS = range(20000, 32000)
+_GPUS_WITHIN = 30.0  # seconds; a driver that hangs would never say how many there are
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def local_places(
         UserError: more workers than GPUs.
     """
     mine = shares(workers, first_port, environ)
-    return [Place(None, own) for own in environments(["127.0.0.1"] * workers, mine, environ)]
+    own = environments(["127.0.0.1"] * workers, mine, environ, chosen=first_port is None)
+    return [Place(None, each) for each in own]
 
 
 def shares(
@@ -58,14 +60,22 @@ def shares(
 
 
 def environments(
-    hosts: Sequence[str], mine: Sequence[Share], environ: Mapping[str, str] = os.environ
+    hosts: Sequence[str],
+    mine: Sequence[Share],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    chosen: bool = True,
 ) -> list[dict[str, str]]:
-    """The environments of workers on these hosts, each with its share; threads that `environ` sets win."""
+    """The environments of workers on these hosts, each with its share; threads that `environ` sets win.
+
+    `chosen`: the ports are free ones of this moment, and others the next time.
+    """
+    again = {tf_config.CHOSEN_PORT: "1"} if chosen else {}
     configs = _tf_configs([f"{host}:{share.port}" for host, share in zip(hosts, mine, strict=True)])
     own = []
     for share, config in zip(mine, configs, strict=True):
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
-        own.append({**_threads(share.cores, environ), "TF_CONFIG": config, **gpus})
+        own.append({**_threads(share.cores, environ), "TF_CONFIG": config, **gpus, **again})
     return own
 
 
@@ -104,10 +114,19 @@ def thread_shares(cores: int, workers: int) -> list[int]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. UserError: the driver hangs."""
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, env=dict(environ))
+    command = ["nvidia-smi", "-L"]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, text=True, env=dict(environ), timeout=_GPUS_WITHIN
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"`{' '.join(command)}` has not answered for {_GPUS_WITHIN:g} s: a GPU or its driver hangs; "
+            "restart this machine, or train on another"
+        ) from None
     gpus = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
     if gpus and "CUDA_VISIBLE_DEVICES" in environ:
         return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]

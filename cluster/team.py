@@ -38,6 +38,7 @@ class Team:
 
     Attributes:
         codes: their exit codes; None while they run.
+        started: the workers whose agents have started them.
         saved: whether a worker has said that the run has made a checkpoint.
     """
 
@@ -51,7 +52,7 @@ class Team:
         """Starts all workers; worker 0 gets a terminal of (rows, columns), if any. UserError: no ssh here."""
         self.codes: list[int | None] = [None] * len(places)
         self.saved = False
-        self._started: set[int] = set()
+        self.started: set[int] = set()
         self._output = output
         self._selector = selectors.DefaultSelector()
         self._agents: list[Any] = []
@@ -138,14 +139,14 @@ class Team:
     def _heard(self, index: int, data: bytes) -> bytes:
         """What is left of a piece of stderr without the agent's own words."""
         if STARTED in data:
-            self._started.add(index)
+            self.started.add(index)
         self.saved = self.saved or SAVED in data
         return data.translate(None, STARTED + SAVED)
 
     def _code(self, index: int) -> int:
         """The exit code of a worker whose agent has ended."""
         code = self._agents[index].returncode
-        if code == 0 and index not in self._started:  # of an ssh, or a shell there, that did nothing
+        if code == 0 and index not in self.started:  # of an ssh, or a shell there, that did nothing
             return LOST
         return code if code >= 0 else 128 - code
 

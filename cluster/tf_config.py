@@ -94,6 +94,8 @@ def _fault(address: str) -> str | None:
         socket.create_connection(tf_config.split_address(address), timeout=ANSWER_WITHIN).close()
     except OSError as error:
         return error.strerror or str(error)
+    except UnicodeError:
+        return "not the name of a host"
     return None
 
 

@@ -8,6 +8,7 @@ writes {id: digest} of 300 steps after them.
 import json
 import os
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,15 @@ class Counting(_Made):
 
     def show(self):
         return np.array([self.place, self.begun])
+
+
+class Slow(_Made):
+    """Takes a tenth of a second a step, and ends never."""
+
+    def step(self, action):
+        time.sleep(0.1)
+        shown, reward, *_ = super().step(action)
+        return shown, reward, False, False, {}
 
 
 class Both(_Made):
@@ -168,6 +178,7 @@ _register("Unseeded", Unseeded, limit=60)
 _register("LateUnseeded", Unseeded, limit=60, quiet=40)
 _register("Counting", Counting, limit=60)
 _register("Both", Both)
+_register("Slow", Slow)
 _register("Limit", Hidden, limit=1)
 _register("Ints", Spaced, shown=spaces.Box(0, 9, (3,), np.int64), taken=spaces.Discrete(3, start=5))
 _register("Pixels", Spaced, shown=spaces.Box(0, 255, (8, 6, 3), np.uint8), taken=_DISCRETE)

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,27 @@ def test_an_ssh_that_dies_at_once_is_never_taken_for_success(tmp_path):
         launch = Launch(tmp_path, "", "--hosts", "a,b,c", "--max-restarts", "0", environ=environ)
         code, _, err = launch.end()
         assert (code, err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(("missing", "words"), [("folder", "cannot enter the folder "), ("agent", "python")])
+def test_a_host_without_the_folder_or_the_code_is_told_so(tmp_path, missing, words):
+    """Neither is a worker that refused its settings, as its exit code 2 would be."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    ssh_stand_in(tools)
+    tool = tools / "ssh"
+    if missing == "agent":
+        tool.write_text(tool.read_text().replace('"$*"', '"${*/agent.py/nothing.py}"'))
+    here = tmp_path / "here"
+    here.mkdir()
+    if missing == "folder":
+        tool.write_text(tool.read_text().replace("cd /", f"rmdir {here}; cd /"))
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cluster.launch", "--hosts", "a", "--", sys.executable, "-c", ""]
+    done = subprocess.run(command, cwd=here, env=os.environ | environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("launch: worker 0 on a could not be started (exit code 2)")
 
 
 def test_without_ssh_it_says_so_in_one_sentence(tmp_path):

@@ -22,6 +22,15 @@ def test_thread_shares(cores, workers, shares):
     assert places.thread_shares(cores, workers) == shares
 
 
+def test_a_driver_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(places, "_GPUS_WITHIN", 0.2)
+    with pytest.raises(UserError, match="`nvidia-smi -L` has not answered for 0.2 s: a GPU or its driver"):
+        places.visible_gpus({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+
+
 def test_gpus_are_shared_out(tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(

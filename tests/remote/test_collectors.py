@@ -106,6 +106,22 @@ def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, ca
     assert_same((parts + found, weights), alone("impala", updates))
 
 
+def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_too(node, capsys):
+    """Else the last observation of the old episode would lead to the first step of the new one."""
+    flags = (
+        f"--env tests.made_envs:made/Unseeded-v0 --hidden 8 --actors 2 --ray-address {node.address} {REPLAY}"
+    )
+    with contextlib.closing(make(settings.reader("dqn").parse(flags.split()), OffPolicyLearner)) as one:
+        updated(one, 2)
+        end, before = one.replay.steps - 1, one.replay._first.copy()
+        for actor in node.actors():
+            os.kill(actor, signal.SIGKILL)
+        updated(one, 3)
+        ended = one.replay._first[[end, end + 10]]  # a round may have been done as they died
+    assert ended.all(axis=1).any() and not before[end].all()
+    assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
+
+
 def test_running_free_no_rollout_is_older_than_the_limit(node):
     """Also where an actor asks for weights before those that it is to have are there."""
     with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:
@@ -137,6 +153,7 @@ def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(nod
     [
         ("127.0.0.1:1", "there is no Ray to join at --ray-address 127.0.0.1:1: Connection refused."),
         ("ray://there:10001", "--ray-address must be HOST:PORT"),
+        ("10..0.5:6379", "at --ray-address 10..0.5:6379: not the name of a host."),
     ],
 )
 def test_an_address_without_a_ray_is_told_at_once(node, address, sentence):

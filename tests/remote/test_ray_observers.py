@@ -17,6 +17,7 @@ from benchmarks import command
 from benchmarks.process_tree import alive, family
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.envs.spec import EnvSpec
+from tfrl.run.stop import Stopped
 
 FLAGS = "--num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 5 --precision float32"
 
@@ -90,6 +91,53 @@ def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node
                 observers.step(np.ones(2, np.int32), np.ones(2, bool))
     finally:
         observers.close()
+
+
+def opened(node, name, *, timeout=60.0, **hooks):
+    """Two observers with an env each."""
+    from tfrl.remote.observers import RayObservers
+
+    config = SimpleNamespace(ray_address=node.address, observers=2, num_envs=2, observer_timeout=timeout)
+    hooks = {"obey": lambda: None, "tell": print, "beat": lambda: None} | hooks
+    return contextlib.closing(RayObservers(config, EnvSpec(name, num_envs=2, seed=1), **hooks))
+
+
+def kill(observers, index):
+    import ray
+
+    os.kill(ray.get(observers._seats[index]._ready).pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed):
+    """One has said where its env stands after the episode, the other has died: together they are no state."""
+    told = []
+
+    def obey():
+        if told:
+            raise Stopped(143)
+
+    with opened(node, "CartPole-v1", obey=obey) as observers:
+        before = observers.get_state()
+        observers.step(np.ones(2, np.int32), np.ones(2, bool))
+        told.append(True)
+        kill(observers, killed)
+        with pytest.raises(Stopped):
+            observers.settle()
+        after = observers.get_state()
+        assert after.states == before.states and after.indices == before.indices
+        np.testing.assert_array_equal(after.observations, before.observations)
+
+
+def test_a_new_observer_has_time_for_all_that_it_plays_again(node):
+    """Twenty steps of 0.1 s, where an answer may take 1 s."""
+    with opened(node, "tests.made_envs:made/Slow-v0", timeout=1.0) as observers:
+        for _ in range(20):
+            seen = observers.step(np.ones(2, np.int32), np.ones(2, bool))
+        expected = seen.observation.copy()
+        kill(observers, 1)
+        observers.settle()
+        np.testing.assert_array_equal(observers.get_state().observations, expected)
 
 
 @needs_ray

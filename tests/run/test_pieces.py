@@ -61,6 +61,21 @@ def test_a_run_that_goes_another_way_keeps_what_is_needed_alone(store, directory
     assert store.updates() == [1, 2]
 
 
+def test_pieces_stay_while_a_manifest_cannot_be_read(store, directory):
+    """A file server that is away for a moment is no damage, and comes back."""
+    save(store, 1, [piece(1)])
+    manifest = next(directory.glob("update-*1/manifest.json"))
+    kept = manifest.rename(manifest.with_suffix(".kept"))
+    manifest.symlink_to(manifest)  # which the system refuses to read
+    save(store, 2, [piece(2)])
+    assert len(files_of(directory)) == 2
+    kept.replace(manifest)
+    assert numbers(store.load(pytest.fail, 1, verify_pieces=True)) == [1]
+    manifest.unlink()  # is damage
+    save(store, 3, [piece(3)])
+    assert len(files_of(directory)) == 2
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_checkpoint_with_a_damaged_piece_is_skipped(store, directory, damage):
     save(store, 1, [piece(1)])

@@ -1,5 +1,6 @@
 """Runs from replay: the same on any topology, gone on with exactly, killed or not; the loop's arithmetic."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -12,11 +13,13 @@ import time
 
 import numpy as np
 import pytest
+from learners import make, updated
 from refusals import refusal
 from worker_pair import ended, run_workers, started
 
 from tfrl import config as settings
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.stop import Stopped
 from tfrl.training import off_policy, trainer
 
 SMALL = (
@@ -112,6 +115,27 @@ def test_a_run_with_continuous_actions_too(tmp_path):
     plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
     train(*SAC[:1], tmp_path / "halves", *SAC[1:], total_steps=200, replicas=2)
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
+
+
+def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_from():
+    """An actor that dies at once may keep it waiting for minutes."""
+
+    def stopped():
+        raise Stopped(143)
+
+    def fresh():
+        return contextlib.closing(make(parsed("dqn", *DQN[1:], "--lag", "1"), off_policy.OffPolicyLearner))
+
+    with fresh() as one:
+        one.envs._collector.take = stopped
+        with pytest.raises(Stopped):
+            one.update()
+        state, part = one.get_state()
+    with fresh() as again, fresh() as undisturbed:
+        again.set_state(state, [part], [])
+        (_, found), (_, expected) = updated(again, 3), updated(undisturbed, 3)
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):

@@ -202,13 +202,16 @@ def test_the_command_refuses_in_one_sentence(flags, words):
 
 
 def test_check_tells_which_peers_answer(taken_port):
-    cluster = {"worker": ["localhost:1027", f"127.0.0.1:{taken_port}", "no-such-host.invalid:2222"]}
+    cluster = {
+        "worker": ["localhost:1027", f"127.0.0.1:{taken_port}", "no-such-host.invalid:2222", "a..b:2222"]
+    }
     done = run_command("--check", TF_CONFIG=config_text(cluster))
     assert done.returncode == 0, done.stderr
     assert "worker 0 (localhost:1027)" in done.stdout
     lines = {line.split(" ", 2)[1]: line for line in done.stdout.splitlines() if line.startswith("worker ")}
     assert "answers" in lines["1"]
     assert "does not answer" in lines["2"]
+    assert "does not answer: not the name of a host" in lines["3"]
     assert "not started" in done.stdout
 
 

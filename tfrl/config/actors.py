@@ -172,8 +172,8 @@ def _check_answers(address: str) -> None:
     try:
         with socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN) as connection:
             found = _HTTP2 if os.environ.get("RAY_USE_TLS") == "1" else _first_frame(connection)
-    except OSError as error:
-        reason = error.strerror or "no answer"
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", "not the name of a host") or "no answer"
         raise UserError(f"there is no Ray to join at --ray-address {address}: {reason}.") from None
     if not found.startswith(_HTTP2):
         raise UserError(

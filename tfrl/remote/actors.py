@@ -162,6 +162,7 @@ class RayCollector(Seated):
         calls = {"obey": obey, "tell": tell, "look": self._look}
         self._hooks = Hooks(timeout=config.actor_timeout, **calls, **of_ray)
         self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
+        self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
         """Gives the newest weights to the parameter server."""
@@ -186,6 +187,7 @@ class RayCollector(Seated):
         """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
         with self._together():
             results = [seat.oldest() for seat in self._seats]
+        self.began = self.get_state()  # a new process's envs may not stand where the one before left them
         for seat, result in zip(self._seats, results, strict=True):  # not before all are there
             seat.settle(result.after)
         collected = [result.rollout for result in results]

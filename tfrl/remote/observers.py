@@ -56,6 +56,7 @@ class _Seat(Seat):
     def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
         super().__init__(name, make, hooks)
         self._orders: list[Order] = []  # since `after`
+        self._asked = 1  # steps that the newest answer takes
         self._settles = False
         self._newest: Any = None  # a reference
 
@@ -63,13 +64,18 @@ class _Seat(Seat):
         """Begins a step."""
         self._hooks.begin()
         self._orders.append((actions, playing))
+        self._asked = 1
         self._newest = self._process.play.remote(self._orders[-1:])
 
     def _order_again(self) -> None:
+        self._asked = max(1, len(self._orders))
         if self._orders:
             self._newest = self._process.play.remote(self._orders)
         if self._settles:
             self._newest = self._process.place.remote()
+
+    def _patience(self) -> float:
+        return self._asked * self._hooks.timeout
 
     def seen(self) -> Seen:
         """Waits for the outcome of the step."""
@@ -80,10 +86,14 @@ class _Seat(Seat):
         self._settles = True
         self._newest = self._process.place.remote()
 
-    def settle(self) -> None:
-        """Waits for that: from there on the envs would be played again."""
-        self._settled(self._answer(lambda: self._newest))
-        self._orders, self._settles = [], False
+    def place(self) -> EnvStates:
+        """Waits for that."""
+        return self._answer(lambda: self._newest)
+
+    def settle(self, place: EnvStates) -> None:
+        """Takes the episode as done: from there on the envs would be played again."""
+        self._settled(place)
+        self._orders, self._asked, self._settles = [], 1, False
 
 
 class RayObservers(Seated):
@@ -138,6 +148,8 @@ class RayObservers(Seated):
           TrainingError: Ray has died; an observer failed, or died again and again.
           EnvError: an env failed.
           Stopped: the run was told to stop, and a process was to be replaced.
+
+        All of these also come from `settle`, which then leaves all envs before the episode.
         """
         asked = [(seat, at) for seat, at in zip(self._seats, self._slices, strict=True) if playing[at].any()]
         for seat, at in asked:
@@ -153,8 +165,11 @@ class RayObservers(Seated):
         """Takes note of where the envs stand: from there on those of a process that dies are played again."""
         for seat in self._seats:
             seat.begin_to_settle()
-        for seat in self._seats:
-            seat.settle()
+        places = [seat.place() for seat in self._seats]
+        for seat, place in zip(
+            self._seats, places, strict=True
+        ):  # not before all are there: it may be stopped
+            seat.settle(place)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index, which may be of more envs than these."""

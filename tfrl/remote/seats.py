@@ -125,8 +125,10 @@ class Seat:
     def wait_until_ready(self) -> None:
         """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
         seconds = max(_START, self._hooks.timeout)
-        found = self._wait(lambda: self._ready, seconds, self._look_at_start)
+        found = self._wait(lambda: self._ready, lambda: seconds, self._look_at_start)
         self.after, self.exact_state = found.place, found.exact_state
+        if self._deaths and not found.exact_state:
+            self._hooks.tell(f"{self._name}'s envs cannot go on exactly: they begin new episodes")
 
     def _look_at_start(self) -> None:
         """Obeys, and says that Ray may have no CPU: of a node that was lost Ray learns late."""
@@ -146,13 +148,20 @@ class Seat:
 
     def _answer(self, reference: Callable[[], Any]) -> Any:
         """The answer to an order, whose reference is another one once the process was replaced."""
-        return self._wait(reference, self._hooks.timeout, lambda: None)
+        return self._wait(reference, self._patience, lambda: None)
+
+    def _patience(self) -> float:
+        """Seconds that the answer may take, which is more where a new process plays much again."""
+        return self._hooks.timeout
 
     def _settled(self, after: EnvStates) -> None:
         """Takes an order as done: from here on the envs would be played again."""
         self.after, self._deaths = after, 0
 
-    def _wait(self, reference: Callable[[], Any], timeout: float, look: Callable[[], None]) -> Any:
+    def _wait(
+        self, reference: Callable[[], Any], patience: Callable[[], float], look: Callable[[], None]
+    ) -> Any:
+        timeout = patience()
         end = time.monotonic() + timeout
         while True:
             try:
@@ -174,6 +183,7 @@ class Seat:
                 reason = "has died"
             self._replace(reason)
             self.wait_until_ready()
+            timeout = patience()
             end = time.monotonic() + timeout
 
     def _replace(self, reason: str) -> None:

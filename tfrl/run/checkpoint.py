@@ -302,7 +302,11 @@ class CheckpointStore:
                 path.rename(path.with_suffix(""))
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
-        pieces.sweep(self._pieces, itertools.chain(*map(needed_pieces, self._folders().values())))
+        try:
+            needed = list(itertools.chain(*map(needed_pieces, self._folders().values())))
+        except OSError:  # then the next save sweeps, which may know
+            return
+        pieces.sweep(self._pieces, needed)
 
     def _reason(self, failure: BaseException | None, size: int) -> str:
         if failure is None:

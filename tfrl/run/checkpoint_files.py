@@ -52,10 +52,13 @@ def pieces_of(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def needed_pieces(folder: Path) -> Iterable[str]:
-    """The files of a checkpoint's pieces. A damaged checkpoint needs none: it cannot be gone on from."""
+    """The files of a checkpoint's pieces. A damaged checkpoint needs none: it cannot be gone on from.
+
+    Raises OSError where that cannot be told now: a file server that is away comes back.
+    """
     try:
         return _read_manifest(folder / MANIFEST).get("pieces", {})
-    except (OSError, FaultError):
+    except (FileNotFoundError, FaultError):
         return ()
 
 

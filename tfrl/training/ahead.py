@@ -42,12 +42,15 @@ class AheadCollector(Protocol):
     Attributes:
       indices: the global indices of the envs.
       observation_spec, action_spec, exact_state: of the envs.
+      began: where these stood as the rollout that was last taken began: where the one before it ended, but
+        for those of a process that was replaced and cannot go on exactly.
     """
 
     indices: list[int]
     observation_spec: ArraySpec
     action_spec: ActionSpec
     exact_state: bool
+    began: EnvStates
 
     def offer(self, weights: Versioned) -> None:
         """Takes the newest weights, for rollouts that are begun without any."""
@@ -87,7 +90,7 @@ class ThreadCollector:
         at_once = runtime.parts_at_once * runtime.local_replicas
         self._actor = EnvActor(collector, behavior.of_settings(config, runtime.precision, at_once=at_once))
         self._watchdog = watchdog
-        self._after = self._actor.get_state()
+        self.began = self._after = self._actor.get_state()
         self._newest: Versioned | None = None
         self._steps = 0
         self._closed = False
@@ -131,7 +134,7 @@ class ThreadCollector:
                     self._watchdog.beat()
         if isinstance(collected, BaseException):
             raise collected
-        self._after = collected.after
+        self.began, self._after = self._after, collected.after
         return collected.rollout
 
     def get_state(self) -> EnvStates:

@@ -186,6 +186,8 @@ class OffPolicyLearner(LearnerBase):
         """The arrays that are the same on all workers; this worker's envs and replay, without the pieces."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
         iteration, step = self._iteration, self._session.step
+        if not self.steps_within:  # broken off while its first steps were waited for
+            iteration = None
         state |= self.envs.get_weights(step, within=iteration is not None) | {"taken": np.array(self._taken)}
         part = env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())
         if iteration is not None:

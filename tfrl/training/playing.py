@@ -160,7 +160,6 @@ class PlayedAhead:
         self.indices = self._collector.indices
         self._ahead = Ahead(config, self._collector)
         self._rollout: Rollout | None = None
-        self._seen = False  # by the replay, where the envs stand
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
@@ -170,12 +169,10 @@ class PlayedAhead:
             rollout = self._rollout
             replay.stand_at(rollout.observations[0, begin], rollout.first[0, begin - 1])
         else:
-            if not self._seen:
-                at = self.get_state()
-                order = [at.indices.index(i) for i in self.indices]
-                replay.stand_at(at.observations[order], at.first[order])
             self._rollout = self._ahead.take(iteration, agent.get_weights())
-            self._seen = True
+            at = self._collector.began
+            order = [at.indices.index(i) for i in self.indices]
+            replay.stand_at(at.observations[order], at.first[order])
         yield from itertools.islice(self._rollout.steps(), begin, None)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:

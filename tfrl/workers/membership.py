@@ -15,7 +15,7 @@ from tfrl.cli.streams import tell
 from tfrl.workers import agreement, strategy
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.strategy import Runtime
-from tfrl.workers.tf_config import RESTARTED, TFConfig
+from tfrl.workers.tf_config import CHOSEN_PORT, RESTARTED, TFConfig
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 
@@ -42,15 +42,18 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
         with quiet_start():
             mine = agreement.fingerprint(config)
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
-        rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
+        ports = {"restarted": RESTARTED in os.environ, "chosen": CHOSEN_PORT in os.environ}
+        rendezvous(cluster, mine, config.cluster_timeout, tell, **ports)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
-    with held_back(), native_log(log) if len(addresses) > 1 else contextlib.nullcontext():
+    # Among workers a crash's last words are to be in the log, also one while TensorFlow connects.
+    together, quiet = len(addresses) > 1, contextlib.nullcontext if len(addresses) > 1 else quiet_start
+    with held_back(), native_log(log) if together else contextlib.nullcontext():
         watchdog.beat(CONNECTING)
         watchdog.start()
         try:
-            with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet_start():
+            with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet():
                 runtime = strategy.make(config, cluster)
             watchdog.beat("preparing")
             yield runtime, watchdog

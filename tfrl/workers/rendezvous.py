@@ -57,6 +57,7 @@ def rendezvous(
     report: Callable[[str], None],
     *,
     restarted: bool = False,
+    chosen: bool = False,
 ) -> None:
     """Returns when all workers of the cluster are there with the same fingerprint.
 
@@ -66,9 +67,11 @@ def rendezvous(
         timeout: seconds to wait for all of them.
         report: gets a line every few seconds that names who is still missing.
         restarted: this process had predecessors, one of which may still have its port.
+        chosen: its port was chosen for this start; the next one has another.
 
     Raises:
-        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port.
+        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port, or another
+            program has come before us to one that was chosen.
         UserError: this worker's fingerprint is not the chief's, naming the keys; another process already is
             this worker; its port is taken or not allowed. On every worker, when the time is up: all came,
             and some differ.
@@ -77,7 +80,7 @@ def rendezvous(
         return
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
-    with contextlib.closing(_own_port(config, patience if restarted else None)) as listener:
+    with contextlib.closing(_own_port(config, patience if restarted else None, chosen)) as listener:
         if config.num_workers == 1:
             return
         if config.worker == 0:
@@ -113,12 +116,14 @@ class _Patience:
             self._report(f"waiting for {what} ({now - self._start:.0f} of {self._timeout:g} s)")
 
 
-def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
+def _own_port(config: TFConfig, patience: _Patience | None, chosen: bool) -> socket.socket:
     """This worker's port, listening, as soon as nobody else has it; at once or never without patience."""
     while True:
         try:
             return reserve_port(config)
         except PortTakenError as taken:
+            if chosen:
+                raise PeerError(str(taken)) from None
             if patience is None:
                 raise
             patience.wait(f"{config.address}, its own port, which another process has", str(taken))

@@ -23,9 +23,10 @@ ROLES = ("chief", "worker", "evaluator")
 _ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-
 RESTARTED = "TFRL_RESTARTED"
 """An environment variable that a launcher sets for workers that it starts again after a failure."""
+CHOSEN_PORT = "TFRL_CHOSEN_PORT"
+"""An environment variable that a launcher sets where it chose the ports itself, and would choose others."""
 
 
 class PortTakenError(UserError):
