@@ -1,19 +1,26 @@
 """What the learner feeds an update with: numbers of the run's seed and of the update, rewards."""
 
+import contextlib
 import io
 import re
 
 import numpy as np
 import pytest
+from learners import make as make_learner
+from learners import updated
 from refusals import refusal
 
+from tfrl import config as settings
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
 from tfrl.networks import actor_critic
 from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
+from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner
 
 
 def in_env_order(array):
@@ -47,6 +54,31 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     expected = agent.agent.sample(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algorithm, tmp_path, capsys):
+    """The env draws from the system's randomness, so a resumed run begins new episodes."""
+    flags = "--env made_envs:made/Unseeded-v0 --num-envs 8 --hidden 8 --total-steps 4000"
+    flags += {
+        "ppo": " --num-steps 16 --minibatch-size 64 --normalize-rewards",
+        "dqn": " --iteration-steps 128 --learning-starts 128 --batch-size 16 --replay-size 800",
+    }[algorithm]
+    config = settings.reader(algorithm).parse(flags.split())
+    kind = OffPolicyLearner if algorithm == "dqn" else OnPolicyLearner
+    with contextlib.closing(make_learner(config, kind)) as before:
+        updated(before, 1)
+        state, part = before.get_state()
+        assert state["episodes/lengths"].any() and state["episodes/returns"].any()
+        store = CheckpointStore(tmp_path, keep=1)
+        store.save(1, learner=state, worker_part=part, env_steps=128, worker_pieces=before.pieces())
+    saved = store.load(pytest.fail, verify_pieces=True)
+    with contextlib.closing(make_learner(config, kind)) as after:
+        after.set_state(saved.learner, saved.parts, saved.pieces)
+        found, _ = after.get_state()
+        for name in ("episodes/lengths", "episodes/returns", "normalizer/returns"):
+            assert not found.get(name, np.zeros(1)).any(), name
+    assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("normalize", [True, False])

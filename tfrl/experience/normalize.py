@@ -81,6 +81,10 @@ class RewardNormalizer:
         """Takes the moments of `get_state`, of any number of envs, whose episodes are others."""
         self._count, self._mean, self._variance = map(float, state["moments"])
 
+    def forget(self, envs: np.ndarray) -> None:
+        """Has the returns of some envs, bool [N], begin anew: their episodes were cut off."""
+        self._returns = np.where(envs, 0.0, self._returns)
+
 
 class ObservationNormalizer:
     """Makes vectors of mean 0 and deviation 1, by the running moments of each of their D numbers.
@@ -228,6 +232,10 @@ class EpisodeStatistics:
         self._lengths = self._lengths + len(first)
         self._lengths[env] = len(first) - 1 - at  # the last one of each env counts
         return lengths
+
+    def forget(self, envs: np.ndarray) -> None:
+        """Has the present episodes of some envs, bool [N], begin anew: those before were cut off."""
+        self._returns, self._lengths = np.where(envs, 0.0, self._returns), np.where(envs, 0, self._lengths)
 
     @property
     def is_full(self) -> bool:

@@ -32,11 +32,17 @@ def pack(envs: Envs) -> dict[str, np.ndarray]:
     return part | {"observations": observations, "first": first}
 
 
-def restore(envs: Envs, parts: Sequence[Mapping[str, np.ndarray]], config: Any, session: Session) -> None:
+def restore(
+    envs: Envs, parts: Sequence[Mapping[str, np.ndarray]], config: Any, session: Session
+) -> np.ndarray | None:
     """Continues from what `pack` gave on all workers, of which there may have been more or fewer.
 
     Envs that cannot go on exactly begin new episodes, and the chief says so. Raises UserError on all workers
     if other envs then show something else than they did.
+
+    Returns:
+      bool [N] of all envs, the same on all workers: those that stand at the beginning of an episode. None
+      where all go on exactly.
     """
     states: dict[int, bytes] = {}
     for part in parts:
@@ -46,13 +52,16 @@ def restore(envs: Envs, parts: Sequence[Mapping[str, np.ndarray]], config: Any, 
     if session.runtime.any_says(not envs.exact_state):
         if session.runtime.is_chief:
             session.console.warn(f"Envs of {config.env} cannot go on exactly: they begin new episodes.")
-        return
+        indices, _, _, first = envs.get_state()
+        mine = first[np.argsort(indices)].astype(np.float32)
+        return session.runtime.gather_envs(mine).astype(bool)
     if not session.runtime.all_agree(_shows(envs, parts)):
         raise UserError(
             f"the envs of {config.run_dir} do not show what they did when its checkpoint was "
             f"saved, so {config.env} is another build here; go on where the run began, or choose "
             "another --run-name."
         )
+    return None
 
 
 def _shows(envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> bool:

@@ -167,4 +167,4 @@ class EpisodicLearner(LearnerBase):
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._env_steps = int(state["env_steps"])
-        env_states.restore(self.observers, parts, self._config, self._session)
+        self._restore_envs(self.observers, parts)

@@ -15,7 +15,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.distributions import distribution_for
 from tfrl.run.session import Session
-from tfrl.training import start_from
+from tfrl.training import env_states, start_from
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -50,6 +50,16 @@ class LearnerBase:
             self._begin_with(start.state)
         except (ValueError, KeyError) as error:
             raise start_from.refused(self._config, error) from None
+
+    def _restore_envs(self, envs: env_states.Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from `env_states.pack` of all workers. An episode that was cut off counts no further."""
+        begun = env_states.restore(envs, parts, self._config, self._session)
+        if begun is not None:
+            self._forget(begun)
+
+    def _forget(self, envs: np.ndarray) -> None:
+        """Forgets what was summed up of the present episodes of some envs, bool [N] of all."""
+        self._episodes.forget(envs)
 
     def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes what another run has learned from the arrays of its checkpoint, or its weights alone.

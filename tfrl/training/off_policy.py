@@ -215,7 +215,7 @@ class OffPolicyLearner(LearnerBase):
         self._episodes.set_state(under("episodes/", state))
         self._taken = int(state["taken"])
         self.envs.set_weights(state)
-        env_states.restore(self.envs, parts, self._config, self._session)
+        self._restore_envs(self.envs, parts)
         self.replay.set_state(_of_envs("replay/", parts), pieces)
         self._iteration = self._steps = None
         if is_in(state):  # else the checkpoint was made between two

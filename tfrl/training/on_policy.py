@@ -202,7 +202,11 @@ class OnPolicyLearner(LearnerBase):
         self._episodes.set_state(under("episodes/", state))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state))
-        env_states.restore(self.collector, parts, self._config, self._session)
+        self._restore_envs(self.collector, parts)
+
+    def _forget(self, envs: np.ndarray) -> None:
+        super()._forget(envs)
+        self._rewards.forget(envs)
 
 
 def random_observations(config: Any, steps: int) -> np.ndarray:
