@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
-# Passes of one transition in a gradient step, in forward passes of the actor and of a critic (DQN: of Q). A
-# backward pass to the weights and the inputs counts twice a forward one, to the inputs alone once.
-_PASSES = {
-    "dqn": (0.0, 1 + 3),  # the target's; with its gradient; double Q-learning has one more
-    "ddpg": (1 + 3, 1 + 3 + 2),  # the slow actor's, the actor's; slow critic's, critic's, of the actor's loss
-    "td3": (1 + 3 / 2, 2 + 6 + 2 / 2),  # the actor learns every other time
-    "sac": (1 + 3, 2 + 6 + 4),
-}
+
+def _passes(algorithm: str, config: Any) -> tuple[float, float]:
+    """Passes of a transition in a gradient step, in forward passes of the actor and of a critic (DQN: of Q).
+
+    A backward pass to the weights and the inputs counts twice a forward one, to the inputs alone once.
+    """
+    if algorithm == "dqn":
+        return 0.0, 1 + 3 + config.double  # the target's; with its gradient; the choice of double Q-learning
+    if algorithm == "sac":
+        return 1 + 3, 2 + 6 + 4
+    critics, every = 1 + (algorithm == "td3"), config.policy_delay
+    return 1 + 3 / every, critics * (1 + 3) + 2 / every  # the slow ones', the learned ones', the actor's loss
 
 
 def product_rate(precision: str, seconds: float) -> float:
@@ -45,10 +49,9 @@ def gradient_step(algorithm: str, config: Any) -> float:
 
     observation, action = registry.specs(config.env)
     hidden = [int(units) for units in config.hidden.split(",")]
-    inputs, of_actor, of_critic = observation.shape[0], *_PASSES[algorithm]
+    inputs, of_actor, of_critic = observation.shape[0], *_passes(algorithm, config)
     if algorithm == "dqn":
-        passes = of_critic + config.double
-        return passes * config.batch_size * _forward([inputs, *hidden, action.n])
+        return of_critic * config.batch_size * _forward([inputs, *hidden, action.n])
     size, outputs = action.shape[0], action.shape[0] * (2 if algorithm == "sac" else 1)
     actor, critic = _forward([inputs, *hidden, outputs]), _forward([inputs + size, *hidden, 1])
     return config.batch_size * (of_actor * actor + of_critic * critic)

@@ -5,7 +5,7 @@ from refusals import refusal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import ALGORITHMS, parse, reader
+from tfrl.config import ALGORITHMS, from_yaml, parse, reader
 from tfrl.run.folder import check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
@@ -21,6 +21,46 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
         assert env in str(error)
     else:
         assert found.env == env and found.preset in reader(algorithm).presets
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_gymnasium_env_of_images_needs_no_flags(algorithm):
+    """Nothing is said of a flag that nobody gave but a preset."""
+    flags = ["--env", "made_envs:made/Pixels-v0"]
+    if algorithm in ("ddpg", "td3"):
+        assert "needs continuous actions" in refusal(reader(algorithm).parse, flags)
+    else:
+        assert reader(algorithm).parse(flags).torso == "impala"
+
+
+@pytest.mark.parametrize(
+    ("command", "preset", "env"),
+    [("ppo", "gymnasium", "coinrun"), ("ppo", "cookbook", "coinrun"), ("dqn", "default", "catch")],
+)
+def test_a_file_keeps_its_env_where_the_command_gives_another_preset(command, preset, env, tmp_path):
+    of, file = reader(command), tmp_path / "config.yaml"
+    begun = ["--env", env, *(["--preset", "default", "--num-envs", "8"] if command == "dqn" else [])]
+    file.write_text(to_yaml(of.parse(begun)))
+    config = of.parse(["--config", str(file), "--preset", preset, "--torso", "cookbook"] + EXTRA[preset])
+    assert (config.env, config.preset) == (env, preset)
+
+
+EXTRA = {"gymnasium": ["--no-normalize-observations"], "cookbook": [], "default": []}
+
+
+def test_a_threshold_is_that_of_its_own_env(tmp_path):
+    """A run's file has it; the next env is solved by another."""
+    of, file = reader("reinforce"), tmp_path / "config.yaml"
+    file.write_text(to_yaml(of.parse(["--env", "Acrobot-v1"])))
+    assert of.parse(["--config", str(file)]).solved_at == -100
+    assert of.parse(["--config", str(file), "--env", "CartPole-v1"]).solved_at == 475
+    file.write_text(to_yaml(of.parse(["--env", "Acrobot-v1", "--solved-at", "-90"])))
+    assert of.parse(["--config", str(file), "--env", "CartPole-v1"]).solved_at == -90
+
+
+def test_an_algorithm_that_is_a_number_is_none_that_there_is(tmp_path):
+    (tmp_path / "config.yaml").write_text("algorithm: 5\n")
+    assert "there is no algorithm '5'" in refusal(from_yaml, tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,24 @@ def test_hidden_layers():
 def test_the_length_may_change_where_the_learning_rate_does_not_hang_on_it():
     assert "total_steps" not in ppo("").may_change
     assert "total_steps" in ppo("--lr-schedule constant").may_change
-    assert "total_steps" not in ppo("--lr-schedule constant --anneal-lr").may_change
+    assert "total_steps" not in ppo("--anneal-lr").may_change
     assert "solved_at" in ppo("").may_change
 
 
+def test_a_flag_wins_over_what_a_preset_says_by_another_flag():
+    assert ppo("").lr_schedule == "linear"
+    assert ppo("--no-anneal-lr").schedule == "constant"
+    assert ppo("--lr-schedule constant").schedule == "constant"
+    assert ppo("--env coinrun --anneal-lr").lr_schedule == "linear"
+    tutorial = "--preset torchrl --env InvertedDoublePendulum-v5 "
+    assert ppo(tutorial).rows_per_step == 64
+    assert ppo(tutorial + "--num-minibatches 4").rows_per_step == 250
+    assert ppo(tutorial + "--num-minibatches 4 --minibatch-size 100").rows_per_step == 100
+    assert not ppo(tutorial + "--no-normalize-observations").normalize_random_steps
+
+
 BAD = [
+    ("--lr-schedule constant --anneal-lr", "--anneal-lr is --lr-schedule linear, not constant; give one"),
     ("--env NoSuch-v1", "there is no env 'NoSuch-v1'"),
     ("--env cartpole-v1", "there is no env 'cartpole-v1' (did you mean CartPole-v1?)."),
     ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)."),

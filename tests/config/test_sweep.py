@@ -7,8 +7,10 @@ from made_runs import make_run
 from processes import Answer, assert_refused
 from refusals import refusal
 
+from tfrl import config as settings
 from tfrl import tune
 from tfrl.cli.errors import TrainingError
+from tfrl.cli.settings import to_yaml
 from tfrl.config.sweep import Sampled, plan
 from tfrl.remote.trial import Outcome
 
@@ -55,6 +57,16 @@ def test_a_trial_is_as_long_as_was_asked_for_and_not_as_another_one_s_updates_ro
 def test_settings_that_cannot_be_together_are_no_trial_s():
     sweep = planned(samples=["num-steps=choice:8,64"], flags=[*CATCH, "--num-minibatches", "8"])
     assert sweep.is_possible({"num_steps": 16}) and not sweep.is_possible({"num_steps": 17})
+
+
+def test_a_sweep_has_nothing_to_do_with_a_run_of_the_same_flags(tmp_path, monkeypatch):
+    """Which keeps its number of envs, 1, where the trials begin with 8."""
+    monkeypatch.chdir(tmp_path)
+    config = settings.reader("dqn").parse(["--env", "CartPole-v1"])
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    sweep = planned(algorithm="dqn", flags=["--env", "CartPole-v1", "--actors", "4"], grids=["lr=1e-3,1e-4"])
+    assert [sweep.config(trial).num_envs for trial in sweep.trials] == [8, 8]
 
 
 def test_changed_values_stay_between_the_ends():

@@ -9,7 +9,7 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
-from tfrl.config import drac, ppg, ppo, reinforce
+from tfrl.config import drac, ppg, ppo, ppo_presets, reinforce
 from tfrl.envs.published import published_curve
 from tfrl.reporting import comparison, curve_plots, intervals, page, runs, score_plots
 from tfrl.reporting.plot_style import color_of, dash_of, marker_of
@@ -252,7 +252,7 @@ def test_styles_are_each_variants_own_in_all_pictures(make):
     """Beyond six variants, too, and where a picture leaves some of them out."""
     styles = {(color_of(v), marker_of(v)) for v in range(36)}
     assert len(styles) == len({(color_of(v), str(dash_of(v))) for v in range(36)}) == 36
-    cartpole = {**ppo.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
+    cartpole = {**ppo_presets.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
     of_other = (ppg.Config, "CartPole-v1", cartpole)
     _, groups = told_apart(make, of_other, (ppo.Config, "bigfish", {}), (drac.Config, "bigfish", {}))
     place = comparison.variants(groups).index("ppo")

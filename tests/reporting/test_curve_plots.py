@@ -8,7 +8,7 @@ import pytest
 from made_runs import COLUMNS, make_run
 
 from tfrl.config import drac, impala, ppg, ppo
-from tfrl.config.ppo import PRESETS
+from tfrl.config.ppo_presets import PRESETS
 from tfrl.reporting import comparison, curve_plots, runs, score_plots
 from tfrl.reporting.plot_style import color_of
 

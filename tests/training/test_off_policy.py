@@ -226,7 +226,8 @@ def test_the_row_of_an_iteration_tells_what_was_done(dqn):
         ("sac", ["--env", "catch", "--noise-correlation", "0.5"], "--noise-correlation is for continuous"),
         ("sac", ["--updates-per-step", "0"], "--updates-per-step must be above 0"),
         ("sac", ["--updates-per-step", "5e-5"], "--updates-per-step 5e-05 leave no gradient step"),
-        ("dqn", ["--total-steps", "1000"], "--learning-starts 1000 and --updates-per-step 0.5 leave no"),
+        ("dqn", ["--total-steps", "1000"], "--learning-starts 1000, --train-every 64 and --updates-per-step"),
+        ("dqn", ["--train-every", "60000"], "--train-every 60000 and --updates-per-step 0.5 leave no"),
         (
             "td3",
             ["--batch-size", "64", "--replay-size", "63"],

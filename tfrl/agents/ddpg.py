@@ -19,17 +19,15 @@ class DDPGAgent(ReplayAgent):
             "actor": ("train/actor_loss",),
         }
     }
-    actor_every = 1
-    """Gradient steps of the critics for one of the actor, and of the slow copies without --target-every."""
 
     def make_phases(self) -> tuple[Phase, ...]:
         """The critics', then the actor's."""
         config, critics = self._config, self.network.critics
-        self.slow, self.target_every = ("actor", *critics), self.actor_every
+        self.slow, self.target_every = ("actor", *critics), config.policy_delay
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         return (
             Phase(critics, self._critic_loss, ("q_loss", "q_mean"), critic_rates),
-            Phase(("actor",), self._actor_loss, ("actor_loss",), (config.lr,), every=self.actor_every),
+            Phase(("actor",), self._actor_loss, ("actor_loss",), (config.lr,), every=config.policy_delay),
         )
 
     def actions(self, weights: Weights, prefix: str, observations: tf.Tensor) -> tf.Tensor:

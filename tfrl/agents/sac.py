@@ -46,7 +46,7 @@ class SACAgent(ReplayAgent):
             )
         learned, rates = ("actor",), (config.lr,)
         if config.alpha is None:
-            learned, rates = (*learned, _LOG_ALPHA), (*rates, config.lr)
+            learned, rates = (*learned, _LOG_ALPHA), (*rates, config.alpha_lr or config.lr)
         critic_rates = (config.critic_lr or config.lr,) * len(self.slow)
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
         return (

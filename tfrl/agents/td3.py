@@ -13,8 +13,7 @@ class TD3Agent(DDPGAgent):
     """An actor and two critics, and their slow copies."""
 
     def make_phases(self) -> tuple[Phase, ...]:
-        """DDPG's, with the actor delayed, and noise for the smoothed targets."""
-        self.actor_every = self._config.policy_delay
+        """DDPG's, and noise for the smoothed targets."""
         self.update_noise = self.network.noise_size
         return super().make_phases()
 

@@ -114,6 +114,7 @@ class Reader(Generic[Settings]):
       aliases: further names of fields.
       before: what was used before there was a setting, where that is not what every preset says now: a run's
         own file of then has all of its section but this.
+      implied: what flags say of settings beside their own, unless these are given as well. Raises UserError.
       kept: of the run in the folder of these settings, if there is one, what it has of those that may be left
         open: it goes on with its own where a command line leaves them None.
     """
@@ -130,6 +131,7 @@ class Reader(Generic[Settings]):
     default_preset: Callable[[str], str] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda flags: {}
     kept: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
 
     def parse(self, argv: Sequence[str]) -> Settings:
@@ -144,6 +146,7 @@ class Reader(Generic[Settings]):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+        flags = {**self.implied(flags), **flags}
         given = (self._read_file(path, flags.get("preset")) if path else {}) | flags
         config = self._going_on(self._in_full(given, self.defaults))
         if print_config:
@@ -182,16 +185,20 @@ class Reader(Generic[Settings]):
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without what follows from others that the flags may change.
 
-        That is its run's name, and what it has from a preset of its own where the flags give another.
+        That is its run's name, a threshold of its env's own, and what it has from a preset of its own where
+        the flags give another; but not the env that no preset names.
         """
         values = self._read_yaml(path)
-        if self._resolve(values).run_name == self._resolve({**values, "run_name": None}).run_name:
-            values.pop("run_name", None)
+        for name in {"run_name", "solved_at"} & values.keys():
+            filled_in = getattr(self._resolve({**values, name: None}), name)
+            if filled_in is not None and filled_in == values[name]:
+                del values[name]
         own = values.get("preset")
         if None in (own, preset) or own == preset:
             return values
         plain = self.complete(self.kind(**self.presets[own]))
-        return {name: value for name, value in values.items() if value != getattr(plain, name)}
+        kept = self.defaults.keys() - self.presets[own].keys()
+        return {n: value for n, value in values.items() if n in kept or value != getattr(plain, n)}
 
     def _going_on(self, config: Settings) -> Settings:
         """These settings resolved and checked, those that are left open by the run that they go on with."""
@@ -253,7 +260,8 @@ def algorithm_of(path: Path) -> str | None:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         named = next((line for line in lines if line.startswith("algorithm:")), "")
-        return (yaml.safe_load(named) or {}).get("algorithm")
+        algorithm = (yaml.safe_load(named) or {}).get("algorithm")
+        return None if algorithm is None else str(algorithm)
     except (OSError, yaml.YAMLError):
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES, TASKS
 from tfrl.config.replay import Actors, Ahead, Hardware, Learners, Replay, ReplaySettings, Run, Task, Torso
@@ -18,6 +18,8 @@ class DDPG:
 
     exploration_noise: float = 0.1
     """Standard deviation of the noise upon actions, which are between -1 and 1."""
+    policy_delay: int = 1
+    """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
     noise_correlation: float = 0.0
     """Correlation of the exploration noise of a step with that of the step before in an episode; 0.85 is the
     paper's Ornstein-Uhlenbeck process."""
@@ -35,12 +37,13 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DDPG, Replay, Task, 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
     "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
-    "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000},
+    "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000, "policy_delay": 2},
 }
 """The presets, by what they change in the defaults; TD3's, too."""
 
 RANGES: dict[str, Range] = {
     "exploration_noise": NOT_NEGATIVE,
+    "policy_delay": COUNT,
     "noise_correlation": Range(0, 0.9999),
 }
 
@@ -58,6 +61,7 @@ READER = Reader(
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
     complete=replay.complete,
+    before={"policy_delay": 1},
     kept=actors.kept,
     check=validate,
     prog="python -m tfrl.ddpg",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE
-from tfrl.config import ppo
+from tfrl.config import ppo, ppo_presets
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.ppo import PPO
 from tfrl.config.run import Hardware, Network, Run, Task
@@ -66,8 +66,8 @@ class Config(DrAC, ppo.Config):
 _AUTHORS = {"normalize_advantages": "batch"}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": ppo.PRESETS["gymnasium"],
+    "openai-hard": {**ppo_presets.PRESETS["openai-hard"], **_AUTHORS},
+    "gymnasium": ppo_presets.PRESETS["gymnasium"],
 }
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {

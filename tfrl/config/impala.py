@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.config import actors, run
+from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.ppo import check_length, check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
@@ -170,7 +170,7 @@ _SUMMARIES = {
     "procgen-hard": "hard levels",
     "paper": "Espeholt et al. 2018, table G.1: its loss is a sum over 20 x 32 samples, and ours their mean, "
     "so its epsilon and gradient norm are divided",
-    "gymnasium": "for Gymnasium envs, which take it by themselves",
+    "gymnasium": "for Gymnasium envs that show vectors, which take it by themselves",
 }
 
 RANGES: dict[str, Range] = {
@@ -192,13 +192,17 @@ RANGES: dict[str, Range] = {
 
 
 def default_preset(env: str) -> str:
-    """The preset of a command that names none."""
-    return "gymnasium" if registry.family(registry.own_name(env)).preset == "gymnasium" else "procgen"
+    """The preset of a command that names none: the Gymnasium envs', or that of games for all with images."""
+    env = registry.own_name(env)
+    of_vectors = registry.family(env).preset == "gymnasium" and not network.shows_images(env)
+    return "gymnasium" if of_vectors else "procgen"
 
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     run.check(config, RANGES)
+    if config.optimizer != "rmsprop" and config.rmsprop_decay != Config.rmsprop_decay:
+        raise UserError("--rmsprop-decay would do nothing without --optimizer rmsprop; leave it out.")
     check_normalization(config)
     check_length(config)
     actors.check(config)

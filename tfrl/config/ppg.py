@@ -18,6 +18,7 @@ from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config import ppo
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.ppo import PPO, multiples_near
+from tfrl.config.ppo_presets import PRESETS as _OF_PPO
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
@@ -187,8 +188,8 @@ _AUTHORS = {
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
+    "openai-hard": {**_OF_PPO["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
+    "gymnasium": {**_OF_PPO["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
 }
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {

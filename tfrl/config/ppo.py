@@ -15,6 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.ppo_presets import OF_ENVS, PRESETS, SUMMARIES
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
@@ -162,108 +163,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSetti
             )
 
 
-# Gymnasium envs: rollouts as short as they learn from, a small network for each of policy and value.
-_GYMNASIUM = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "num_steps": 128,
-    "epochs": 10,
-    "num_minibatches": 8,
-    "lr": 3e-4,
-    "lr_schedule": "linear",
-    "gamma": 0.99,
-    "clip_value": False,
-    "normalize_observations": True,
-    "free_deviation": True,
-    "torso": "auto",
-    "share_torso": False,
-    "eval_greedy": True,
-}
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": {},
-    "openai-hard": {
-        "distribution_mode": "hard",
-        "num_levels": 500,
-        "total_steps": 200_000_000,
-        "num_envs": 256,
-    },
-    "cookbook": {
-        "num_envs": 8,
-        "num_steps": 16,
-        "num_minibatches": 1,
-        "lr": 1e-4,
-        "clip_ratio": 0.1,
-        "clip_value": False,
-        "gamma": 0.99,
-        "normalize_rewards": False,
-        "torso": "cookbook",
-        "share_torso": False,
-    },
-    "gymnasium": _GYMNASIUM,
-    "pendulum": {
-        **_GYMNASIUM,
-        "env": "Pendulum-v1",
-        "total_steps": 300_000,
-        "num_envs": 16,
-        "num_steps": 64,
-        "lr": 1e-3,
-        "gamma": 0.9,
-        "entropy_coef": 0.0,
-    },
-    "torchrl": {
-        "env": "InvertedDoublePendulum-v5",
-        "total_steps": 50_000,
-        "num_envs": 1,
-        "num_steps": 1000,
-        "epochs": 10,
-        "minibatch_size": 64,
-        "lr": 3e-4,
-        "lr_schedule": "cosine",
-        "clip_value": False,
-        "value_loss": "huber",
-        "gamma": 0.99,
-        "normalize_advantages": "batch",
-        "renew_advantages": True,
-        "entropy_coef": 1e-4,
-        "value_coef": 1.0,
-        "max_grad_norm": 1.0,
-        "adam_epsilon": 1e-8,
-        "normalize_rewards": False,
-        "normalize_observations": True,
-        "normalize_random_steps": 1000,
-        "torso": "mlp",
-        "hidden": "256,256,256",
-        "share_torso": False,
-        "eval_every": 10,
-        "eval_episodes": 1,
-        "eval_greedy": True,
-    },
-    "cleanrl": {
-        "env": "InvertedDoublePendulum-v5",
-        **_GYMNASIUM,
-        "num_envs": 1,
-        "num_steps": 2048,
-        "num_minibatches": 32,
-        "entropy_coef": 0.0,
-        "clip_value": True,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "openai-easy": "train-procgen's settings for easy levels; the defaults below",
-    "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
-    "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
-    "gymnasium": "for Gymnasium envs, which take it by themselves",
-    "pendulum": "for Pendulum-v1, which takes it by itself",
-    "torchrl": "the run of TorchRL's PPO tutorial",
-    "cleanrl": "CleanRL's settings for continuous control",
-}
-
-# Envs whose rewards need other settings than those of their family.
-_OF_ENVS = {"Pendulum-v1": "pendulum"}
-
 RANGES: dict[str, Range] = {
     **actors.RANGES,
     "num_steps": COUNT,
@@ -286,7 +185,7 @@ RANGES: dict[str, Range] = {
 
 def default_preset(env: str) -> str:
     """The preset of a command that names none: the env's own, or its family's."""
-    return _OF_ENVS.get(registry.own_name(env)) or family_preset(env)
+    return OF_ENVS.get(registry.own_name(env)) or family_preset(env)
 
 
 def family_preset(env: str) -> str:
@@ -381,14 +280,37 @@ def _divisors_near(value: int, wanted: int) -> str:
     return " or ".join(below + above)
 
 
+def complete(config: Any) -> Any:
+    """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
+    if config.anneal_lr and config.lr_schedule == "constant":
+        config = dataclasses.replace(config, lr_schedule="linear")
+    return actors.complete(config)
+
+
+def implied(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that go with flags, in place of the preset's. Raises UserError where two contradict."""
+    found: dict[str, Any] = {}
+    if "anneal_lr" in flags:
+        found["lr_schedule"] = asked = "linear" if flags["anneal_lr"] else "constant"
+        given = flags.get("lr_schedule", asked)
+        if flags["anneal_lr"] and given != asked:
+            raise UserError(f"--anneal-lr is --lr-schedule linear, not {given}; give one of them.")
+    if "num_minibatches" in flags:
+        found["minibatch_size"] = 0
+    if flags.get("normalize_observations") is False:
+        found["normalize_random_steps"] = 0
+    return found
+
+
 READER = Reader(
     Config,
     sections=(Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
-    preset_summaries=_SUMMARIES,
+    preset_summaries=SUMMARIES,
     default_preset=default_preset,
     defaults={"env": "CartPole-v1"},
-    complete=actors.complete,
+    complete=complete,
+    implied=implied,
     kept=actors.kept,
     check=validate,
     prog="python -m tfrl.ppo",

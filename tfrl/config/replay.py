@@ -213,11 +213,12 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
             f"--batch-size {config.batch_size} is more than there will ever be: --replay-size is "
             f"{config.replay_size}."
         )
-    steps = config.num_updates * config.iteration_steps
+    steps = config.num_updates * config.iteration_steps // config.train_every * config.train_every
     if int((steps - config.learning_starts) * config.updates_per_step) < 1:
         raise UserError(
-            f"--learning-starts {config.learning_starts} and --updates-per-step {config.updates_per_step:g} "
-            f"leave no gradient step in --total-steps {config.total_steps}."
+            f"--learning-starts {config.learning_starts}, --train-every {config.train_every} and "
+            f"--updates-per-step {config.updates_per_step:g} leave no gradient step in --total-steps "
+            f"{config.total_steps}."
         )
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))

@@ -164,8 +164,10 @@ def complete(config: Any) -> Any:
     env = task.own_name(config.env)
     config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config.torso, env))
     name = config.default_run_name if config.run_name is None else config.run_name
-    start = None if config.start_from is None else expand_home(config.start_from)
-    return dataclasses.replace(config, run_name=name, logdir=expand_home(config.logdir), start_from=start)
+    paths = {"logdir": config.logdir, "start_from": config.start_from}
+    paths |= {"torso_weights": config.torso_weights} if hasattr(config, "torso_weights") else {}
+    paths = {where: None if path is None else expand_home(path) for where, path in paths.items()}
+    return dataclasses.replace(config, run_name=name, **paths)
 
 
 def check(config: Any, ranges: Mapping[str, Range]) -> None:

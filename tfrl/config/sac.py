@@ -21,6 +21,8 @@ class SAC:
 
     alpha: float | None = None
     """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
+    alpha_lr: float | None = None
+    """The learned temperature's own learning rate; None: --lr."""
     entropy_target: float | None = None
     """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
     actions."""
@@ -41,12 +43,13 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, R
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
-    "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3},
+    "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3, "alpha_lr": 1e-3},
 }
 """The settings that each preset changes in Config's defaults."""
 
 RANGES: dict[str, Range] = {
     "alpha": POSITIVE,
+    "alpha_lr": POSITIVE,
     "entropy_target": Range(-1e6, 1e6),
     "noise_correlation": Range(0, 0.9999),
 }
@@ -56,7 +59,7 @@ def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
     if config.alpha is not None:
-        replay.check_idle(config, ["entropy_target"], "with a fixed --alpha")
+        replay.check_idle(config, ["entropy_target", "alpha_lr"], "with a fixed --alpha")
     if config.noise_correlation and isinstance(registry.specs(config.env)[1], Discrete):
         raise UserError(
             f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
@@ -72,6 +75,7 @@ READER = Reader(
     default_preset=lambda env: OF_ENVS.get(env, "default"),
     defaults={"env": "Pendulum-v1"},
     complete=replay.complete,
+    before={"alpha_lr": None},
     kept=actors.kept,
     check=validate,
     prog="python -m tfrl.sac",

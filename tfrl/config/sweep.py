@@ -20,6 +20,7 @@ from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 
 _KINDS = ("uniform", "loguniform", "choice")
 _OURS = ("logdir", "run_name", "resume", "print_config")  # a sweep gives each trial its own
+_APART = ("--resume", "never")  # a trial is no part of a run in a folder that its flags alone would give
 _FIXED = (*_OURS, "start_from", "config", "total_steps")
 
 
@@ -83,7 +84,7 @@ class Sweep:
 
     def config(self, trial: Mapping[str, Any]) -> Any:
         """All settings of a trial with these of its own. Raises UserError where they cannot be together."""
-        return reader_of(self.algorithm).parse(self.arguments(trial))
+        return reader_of(self.algorithm).parse([*self.arguments(trial), *_APART])
 
     def is_possible(self, trial: Mapping[str, Any]) -> bool:
         """True if a trial may have these settings of its own, all of them together."""
@@ -146,7 +147,8 @@ def plan(
         fixed = {name: value for (name, _), value in zip(grid, values, strict=True)}
         made += [fixed | {s.name: s.draw(generator) for s in sampled} for _ in range(trials)]
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
-    configs = [settings.parse(reader, sweep.arguments(trial)) for trial in [*made, *_ends(made[0], sampled)]]
+    trials_of = [*made, *_ends(made[0], sampled)]
+    configs = [settings.parse(reader, [*sweep.arguments(trial), *_APART]) for trial in trials_of]
     if scheduler != "none" and not configs[0].eval_every and metric.startswith("eval"):
         raise UserError(
             f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."

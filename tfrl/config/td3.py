@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
+from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
 from tfrl.config import actors, ddpg, replay
 from tfrl.config.continuous import OF_ENVS, SUMMARIES
 from tfrl.config.ddpg import DDPG
@@ -35,7 +35,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, TD3, Replay, Task, R
 
 RANGES: dict[str, Range] = {
     **ddpg.RANGES,
-    "policy_delay": COUNT,
     "target_noise": NOT_NEGATIVE,
     "target_noise_clip": NOT_NEGATIVE,
 }
