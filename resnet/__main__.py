@@ -11,6 +11,7 @@ import resnet
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
+from tfrl.cli.streams import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,12 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    from rich.console import Console
-
-    console = Console()
+    shown = console()
     with quiet_start():
-        table = _table(console, with_speed=options.speed)
-    console.print(table)
+        table = _table(shown, with_speed=options.speed)
+    shown.print(table)
     return 0
 
 

@@ -65,6 +65,8 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     runtime = _runtime(config, options)
     with runtime.strategy.scope():
         model = _load(run / "export", options.format)
+    replicas = runtime.local_replicas
+    size = -(-config.batch_size // replicas) * replicas  # a multiple: what a batch lacks is filled up
     data.prepare(config.dataset)
     split = data.load(config.dataset, config.image_size).test
 
@@ -72,7 +74,7 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     def sums(*batch: Any) -> Any:
         return runtime.strategy.run(learner.test_sums, args=(model, *batch))
 
-    share = data.Share(config.batch_size, replicas=runtime.local_replicas)
+    share = data.Share(size, replicas=replicas)
     loss, hits = learner.test(runtime, sums, share.batches(split, data.in_file_order(split)))
     return loss, hits, len(split)
 
@@ -115,14 +117,12 @@ def _settings(run: Path, options: Options) -> Config:
     if options.replicas > 1 and options.strategy != "mirrored":
         raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
     config = from_yaml(run / SETTINGS_FILE)
-    batch_size = options.batch_size or config.batch_size
     strategy = "auto" if options.strategy == "none" else options.strategy
-    replicas = max(1, options.replicas)
     return dataclasses.replace(
         config,
         strategy=strategy,
         replicas=options.replicas,
-        batch_size=-(-batch_size // replicas) * replicas,
+        batch_size=options.batch_size or config.batch_size,
     )
 
 

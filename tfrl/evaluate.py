@@ -13,6 +13,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL, check_ranges
+from tfrl.cli.streams import console
 from tfrl.config.run import EPISODES
 from tfrl.config.task import check as check_task
 from tfrl.envs import registry
@@ -112,7 +113,6 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def _show(content: dict[str, Any]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     actions = content["evaluations"][0]["actions"]
@@ -125,7 +125,7 @@ def _show(content: dict[str, Any]) -> None:
         table.add_column(name, no_wrap=True, justify="left" if name in ("env", "levels") else "right")
     for row in rows:
         table.add_row(*(row[name] for name in told))
-    Console().print(table)
+    console().print(table)
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfrl.cli import command_line, endings, words
 from tfrl.cli.errors import UserError
+from tfrl.cli.streams import console
 from tfrl.reporting import runs
 from tfrl.run import files, lock
 from tfrl.run.checkpoint import CheckpointStore
@@ -28,7 +29,6 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; the exit code."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
@@ -46,7 +46,11 @@ def main(arguments: Sequence[str]) -> int:
             if path == folder:
                 raise
             table.add_row(path.name, str(error))
-    Console(markup=False, emoji=False).print(table)  # names are shown as they are
+        except OSError as error:  # another user's, say
+            if path == folder:
+                raise
+            table.add_row(path.name, f"cannot be read: {files.reason(error)}")
+    console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 
 
@@ -63,7 +67,7 @@ def row(run: runs.Run, now: float) -> list[str]:
     env_steps = max(run.env_steps, saved_steps)  # no row tells of the update that it is within
     state = _state(run, now)
     speed = run.speed(None if run.is_done else _window(run))
-    left = (total - env_steps) / speed if speed and state == "running" else None
+    left = max(0.0, (total - env_steps) / speed) if speed and state == "running" else None
     return [
         run.name,
         state,

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
-from tfrl.cli.streams import tell
+from tfrl.cli.streams import console, tell
 from tfrl.config.sweep import Sweep, plan
 from tfrl.evaluation.levels import evaluation_columns
 from tfrl.reporting.sweep import PLOT_FILE, cell, plot
@@ -169,7 +168,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path, command_o
     for each in ranked:
         row = (each.name, *(cell(each.settings[name]) for name in names), cell(each.value))
         table.add_row(*row, f"{each.env_steps:,}", each.run.name if each.error is None else "failed")
-    Console().print(table)
+    console().print(table)
     good = [each for each in ranked if each.value is not None and each.error is None]
     if good:
         plot([(each.settings, each.value) for each in good], sweep.metric, logdir / PLOT_FILE)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,6 +55,32 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     expected = agent.agent.sample(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
+
+
+def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp_path):
+    """Saved in the middle of an iteration: what ended before counts in full, what was cut off not at all."""
+    flags = (
+        "--env made_envs:made/Unseeded-v0 --num-envs 8 --hidden 8 --total-steps 8000 --iteration-steps 4000"
+    )
+    flags += " --learning-starts 128 --batch-size 16 --replay-size 8000 --preset default --train-every 400"
+    config = settings.reader("dqn").parse(flags.split())
+    with contextlib.closing(make_learner(config, OffPolicyLearner)) as before:
+        before._pauses.after_turn = lambda: before.steps_within >= 1600
+        assert before.update() is None
+        (state, part), first = before.get_state(), before._iteration.first[:200]
+        store = CheckpointStore(tmp_path, keep=1)
+        store.save(0, learner=state, worker_part=part, env_steps=0, worker_pieces=before.pieces())
+    saved = store.load(pytest.fail, verify_pieces=True)
+    with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
+        after.set_state(saved.learner, saved.parts, saved.pieces)
+        ended = [end - begin for row in first.T for begin, end in pairwise([-1, *np.flatnonzero(row)])]
+        assert after._episodes.episodes == len(ended) and after._episodes.mean_length == pytest.approx(
+            np.mean(ended)
+        )
+        assert not after.get_state()[0]["episodes/lengths"].any()
+        cut = int((~first[-1]).sum())  # which the replay has as truncated
+        assert after.update() is not None
+        assert after._episodes.episodes == after.replay._first[:500].sum() - cut
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -58,6 +59,11 @@ class SACAgent(ReplayAgent):
         """The networks' vectors, and the logarithm of the temperature, which is 1 at first."""
         alpha = 1.0 if self._config.alpha is None else self._config.alpha
         return super().initial() | {_LOG_ALPHA: np.array(math.log(alpha), np.float32)}
+
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes what another run has learned, but not its temperature where ours is fixed."""
+        fixed = self._config.alpha is not None
+        super().begin_with({n: a for n, a in state.items() if not (fixed and n == f"agent/{_LOG_ALPHA}")})
 
     def _qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
         """All critics' values, [N, B] or of discrete actions [N, B, A]."""

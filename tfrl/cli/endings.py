@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.streams import open_missing, surviving, tell
 
+_PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # errors that say all that there is to say
 _LAST_WORDS = 1.0  # seconds for what a process that ends at once still has to say
 
 
@@ -30,6 +32,10 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone(sys.stdout):
+            raise
+        code = 0  # the reader (head, say) has seen enough
     except PeerError as error:
         # TensorFlow's own way out waits for peers that are gone, and complains of it.
         sentence = f"error: {error}"
@@ -37,15 +43,16 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except (UserError, TrainingError) as error:
         tell(f"error: {error}")
         code = error.exit_code
+    except OSError as error:
+        if error.errno not in _PLAIN:
+            raise
+        tell(f"error: {error.filename or 'the output'}: {error.strerror}")
+        code = 1
     except MemoryError as error:
         tell(f"error: out of memory; {str(error) or 'a smaller problem may fit'}")
         code = 1
     except SystemExit as end:  # --help, a signal
         code = end.code or 0
-    except BrokenPipeError:
-        if not _reader_is_gone(sys.stdout):
-            raise
-        code = 0  # the reader (head, say) has seen enough
     _on_signals(lambda *_: os._exit(code))  # a signal does not change any more how the command has ended
     _flush()
     sys.exit(code)

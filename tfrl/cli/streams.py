@@ -6,7 +6,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def open_missing() -> None:
@@ -75,3 +78,17 @@ class Unbreakable:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
+
+
+def console(**settings: Any) -> Console:
+    """A console of rich's, to print tables on stdout: where nobody reads any more, `print`'s BrokenPipeError.
+
+    Rich alone would end the command with 1 there.
+    """
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    return Piped(**settings)

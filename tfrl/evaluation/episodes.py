@@ -13,12 +13,15 @@ from typing import Protocol
 import numpy as np
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.streams import tell
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.run import rng
 
 _MOST_ENVS = 64
+LONGEST_EPISODE = 100_000
+"""Env steps after which an evaluation takes an episode as ended: some envs have no limit of their own."""
 _NOISE_BLOCK = 256  # steps whose random numbers are drawn at once
 
 
@@ -113,6 +116,8 @@ def play(
             on_episode(int(tally.done.sum()))
         step += 1
     env.close()
+    if tally.cut:
+        tell(f"warning: {tally.cut} episodes of {spec.name} had not ended after {LONGEST_EPISODE:,} steps.")
     return tally.played
 
 
@@ -130,6 +135,7 @@ class _Tally:
         shape = num_envs, episodes_each
         self.played = Episodes(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
         self.done = np.zeros(num_envs, np.int64)  # finished episodes of each env
+        self.cut = 0  # of these, how many had not ended
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs)  # of the running ones
 
     def active(self) -> np.ndarray:
@@ -140,6 +146,9 @@ class _Tally:
         """Takes a step of all envs; whether it ended an episode that counts."""
         active = self.active()
         self._return, self._length = self._return + rewards, self._length + 1
+        long = ~first & (self._length >= LONGEST_EPISODE)
+        self.cut += int(long[active].sum())
+        first = first | long
         ended = active[first[active]]
         if ended.size:
             at = ended, self.done[ended]

@@ -104,6 +104,18 @@ class Replay:
             self._pieces = [piece for piece in self._pieces if piece.about["end"] < self.steps]
             self._first[before] = first
 
+    def go_on_at(self, observations: np.ndarray, first: np.ndarray) -> None:
+        """Takes where the envs stand before a round, as `stand_at`: mostly where they were shown last.
+
+        Where an episode begins that was not begun there, the one before was cut off at what was shown last.
+        """
+        at, before = self.steps % self._ring, (self.steps - 1) % self._ring
+        cut = first & ~self._first[before] & (self.steps > 0)
+        for column in np.flatnonzero(cut):
+            self._finals[before, int(column)] = self._observations[at, column].copy()
+        self._truncated[before] |= cut
+        self.stand_at(observations, first)
+
     def act(self, actions: np.ndarray) -> None:
         """Takes a_t [B, *shape], for what was shown; the oldest row gives way to the next."""
         self._actions[self.steps % self._ring] = actions

@@ -67,13 +67,25 @@ class Group:
         """Every run's mean returns by env steps, for each level set."""
         return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
 
+    @property
+    def ended_apart(self) -> bool:
+        """Whether the runs are done, each after env steps of its own, as --solved-at ends them."""
+        return all(run.is_done for run in self.runs) and len({run.env_steps for run in self.runs}) > 1
+
     def scored_at(self, level_set: str) -> int | None:
-        """The last env step at which most runs were evaluated; None where none was."""
+        """The last env step at which most runs were evaluated; None where none was.
+
+        Of runs that `ended_apart`, the end of the last one; each has its scores at its own.
+        """
+        if self.ended_apart and any(self._evaluations[level_set]):
+            return max(run.env_steps for run in self.runs)
         counts = Counter(step for run in self._evaluations[level_set] for step in run)
         return int(max(counts, key=lambda step: (counts[step], step))) if counts else None
 
     def returns(self, level_set: str) -> np.ndarray:
         """Mean returns at `scored_at`, float64 [runs], NaN for runs without an evaluation there.
+
+        Of runs that `ended_apart`, those of each one's last evaluation.
 
         On training levels that no run was evaluated on, those of the last 100 episodes while training, when
         all runs had come as far.
@@ -81,6 +93,8 @@ class Group:
         at = self.scored_at(level_set)
         if at is None and level_set == "train":
             return np.array([run.training_return(self.env_steps) for run in self.runs])
+        if self.ended_apart:
+            return np.array([run.final_return(level_set) for run in self.runs])
         return np.array([of_run.get(at, np.nan) for of_run in self._evaluations[level_set]])
 
     def scores(self, level_set: str) -> np.ndarray:
@@ -122,6 +136,8 @@ class Group:
         last = max(run.env_steps for run in self.runs)
         if at is None or len(self.runs) == 1 or (at == last and not missing):
             return None
+        if self.ended_apart:
+            return f"at each seed's end, after {self.env_steps:,} to {last:,} env steps"
         without = f", without seed {' and '.join(missing)}, not evaluated there" if missing else ""
         return f"after {at:,} env steps{without}"
 
@@ -183,7 +199,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     """Sentences that readers of a report about these groups must know."""
     found = [note for g in groups for note in g.notes()]
     found += _notes_on_levels(groups) + _notes_on_phases(groups)
-    found += _notes_on_games(groups) + _notes_on_lengths(groups)
+    found += _notes_on_games(groups) + _notes_on_lengths(groups) + _notes_on_actions(groups)
     shared = over_games(groups, ["test"])
     names = variants(shared)
     for name in names:
@@ -285,6 +301,22 @@ def _notes_on_lengths(groups: Sequence[Group]) -> list[str]:
         f"Scores of {_and(envs)} that are compared are after different env steps ({words})."
         for words, envs in alike.items()
     ]
+
+
+def _notes_on_actions(groups: Sequence[Group]) -> list[str]:
+    """Sentences about games of which some runs were evaluated by the most likely actions, not all."""
+    by_way: dict[tuple[str, str], dict[bool, list[str]]] = {}
+    for g in groups:
+        for run in g.runs:
+            ways = by_way.setdefault((g.env, g.mode), {})
+            ways.setdefault(run.config.eval_greedy, []).append(g.label)
+    mixed: dict[str, list[str]] = {}
+    for (env, _), ways in by_way.items():
+        if len(ways) > 1:
+            greedy, drawn = (_and(dict.fromkeys(ways[way])) for way in (True, False))
+            words = f"of {greedy} by the most likely actions, of {drawn} by drawn ones"
+            mixed.setdefault(words, []).append(env)
+    return [f"Evaluations on {_and(envs)} were not made alike: {words}." for words, envs in mixed.items()]
 
 
 def _notes_on_games(groups: Sequence[Group]) -> list[str]:

@@ -140,7 +140,7 @@ def _result_row(g: Group, kind: str, *, several: bool) -> dict[str, str]:
         row["settings"] = g.label
     row["seeds"] = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
     row["env steps"] = f"{g.env_steps:,}"
-    row["evaluated at"] = "-" if at is None else f"{at:,}"
+    row["evaluated at"] = "-" if at is None else "each one's end" if g.ended_apart else f"{at:,}"
     titles = {s: level_set_title(g.env, s) for s in g.level_sets}
     row |= {f"return, {title}": _mean(returns[s]) for s, title in titles.items()}
     if any(g.scores(s).size for s in g.level_sets):
@@ -247,11 +247,13 @@ def _evaluations(runs: Sequence[Run]) -> str:
     """Returns a table of what `python -m tfrl.evaluate` found of these runs, "" where it found nothing."""
     rows = []
     for run, name in zip(runs, run_names(runs), strict=True):
-        parts = (read_json(run.path / EVALUATION_FILE) or {}).get("evaluations")
+        found = read_json(run.path / EVALUATION_FILE) or {}
+        parts = found.get("evaluations")
         for part in filter(lambda part: isinstance(part, dict), parts if isinstance(parts, list) else []):
             columns = ("return_mean", "return_standard_error", "return_median", "return_iqm")
             titles = ("mean return", "standard error", "median", "IQM")
-            row = {"run": name, "what": _played(part), "episodes": str(part.get("episodes"))}
+            row = {"run": name, "policy": _policy(found), "what": _played(part)}
+            row["episodes"] = str(part.get("episodes"))
             row |= {title: _number(part.get(column)) for column, title in zip(columns, titles, strict=True)}
             if (score := _normalized(part)) is not None:
                 row["normalised"] = _number(score, 3)
@@ -259,6 +261,13 @@ def _evaluations(runs: Sequence[Run]) -> str:
                 row["solved"] = _number(part.get("solve_rate"))
             rows.append(row | {"length (env steps)": _number(part.get("length_mean"))})
     return "<h2>Evaluations</h2>" + _table_of(rows) if rows else ""
+
+
+def _policy(found: Mapping[str, Any]) -> str:
+    """Returns whose an evaluation is of a run's policies, in words: it may be an early one, or the best."""
+    env_steps = found.get("env_steps")
+    at = f", {env_steps:,} env steps" if isinstance(env_steps, int) else ""
+    return f"{found.get('checkpoint', '?')}{at}"
 
 
 def _played(part: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ _STYLE = {
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 110,
+    "text.parse_math": False,  # a run may be called 2$^$
 }
 
 

@@ -64,11 +64,14 @@ def restore(
     return None
 
 
+def shown(parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Observations [B, *shape] and `first` flags [B] that some global envs had when `pack` gave `parts`."""
+    saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
+    found = [saved[i] for i in envs]
+    return tuple(np.stack([part[name][k] for part, k in found]) for name in ("observations", "first"))
+
+
 def _shows(envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> bool:
     """Whether this worker's envs show what they showed when `pack` gave `parts`."""
-    indices, _, observations, first = envs.get_state()
-    saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
-    return all(
-        np.array_equal(observations[mine], part["observations"][k]) and first[mine] == part["first"][k]
-        for mine, (part, k) in enumerate(saved[i] for i in indices)
-    )
+    indices, _, *found = envs.get_state()
+    return all(map(np.array_equal, found, shown(parts, indices)))

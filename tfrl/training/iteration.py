@@ -17,6 +17,7 @@ from tfrl.workers.strategy import Runtime
 
 _STATE = "iteration"
 _BY_ENV = ("rewards", "first", "actions")
+_NUMBERS = ("done", "counted", "taken", "seconds", "clock", "sums")
 _LOOK = 1.0  # seconds between two looks at the clock and at whether to stop, of all workers together
 _PART = 30.0  # seconds after which an iteration pauses
 
@@ -31,7 +32,7 @@ class Iteration:
       taken: gradient steps before it.
 
     Attributes:
-      done: steps of each env so far.
+      done: steps of each env so far; counted: those whose episodes are counted already, as some were cut off.
       rewards: float32 [T, B]; first: bool [T, B]; actions: [T, B, *shape]. All but `done` rows are zero.
       taken: as given.
       clock: seconds of each kind of work; sums: of the metrics of all gradient steps so far, by name.
@@ -39,7 +40,7 @@ class Iteration:
     """
 
     def __init__(self, num_steps: int, envs: int, action: ActionSpec, taken: int) -> None:
-        self.done, self.taken, self.seconds = 0, taken, 0.0
+        self.done, self.counted, self.taken, self.seconds = 0, 0, taken, 0.0
         self.rewards = np.zeros((num_steps, envs), np.float32)
         self.first = np.zeros((num_steps, envs), bool)
         self.actions = np.zeros((num_steps, envs, *action.shape), action.dtype)
@@ -52,7 +53,7 @@ class Iteration:
 
     def get_state(self) -> dict[str, np.ndarray]:
         """The numbers that are the same on all workers."""
-        numbers = {name: getattr(self, name) for name in ("done", "taken", "seconds", "clock", "sums")}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         return {_STATE: pack_json(numbers)}
 
     def get_part(self) -> dict[str, np.ndarray]:
@@ -68,6 +69,7 @@ class Iteration:
         """
         numbers = unpack_json(state[_STATE])
         self.done, self.taken, self.seconds = (numbers[name] for name in ("done", "taken", "seconds"))
+        self.counted = numbers.get("counted", 0)  # one of before has none
         self.clock, self.sums = Counter(numbers["clock"]), Counter(numbers["sums"])
         for name in _BY_ENV:
             getattr(self, name)[: self.done] = columns(parts, name, envs)

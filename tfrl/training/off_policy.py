@@ -111,7 +111,7 @@ class OffPolicyLearner(LearnerBase):
     def _conclude(self, iteration: Iteration) -> Update:
         """Counts the iteration as done; its results."""
         config, session = self._config, self._session
-        self._count_episodes(iteration.rewards, iteration.first)
+        self._count_episodes(iteration)
         self._iteration = None
         clock, seconds, steps = iteration.clock, iteration.seconds, self._taken - iteration.taken
         session.watchdog.measured(seconds)
@@ -176,8 +176,11 @@ class OffPolicyLearner(LearnerBase):
             return 1.0
         return config.priority_beta + (1.0 - config.priority_beta) * min(1.0, env_steps / config.total_steps)
 
-    def _count_episodes(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        everyone = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
+    def _count_episodes(self, iteration: Iteration) -> None:
+        """Counts what is not counted of an iteration. A collective."""
+        new, iteration.counted = slice(iteration.counted, iteration.done), iteration.done
+        played = np.stack([iteration.rewards[new], iteration.first[new].astype(np.float32)])
+        everyone = self._runtime.gather_envs(played)
         self._episodes.add(everyone[0], everyone[1].astype(bool))
 
     # State
@@ -215,13 +218,25 @@ class OffPolicyLearner(LearnerBase):
         self._episodes.set_state(under("episodes/", state))
         self._taken = int(state["taken"])
         self.envs.set_weights(state)
-        self._restore_envs(self.envs, parts)
+        begun = env_states.restore(self.envs, parts, self._config, self._session)
         self.replay.set_state(_of_envs("replay/", parts), pieces)
         self._iteration = self._steps = None
         if is_in(state):  # else the checkpoint was made between two
             self._iteration = self._new_iteration()
             self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
             self.envs.set_rest(_of_envs(_REST, parts))
+        else:
+            self.replay.stand_at(*env_states.shown(parts, self.envs.indices))
+        if begun is not None:
+            self._cut_off(begun)
+
+    def _cut_off(self, envs: np.ndarray) -> None:
+        """Counts what was played, and forgets what was summed up of some envs' episodes, bool [N]."""
+        if self._iteration is not None:
+            if self.envs.get_rest():  # the envs stand after it already
+                return
+            self._count_episodes(self._iteration)
+        self._forget(envs)
 
     def close(self) -> None:
         """Stops the envs."""

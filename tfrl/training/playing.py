@@ -172,7 +172,7 @@ class PlayedAhead:
             self._rollout = self._ahead.take(iteration, agent.get_weights())
             at = self._collector.began
             order = [at.indices.index(i) for i in self.indices]
-            replay.stand_at(at.observations[order], at.first[order])
+            replay.go_on_at(at.observations[order], at.first[order])
         yield from itertools.islice(self._rollout.steps(), begin, None)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +22,10 @@ from tfrl.run.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from tfrl.run.session import Session
+
+
+_TRIES = 20  # of all workers to read the same checkpoint of a run that goes on meanwhile
+_AGAIN = 0.5  # seconds between two
 
 
 class Start(NamedTuple):
@@ -71,16 +78,27 @@ def read(config: Any, session: Session) -> Start:
     run = Path(config.start_from)
     warn = session.console.warn
     store = CheckpointStore(run / "checkpoints", keep=1)
-    found = store.load(warn)
-    mine = -1 if found is None else found.update
-    oldest = int(session.of_workers(mine).min())
-    if oldest < 0:
+    for _ in range(_TRIES):
+        found = store.load(warn)
+        mine = (-1, 0) if found is None else (found.update, _checksum(found.learner))
+        if all(np.ptp(session.of_workers(number)) == 0 for number in mine):
+            break
+        time.sleep(_AGAIN)
+    else:
+        raise UserError(f"the workers do not see the same checkpoint of --start-from {run}.")
+    if found is None:
         source = policy_files.find(run, "last", warn)
         state = {PREFIX + name: array for name, array in source.weights.items()}
         return Start(state, _about(config, source.env_steps, None))
-    if oldest != mine:
-        found = store.load(warn, oldest)
     return Start(found.learner, _about(config, found.env_steps, found.update))
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
+    """Tells checkpoints of one update apart: one is saved again within an iteration or auxiliary phase."""
+    checksum = 0
+    for name in sorted(arrays):
+        checksum = zlib.crc32(np.ascontiguousarray(arrays[name]), checksum)
+    return checksum
 
 
 def _about(config: Any, env_steps: int, update: int | None) -> dict[str, Any]:

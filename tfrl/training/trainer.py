@@ -208,7 +208,10 @@ class Trainer:
     def _advice(self) -> str:
         """How to go on with a run that is complete."""
         if self._env_steps < self._config.run_steps:
-            return "without --solved-at, or with a higher one, it would go on"
+            open_again = dataclasses.replace(self._config, solved_at=None)
+            open_again = settings.reader(self._config.algorithm).complete(open_again)
+            without = "without --solved-at, or " if open_again.solved_at is None else ""
+            return f"{without}with a higher {'one' if without else '--solved-at'}, it would go on"
         if "total_steps" in self._config.may_change:
             return "more --total-steps would go on with it"
         return (
