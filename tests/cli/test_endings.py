@@ -43,6 +43,26 @@ def test_a_table_whose_reader_has_seen_enough_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_so_is_one_of_richs():
+    body = "from rich.table import Table; from tfrl.cli.streams import console; t = Table('a')"
+    with unread_pipe("broken") as stdout:
+        done = run(
+            f"{body}; t.add_row('x' * 1000); console().print(t)", stdout=stdout, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_full_disk_does_not_take_is_one_sentence():
+    with open("/dev/full", "w") as stdout:  # noqa: PTH123
+        done = run("print('x')", stdout=stdout, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "error: the output: No space left on device\n")
+
+
+def test_a_folder_that_may_not_be_read_is_one_sentence():
+    done = run("raise PermissionError(13, 'Permission denied', 'logs/theirs')", stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "error: logs/theirs: Permission denied\n")
+
+
 @pytest.mark.parametrize("stream", [1, 2])
 def test_work_goes_on_without_a_stream_to_show_it_on(stream, tmp_path):
     body = "console.Console().message('trains')\n    with quiet.quiet_start(): pass"

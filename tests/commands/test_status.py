@@ -1,6 +1,7 @@
 """Status: what it says of runs that are done, interrupted, running elsewhere, or damaged."""
 
 import csv
+import errno
 import json
 import os
 import time
@@ -31,6 +32,22 @@ def test_status_tells_the_env_steps_of_a_checkpoint_that_no_row_tells_of(tmp_pat
         row = status.row(runs.load(run), time.time())
         assert row[1:4] == ["interrupted", f"{config.run_steps:,}", "100%"]
         assert row[7] == str(config.num_updates)
+
+
+def test_a_run_that_may_not_be_read_is_a_row(tmp_path, capsys, monkeypatch):
+    make_run(tmp_path, total_steps=40_000)
+    theirs = make_run(tmp_path, seed=2, total_steps=40_000)
+    load = runs.load
+
+    def mine(path):
+        if path == theirs:  # the tests may be root's, who reads everything
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return load(path)
+
+    monkeypatch.setattr(runs, "load", mine)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert status.main([str(tmp_path)]) == 0
+    assert "cannot be read: Permission denied" in capsys.readouterr().out
 
 
 def test_status_of_runs(tmp_path, capsys, monkeypatch):

@@ -9,6 +9,7 @@ from tfrl.config.ppo import Config, parse
 from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec
+from tfrl.evaluation import episodes
 from tfrl.evaluation.episodes import play, split_episodes
 from tfrl.evaluation.levels import GAP, level_spec, with_gap
 from tfrl.run import rng
@@ -21,6 +22,14 @@ def test_short_episodes_do_not_count_more_often(monkeypatch):
     np.testing.assert_array_equal(played.returns, [[3.0] * 4, [0.0] * 4, [-3.0] * 4])
     np.testing.assert_array_equal(played.lengths, [[1] * 4, [10] * 4, [100] * 4])
     np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
+
+
+def test_an_episode_without_an_end_is_taken_as_ended_and_told(monkeypatch, capsys):
+    monkeypatch.setattr(episodes, "LONGEST_EPISODE", 50)
+    spec = scripted(monkeypatch, [10, 10**9], [1.0, 0.0])
+    played = play(Acting(still), spec, range(2), episodes_each=2)
+    np.testing.assert_array_equal(played.lengths, [[10, 10], [50, 50]])
+    assert "warning: 2 episodes of" in capsys.readouterr().err
 
 
 def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):

@@ -18,6 +18,23 @@ from tfrl.workers import machine, tf_config
 GAMMA = 0.9
 
 
+def test_envs_that_stand_elsewhere_had_their_episodes_cut_off():
+    """Env 0 begins an episode that nobody ended; env 1 stands where it was shown."""
+    replay = Replay([0, 1], 10, observation=ArraySpec((1,), "float32"), action=Discrete(2), gamma=GAMMA)
+    zeros, no = np.zeros(2, np.float32), np.zeros(2, bool)
+    for t in range(3):
+        replay.show(Step(zeros, np.full((2, 1), t, np.float32), no if t else ~no, no, None))
+        replay.act(np.zeros(2, np.int32))
+    replay.show(Step(zeros, np.full((2, 1), 3, np.float32), no, no, None))
+    replay.go_on_at(np.array([[50], [3]], np.float32), np.array([True, False]))
+    replay.act(np.zeros(2, np.int32))
+    replay.show(Step(zeros, np.array([[51], [4]], np.float32), no, no, None))
+    found = replay._gather(np.array([[[2, 3], [2, 3]]]), np.ones((1, 2, 2), np.float32))
+    np.testing.assert_array_equal(found.next_observation[..., 0], [[[3, 51], [3, 4]]])
+    np.testing.assert_array_equal(found.observation[..., 0], [[[2, 50], [2, 3]]])
+    np.testing.assert_allclose(found.discount, GAMMA)
+
+
 class Script:
     """Envs whose observation is (env, steps so far); ends come at random. What happened stands in `log`."""
 

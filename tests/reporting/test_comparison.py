@@ -1,6 +1,8 @@
 """Runs side by side: which are seeds of one experiment, and where they are compared."""
 
 import dataclasses
+import io
+import json
 import re
 import shutil
 
@@ -12,7 +14,7 @@ from tfrl import report
 from tfrl.config import drac, ppg, ppo, ppo_presets, reinforce
 from tfrl.envs.published import published_curve
 from tfrl.reporting import comparison, curve_plots, intervals, page, runs, score_plots
-from tfrl.reporting.plot_style import color_of, dash_of, marker_of
+from tfrl.reporting.plot_style import color_of, dash_of, marker_of, panels, styled
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,47 @@ def test_seeds_of_different_lengths_are_compared_where_all_were_evaluated(make, 
         assert "scores are those after 655,360 env steps" in text
     row = re.search(r"<td>fruitbot</td><td>2</td><td>819,200</td><td>655,360</td><td>([-\d.]+)</td>", page)
     assert float(row[1]) == pytest.approx(group.returns("train").mean(), abs=5e-3)
+
+
+def test_seeds_that_ended_by_themselves_have_their_scores_at_their_own_ends(make):
+    """As --solved-at ends them: not the slowest one alone, which came farthest."""
+    loaded = []
+    for seed, end in ((1, 40), (2, 62), (3, 45)):
+        whole = make(seed=seed, solved_at=5.0)
+        cut = {name: values[:end] for name, values in whole.progress.items()}
+        results = {**whole.results, "env_steps": end * 16_384, "episode_return": 9.0}
+        loaded.append(dataclasses.replace(whole, progress=cut, results=results))
+    (group,) = comparison.group(loaded)
+    assert group.ended_apart and group.scored_at("test") == 62 * 16_384
+    np.testing.assert_array_equal(group.returns("test"), [run.final_return("test") for run in loaded])
+    assert any("at each seed's end, after 655,360 to 1,015,808 env steps" in note for note in group.notes())
+    shown = page.render(loaded, [group], {})
+    assert "<td>3</td><td>655,360</td><td>each at its end</td>" in shown
+
+
+def test_evaluations_by_drawn_and_by_most_likely_actions_are_told(make):
+    loaded = [make(seed=1, total_steps=100_000), make(seed=2, total_steps=100_000, eval_greedy=True)]
+    (note,) = (n for n in comparison.notes(comparison.group(loaded)) if "not made alike" in n)
+    assert note.startswith("Evaluations on fruitbot were not made alike: of ppo by the most likely actions")
+    assert not any("alike" in note for note in comparison.notes(comparison.group(loaded[:1])))
+
+
+def test_an_evaluation_is_shown_with_the_policy_that_it_is_of(make):
+    run = make(seed=1, total_steps=100_000)
+    part = {"env": "fruitbot", "levels": "test", "actions": "sampled", "episodes": 64, "return_mean": 1.0}
+    content = {"checkpoint": "best", "env_steps": 32_768, "evaluations": [part]}
+    (run.path / "eval.json").write_text(json.dumps(content))
+    assert "<td>best, 32,768 env steps</td>" in page.render([run], comparison.group([run]), {})
+
+
+def test_a_run_with_a_name_like_mathematics_is_drawn():
+    @styled
+    def draw():
+        figure, (ax,) = panels(1, width=3, height=3)
+        ax.set_title("cost$2^$")
+        return figure
+
+    draw().savefig(io.BytesIO())
 
 
 def test_a_seed_that_was_not_evaluated_with_the_others_is_left_out_by_name(make):

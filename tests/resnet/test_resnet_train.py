@@ -262,6 +262,7 @@ def test_kernels_stand_side_by_side():
         Options(),
         Options(format="saved-model"),
         Options(strategy="mirrored", replicas=2),
+        Options(strategy="mirrored", replicas=2, batch_size=7),
         Options(format="saved-model", strategy="mirrored", replicas=2, batch_size=7),
     ],
 )

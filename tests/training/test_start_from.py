@@ -125,6 +125,11 @@ def test_it_is_the_same_run_on_any_topology_and_goes_on_with_its_own_checkpoint(
     assert whole["weights_sha256"] == again["weights_sha256"]
 
 
+def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
+    state = begun(config_of("sac", tmp_path, "second", "--start-from", runs("sac"), "--alpha", "0.05"))
+    assert state["agent/log_alpha"] == np.float32(np.log(0.05)) != saved(runs("sac"))["agent/log_alpha"]
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_an_export_alone_gives_weights_their_slow_copies_and_their_scaling(runs, tmp_path, algorithm):
     exported = tmp_path / "exported"

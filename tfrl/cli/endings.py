@@ -15,7 +15,7 @@ from typing import IO, NoReturn
 
 from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.streams import open_missing, surviving, tell
+from tfrl.cli.streams import open_missing, send_nowhere, surviving, tell
 
 _PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # errors that say all that there is to say
 _LAST_WORDS = 1.0  # seconds for what a process that ends at once still has to say
@@ -47,6 +47,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         if error.errno not in _PLAIN:
             raise
         tell(f"error: {error.filename or 'the output'}: {error.strerror}")
+        if error.filename is None:
+            send_nowhere(sys.stdout)
         code = 1
     except MemoryError as error:
         tell(f"error: out of memory; {str(error) or 'a smaller problem may fit'}")

@@ -31,12 +31,16 @@ def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # What is still buffered must go somewhere, or Python fails with it when the process exits.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        send_nowhere(stream)
     except OSError:
         pass
+
+
+def send_nowhere(stream: IO[str] | IO[bytes]) -> None:
+    """Lets what `stream` still has go to /dev/null: else Python fails with it when the process exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:

@@ -69,7 +69,7 @@ class Group:
 
     @property
     def ended_apart(self) -> bool:
-        """Whether the runs are done, each after env steps of its own, as --solved-at ends them."""
+        """True if all runs are done, each after env steps of its own, as --solved-at ends them."""
         return all(run.is_done for run in self.runs) and len({run.env_steps for run in self.runs}) > 1
 
     def scored_at(self, level_set: str) -> int | None:
@@ -134,10 +134,10 @@ class Group:
         returns = self.returns(level_set)
         missing = [str(run.config.seed) for run, r in zip(self.runs, returns, strict=True) if np.isnan(r)]
         last = max(run.env_steps for run in self.runs)
-        if at is None or len(self.runs) == 1 or (at == last and not missing):
-            return None
         if self.ended_apart:
             return f"at each seed's end, after {self.env_steps:,} to {last:,} env steps"
+        if at is None or len(self.runs) == 1 or (at == last and not missing):
+            return None
         without = f", without seed {' and '.join(missing)}, not evaluated there" if missing else ""
         return f"after {at:,} env steps{without}"
 

@@ -140,7 +140,7 @@ def _result_row(g: Group, kind: str, *, several: bool) -> dict[str, str]:
         row["settings"] = g.label
     row["seeds"] = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
     row["env steps"] = f"{g.env_steps:,}"
-    row["evaluated at"] = "-" if at is None else "each one's end" if g.ended_apart else f"{at:,}"
+    row["evaluated at"] = "-" if at is None else "each at its end" if g.ended_apart else f"{at:,}"
     titles = {s: level_set_title(g.env, s) for s in g.level_sets}
     row |= {f"return, {title}": _mean(returns[s]) for s, title in titles.items()}
     if any(g.scores(s).size for s in g.level_sets):
