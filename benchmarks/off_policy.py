@@ -2,7 +2,8 @@
 
 SAC, TD3 and DDPG learn InvertedDoublePendulum-v5, one gradient step of 256 transitions an env step, networks
 of 2 x 256; DQN learns CartPole-v1, 128 transitions every 10 env steps: CleanRL's settings, which are our
---preset cleanrl. One process after the other, round by round, so that all see the same machine.
+--preset cleanrl. (stable-baselines3's DDPG has its actor learn at each step, CleanRL's and so ours at every
+second.) One process after the other, round by round, so that all see the same machine.
 
 Nothing of theirs is here. --cleanrl is a folder with CleanRL's sac_continuous_action.py,
 td3_continuous_action.py, ddpg_continuous_action.py and dqn.py (https://github.com/vwxyzjn/cleanrl), --sb3 a
