@@ -235,6 +235,14 @@ def test_weights_of_another_network_are_refused(run, tmp_path):
         evaluate.main([str(other), "--episodes", "1"])
 
 
+def test_an_export_in_its_run_has_the_steps_at_which_the_run_ended(run, tmp_path):
+    """Which are not those of its settings where --solved-at ended it."""
+    ended = tmp_path / "ended"
+    shutil.copytree(run, ended)
+    (ended / "results.json").write_text('{"env_steps": 123}')
+    assert policy_files.find(ended / "export", "last").env_steps == 123
+
+
 def test_an_export_beside_foreign_results_counts_the_steps_of_its_settings(run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(run / "export", other)

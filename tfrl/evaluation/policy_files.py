@@ -126,7 +126,8 @@ def _exported(path: Path, config: Any) -> PolicySource:
             weights = _read(file)
             if not weights:
                 raise UserError(f"{file} is damaged; export the run again.")
-            steps = (results.read(path) or {}).get("env_steps")
+            run = path.parent if path.name == "export" else path
+            steps = (results.read(run) or {}).get("env_steps")
             if not isinstance(steps, int):
                 steps = config.run_steps
             return PolicySource(config, weights, "export", steps)
