@@ -123,9 +123,9 @@ def test_an_env_is_drawn_apart_as_it_is_here():
 def test_a_process_that_draws_and_dies_is_one_sentence():
     apart = Apart(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
     os.kill(apart._process.pid, signal.SIGKILL)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
-            apart.render()
+    for ask in (apart.render, apart.observe, apart.solved):  # between two frames, too: training goes on
+        with pytest.raises(UserError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
+            ask()
     with pytest.raises(ValueError, match="there is no env"):
         Apart(GymnasiumVec, EnvSpec("Pendulumm-v1", num_envs=1, seed=4, render=True), [0])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.cli.errors import EnvError
+from tfrl.cli.errors import EnvError, UserError
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.vec_env import Step, VecEnv
 
@@ -29,7 +29,8 @@ class Apart:
       spec, indices: what it is given.
 
     Raises:
-      ValueError, EnvError: one sentence, as `make` and the envs raise it, or the process has ended.
+      ValueError, EnvError: one sentence, as `make` and the envs raise it.
+      UserError: the process has ended.
     """
 
     def __init__(self, make: MakeEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -81,9 +82,9 @@ class Apart:
             kind, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise ValueError(
+            raise UserError(  # whatever it was asked for: nobody but a drawing needs it
                 f"{self._name} cannot be rendered here: the process that draws it ended with "
-                f"{self._process.exitcode}"
+                f"{self._process.exitcode}."
             ) from None
         if kind is not None:
             raise kind(answer)
