@@ -296,6 +296,12 @@ def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
     assert not list(place.iterdir()), "before anything starts"
 
 
+@pytest.fixture
+def roomy_disk(monkeypatch):
+    """A disk with room for every run, whatever the one has that these tests run on."""
+    monkeypatch.setattr(suite.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**15))
+
+
 @pytest.mark.parametrize(
     ("flags", "room", "advice"),
     [
@@ -315,7 +321,7 @@ def test_a_suite_is_advised_only_what_would_make_room(flags, room, advice, tmp_p
     assert advice in refusal(suite.check_disk, tasks, workers)
 
 
-def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys, monkeypatch):
+def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys, monkeypatch, roomy_disk):
     monkeypatch.setattr(suite._Runs, "run", lambda self: 1)
     for steps, said in (("4e5", 1), ("1e6", 0)):
         flags = f"--algorithms ppo,ppg --envs maze,coinrun --seeds 1,2 --logdir {tmp_path} --total-steps"
@@ -324,7 +330,7 @@ def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys
         assert capsys.readouterr().err.count(words) == said
 
 
-def test_ended_runs_and_what_is_there_count_no_more(tmp_path):
+def test_ended_runs_and_what_is_there_count_no_more(tmp_path, roomy_disk):
     flags = "--algorithms ppg --envs maze --total-steps 100000"
     first, second = (suite.check_disk(planned(tmp_path, f"{flags} --seeds {s}")[0], 1) for s in ("1", "1,2"))
     assert first == 7 * planned(tmp_path, flags)[0][0].config.phase_bytes // 32 and second == 2 * first
