@@ -1,12 +1,14 @@
 """Settings of all algorithms: what holds for each."""
 
+import dataclasses
+
 import pytest
 from refusals import refusal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import ALGORITHMS, from_yaml, parse, reader
-from tfrl.run.folder import check_run
+from tfrl.run.folder import as_it_began, check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
 
@@ -157,3 +159,50 @@ def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_p
         file.write_text(to_yaml(of.parse(["--env", "CartPole-v1", "--preset", "default", *flags])))
         found = of.parse(["--config", str(file), "--preset", "catch", "--env", "catch", "--torso", "linear"])
         assert found.num_envs == envs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "sentence"),
+    [
+        ("impala", "--micro-batch 100", "8 of a replica's minibatch; got 100; 128 would do."),
+        (
+            "impala",
+            "--micro-batch 384 --num-minibatches 1",
+            "divide the 64 of a replica's minibatch; got 384;",
+        ),
+        ("impala", "--micro-batch 512 --num-minibatches 16 --replicas 2", "got 512; 256 would do."),
+        ("impala", "--rmsprop-decay 0.5", "--rmsprop-decay would do nothing without --optimizer rmsprop;"),
+        ("impala", "--env CartPole-v1 --no-free-deviation", "would do nothing where actions are discrete;"),
+        ("reinforce", "--env catch --hidden 32", "--hidden would do nothing with --torso impala;"),
+        ("ppg", "--activation gelu", "--activation would do nothing with --torso impala;"),
+        ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr would do nothing with a fixed"),
+    ],
+)
+def test_what_would_do_nothing_or_something_else_is_refused(algorithm, flags, sentence):
+    assert sentence in refusal(reader(algorithm).parse, flags.split())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        ("impala", "--micro-batch 256 --num-minibatches 16"),
+        ("impala", "--env Pendulum-v1 --no-free-deviation --hidden 32"),
+        ("sac", "--preset cleanrl --alpha 0.2"),
+        ("dqn", "--preset cartpole --env catch"),
+        ("ppo", "--preset torchrl --env coinrun --torso cookbook --no-normalize-observations"),
+    ],
+)
+def test_what_a_preset_says_is_not_held_against_anyone(algorithm, flags):
+    assert reader(algorithm).parse(flags.split())
+
+
+def test_a_run_begun_with_what_does_nothing_goes_on_without_it(tmp_path):
+    """Flags that are refused by now are in files of runs that were begun before they were."""
+    flags = ["--env", "catch", "--logdir", str(tmp_path)]
+    config = reader("ppo").parse(flags)
+    begun = dataclasses.replace(config, hidden="9", activation="relu", free_deviation=True)
+    assert as_it_began(config, begun) == dataclasses.replace(config, precision=begun.precision)
+    other = dataclasses.replace(config, gamma=0.5)
+    assert "--gamma 0.5 there" in refusal(as_it_began, config, other)
+    of_vectors = reader("ppo").parse(["--env", "Pendulum-v1"])
+    assert "--hidden 9 there" in refusal(as_it_began, of_vectors, dataclasses.replace(of_vectors, hidden="9"))

@@ -16,6 +16,7 @@ from tfrl.remote.trial import Outcome
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
+VECTORS = ["--env", "CartPole-v1", "--eval-every", "1"]
 
 
 def planned(*, algorithm="ppo", flags=CATCH, grids=(), samples=(), trials=1, scheduler="none", seed=1):
@@ -37,11 +38,11 @@ def test_trials_are_all_points_of_the_grid_each_with_values_of_its_own():
 
 
 def test_the_seed_decides_what_is_drawn():
-    samples = ["lr=loguniform:1e-5,1e-2", "epochs=uniform:1,9", "activation=choice:tanh,relu"]
+    samples = ["lr=loguniform:1e-5,1e-2", "epochs=uniform:1,9", "value_loss=choice:squared,huber"]
     one, same, other = (planned(samples=samples, trials=5, seed=seed) for seed in (1, 1, 2))
     assert one == same != other
     assert all(isinstance(trial["epochs"], int) for trial in one.trials)
-    assert {trial["activation"] for trial in one.trials} <= {"tanh", "relu"}
+    assert {trial["value_loss"] for trial in one.trials} <= {"squared", "huber"}
 
 
 def test_values_with_commas_stand_between_semicolons():
@@ -96,9 +97,12 @@ def test_changed_values_stay_between_the_ends():
         ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--logdir", "/tmp"]}, "gives its trials --logdir itself"),
         ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--resume", "never"]}, "gives its trials --resume itself"),
         ({**PBT, "grids": ["epochs=1,2"]}, "--grid epochs=1,2 would not stay"),
-        ({**PBT, "samples": ["hidden=choice:32,64"]}, "which --hidden decides: it cannot be sampled"),
         (
-            {**PBT, "samples": ["activation=choice:tanh,relu"]},
+            {**PBT, "flags": VECTORS, "samples": ["hidden=choice:32,64"]},
+            "which --hidden decides: it cannot be sampled",
+        ),
+        (
+            {**PBT, "flags": VECTORS, "samples": ["activation=choice:tanh,relu"]},
             "--activation decides",
         ),
         ({**PBT, "samples": ["env=choice:catch,coinrun"]}, "which --env decides"),

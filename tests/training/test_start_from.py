@@ -1,5 +1,6 @@
 """--start-from: what a run takes over from another one, on any topology, and what it refuses."""
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -174,6 +175,11 @@ def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
     assert "trained on CartPole-v1" in sentence("--env", "Acrobot-v1")
     assert "is a run of ppo" in sentence(algorithm="ppg")
     assert "is a run of ppo" in sentence(algorithm="sac")
+
+
+def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):
+    config = config_of("ppo", tmp_path, "new", "--start-from", runs("ppo"))
+    start_from.check(dataclasses.replace(config, free_deviation=not config.free_deviation))
 
 
 def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_path):

@@ -101,7 +101,8 @@ class Reader(Generic[Settings]):
 
     Attributes:
       kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`, and may have an
-        `algorithm`, a class variable that its files then begin with.
+        `algorithm`, a class variable that its files then begin with, and `idle`, the names of settings that
+        have no effect beside the others, each with why: "without --prioritized".
       sections: dataclasses that together have its fields: the groups of --help. The text under a field is its
         help.
       presets: by name, what each preset changes in the defaults; preset_summaries: what they are, in words.
@@ -158,6 +159,14 @@ class Reader(Generic[Settings]):
         """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
         return self._resolve(self._read_yaml(path))
 
+    def validate(self, config: Settings) -> None:
+        """Raise UserError for the first setting that cannot work on any machine, or that would do nothing."""
+        self.check(config)
+        plain = self.kind(**self.presets[config.preset])
+        for name, why in getattr(config, "idle", {}).items():
+            if getattr(config, name) != getattr(plain, name):
+                raise UserError(f"{flag(name)} would do nothing {why}; leave it out.")
+
     @property
     def flag_kinds(self) -> dict[str, Any]:
         """The types of all flags, by name."""
@@ -210,7 +219,7 @@ class Reader(Generic[Settings]):
         }
         resolved = self.complete(dataclasses.replace(config, **kept))
         try:
-            self.check(resolved)
+            self.validate(resolved)
         except UserError as error:
             if not kept:
                 raise

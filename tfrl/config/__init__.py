@@ -75,8 +75,8 @@ def from_yaml(path: Path) -> Any:
 
 
 def validate(config: Any) -> None:
-    """Raises UserError for the first setting of any algorithm that cannot work on any machine."""
-    reader(config.algorithm).check(config)
+    """Raises UserError for the first setting of any algorithm that cannot work, or would do nothing."""
+    reader(config.algorithm).validate(config)
 
 
 def hyperparameters(config: Any) -> tuple[dict[str, Any], set[str]]:

@@ -64,6 +64,14 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, R
         """True if something follows --total-steps: the learning rate, or the weights of transitions."""
         return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        found = super().idle | {"critic_lr": "here: there is no actor"}
+        if not self.prioritized:
+            found |= dict.fromkeys(("priority_exponent", "priority_beta"), "without --prioritized")
+        return found
+
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
         """Epsilon, the share of random actions, after `env_steps` env steps."""
         ends = self.exploration_start, self.exploration_end
@@ -151,9 +159,6 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
-    replay.check_idle(config, ["critic_lr"], "here: there is no actor")
-    if not config.prioritized:
-        replay.check_idle(config, ["priority_exponent", "priority_beta"], "without --prioritized")
 
 
 READER = Reader(

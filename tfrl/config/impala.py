@@ -89,6 +89,12 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
         return True
 
     @property
+    def idle(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        unused = {} if self.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
+        return super().idle | unused
+
+    @property
     def metric_titles(self) -> dict[str, str]:
         """The metrics of updates that reports draw, with their titles."""
         return {
@@ -118,7 +124,18 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
             by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
             near = multiples_near(self.num_envs, slices)
             raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
+        self._check_micro_batch(self.num_envs // slices)
         actors.check_topology(self, workers)
+
+    def _check_micro_batch(self, num_envs: int) -> None:
+        """Raise UserError if a part is no whole rollouts of envs, or does not divide a minibatch's envs."""
+        parts = [self.num_steps * n for n in range(1, num_envs + 1) if num_envs % n == 0]
+        if self.micro_batch and self.micro_batch not in parts:
+            nearest = min(parts, key=lambda rows: abs(rows - self.micro_batch))
+            raise UserError(
+                f"--micro-batch must be rollouts of --num-steps {self.num_steps}, of as many envs as divide "
+                f"the {num_envs} of a replica's minibatch; got {self.micro_batch}; {nearest} would do."
+            )
 
 
 _GYMNASIUM = {
@@ -201,8 +218,6 @@ def default_preset(env: str) -> str:
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     run.check(config, RANGES)
-    if config.optimizer != "rmsprop" and config.rmsprop_decay != Config.rmsprop_decay:
-        raise UserError("--rmsprop-decay would do nothing without --optimizer rmsprop; leave it out.")
     check_normalization(config)
     check_length(config)
     actors.check(config)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
 from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead, Learners
@@ -222,14 +221,6 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
         )
     # What fails for one worker fails for more: their shares are fractions of its own.
     config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
-
-
-def check_idle(config: Any, names: Sequence[str], why: str) -> None:
-    """Raise UserError for the first of these settings that is not its default, as it would do nothing."""
-    plain = {field.name: field.default for field in dataclasses.fields(config)}
-    for name in names:
-        if getattr(config, name) != plain[name]:
-            raise UserError(f"{flag(name)} would do nothing {why}; leave it out.")
 
 
 def _check_actions(config: Any) -> None:

@@ -15,6 +15,7 @@ from tfrl.config import network, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
 from tfrl.envs import registry
+from tfrl.envs.spec import Box
 
 EPISODES = Range(1, 1_000_000)
 """Episodes that an evaluation may have."""
@@ -126,6 +127,14 @@ class RLSettings:
         return ()
 
     @property
+    def idle(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
+        if hasattr(self, "free_deviation") and not isinstance(registry.specs(self.env)[1], Box):
+            found["free_deviation"] = "where actions are discrete"
+        return found
+
+    @property
     def rollouts_held(self) -> int:
         """Rollouts that are in memory at once."""
         return 1
@@ -155,8 +164,8 @@ class RLSettings:
 
     @property
     def may_change(self) -> frozenset[str]:
-        """Names of the settings that a resumed run may change: its length is one of them."""
-        return frozenset(_MAY_CHANGE | {"total_steps"})
+        """Names of the settings that a resumed run may change: its length, and those without effect, too."""
+        return frozenset(_MAY_CHANGE | {"total_steps"} | self.idle.keys())
 
 
 def complete(config: Any) -> Any:

@@ -40,6 +40,12 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, R
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete)
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
+        return super().idle | dict.fromkeys(of_learning, "with a fixed --alpha")
+
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
@@ -58,8 +64,6 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
-    if config.alpha is not None:
-        replay.check_idle(config, ["entropy_target", "alpha_lr"], "with a fixed --alpha")
     if config.noise_correlation and isinstance(registry.specs(config.env)[1], Discrete):
         raise UserError(
             f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
