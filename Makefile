@@ -11,7 +11,7 @@ LOGDIR ?= logs
 train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
 
-# One process more than cores: tests wait for the processes that they start.
+# One process more than cores, up to four: tests wait for the processes that they start.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 
 # In the order of tests/conftest.py no file with long tests comes last, where one core would wait.

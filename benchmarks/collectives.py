@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from tfrl.cli.quiet import quiet_start
@@ -29,4 +29,6 @@ def main(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="JSON file for the chief's times")
+    main(parser.parse_args().output)

@@ -297,8 +297,8 @@ def parser() -> argparse.ArgumentParser:
         "--restart-wait",
         type=float,
         default=5.0,
-        help="seconds before the first restart without a new checkpoint; then four times as long each, up to "
-        "a minute (5)",
+        help="seconds before the first restart without a new checkpoint; each further one since the last "
+        "checkpoint waits four times as long, up to a minute (5)",
     )
     parser.add_argument(
         "--grace", type=float, default=5.0, help="seconds from SIGTERM to SIGKILL after a failure (5)"

@@ -39,6 +39,7 @@ class Entry:
 
 _HE = "He 2015, arXiv:1512.03385"
 _IMPALA = "Espeholt 2018, arXiv:1802.01561"
+_IMPOOLA = "Trumpp 2025, arXiv:2503.05546"
 
 
 def _cifar(depth: int) -> Entry:
@@ -51,7 +52,9 @@ def _imagenet(depth: int) -> Entry:
 
 _ZOO: dict[str, Entry] = {
     "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), has_width=True),
-    "impala-pooled": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), {"pooled": True}, has_width=True),
+    "impala-pooled": Entry(
+        "resnet.impala", "impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True
+    ),
     "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
     "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
     "linear": Entry("resnet.cnn", "linear", "", (64, 64, 3)),

@@ -172,7 +172,11 @@ def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_p
         ),
         ("impala", "--micro-batch 512 --num-minibatches 16 --replicas 2", "got 512; 256 would do."),
         ("impala", "--rmsprop-decay 0.5", "--rmsprop-decay would do nothing without --optimizer rmsprop;"),
-        ("impala", "--env CartPole-v1 --no-free-deviation", "would do nothing where actions are discrete;"),
+        (
+            "impala",
+            "--env CartPole-v1 --no-free-deviation",
+            "--no-free-deviation would do nothing where actions are discrete;",
+        ),
         ("reinforce", "--env catch --hidden 32", "--hidden would do nothing with --torso impala;"),
         ("ppg", "--activation gelu", "--activation would do nothing with --torso impala;"),
         ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr would do nothing with a fixed"),

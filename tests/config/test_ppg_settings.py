@@ -19,7 +19,7 @@ from tfrl.run import files
         (["--env", "Pendulum-v1"], "Pendulum-v1 are continuous; ppo trains it"),
         (
             ["--aux-minibatches", "15"],
-            "--num-steps must be divisible by --aux-minibatches 15; got 256; 255 or 270",
+            "--num-steps must be divisible by --aux-minibatches 15; got 256; 240 or 360",
         ),
         (["--policy-updates", "0"], "--policy-updates must be at least 1"),
         (["--actor-timeout", "5"], "leave --actors, --actor-timeout and --lag out"),

@@ -35,6 +35,23 @@ def test_choices_are_those_of_the_equations(choices, exploration, window):
     assert bandit.counts().sum() == 300
 
 
+@pytest.mark.parametrize("late", [1, 3, 9])
+def test_choices_whose_returns_are_late_count_already(late):
+    """With a lag of K updates, each would be tried K + 1 times in a row."""
+    rng, bandit, choices = np.random.default_rng(0), SlidingWindowUCB(8, exploration=0.1, window=10), []
+    for t in range(300):
+        if t > late:
+            bandit.record(choices[t - late - 1], rng.normal(choices[t - late - 1], 0.5))
+        pending = choices[max(0, t - late) :]
+        choices.append(bandit.choose(pending))
+        known = bandit.counts() > 0
+        if t >= max(8, late + 1):
+            total = bandit.counts() + np.bincount(pending, minlength=8)
+            scores = bandit.mean_returns() + 0.1 * np.sqrt(np.log(t) / total)
+            assert total.sum() == t and choices[-1] == np.flatnonzero(known)[np.argmax(scores[known])]
+    assert choices[:8] == [*range(8)]
+
+
 def test_it_settles_on_the_best_and_follows_a_change():
     """All returns are positive: a bandit that begins with Q = 0 would never leave its first choice."""
     rng, bandit = np.random.default_rng(1), SlidingWindowUCB(4, exploration=0.5, window=10)

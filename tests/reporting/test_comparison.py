@@ -246,6 +246,29 @@ def test_statistics_over_games_are_of_those_that_all_have(make):
     assert {line.get_ydata()[0] for line in (*first, *second)} == {1.0}
 
 
+def test_games_with_more_seeds_than_others_are_told(make):
+    loaded = [make(env="bigfish"), make(env="bigfish", seed=2), make(env="fruitbot"), make(env="maze")]
+    groups = comparison.group(loaded)
+    (told,) = comparison.notes(groups)
+    assert told == (
+        "Statistics over games of ppo are of all its seeds, 2 of bigfish and 1 of fruitbot and maze: games "
+        "with more weigh more, and there are no intervals."
+    )
+    assert "<td>ppo, unseen levels</td>" in (shown := page.render(loaded, groups, {}))
+    assert "scores of all runs [95% interval]" not in shown
+    loaded += [make(env=env, seed=s) for env in ("fruitbot", "maze", "bigfish") for s in (2, 3)][:-2]
+    (told,) = comparison.notes(comparison.group(loaded))
+    assert "2 of bigfish" in told and "intervals" not in told
+    loaded += [make(env="bigfish", seed=3)]
+    assert not comparison.notes(comparison.group(loaded))
+
+
+def test_what_was_published_of_drac_is_not_beside_rad(make):
+    _, (of_drac,) = told_apart(make, (drac.Config, "bigfish", {}))
+    _, (of_rad,) = told_apart(make, (drac.Config, "bigfish", {"augment_use": "rad"}))
+    assert comparison.returns_of_others(of_drac) and not comparison.returns_of_others(of_rad)
+
+
 def test_runs_that_have_not_done_what_their_algorithm_is_for_are_named(make):
     """PPG before its first auxiliary phase, and evaluations of those who trained on all levels."""
     _, groups = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", {"num_levels": 0}))

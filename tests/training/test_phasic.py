@@ -26,6 +26,8 @@ from tfrl.config import ppg
 from tfrl.reporting import runs
 from tfrl.run.arrays import num_bytes
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.session import Session
+from tfrl.training.phasic import PhasicLearner
 
 
 @pytest.fixture
@@ -196,11 +198,25 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(sm
     assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
 
 
+def test_a_kill_costs_no_more_at_the_ends_of_an_auxiliary_phase(small, monkeypatch):
+    """What is saved is counted in updates and parts together."""
+    told = []
+
+    def noted(kind, method, mark):
+        whole = getattr(kind, method)
+        monkeypatch.setattr(kind, method, lambda *given: (told.append(mark), whole(*given))[1])
+
+    noted(PhasicLearner, "update", "u")
+    noted(Session, "save", " ")
+    config = small(policy_updates=3, total_steps=8 * 128, checkpoint_every=5, eval_episodes=2)
+    assert train(config) == 0
+    units = [len(each) for each in "".join(told).split()]
+    assert sum(units) > 20 and max(units) == 5, units
+
+
 def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, tmp_path, capfd):
     """One of a run that was stopped there, and of one that is killed once the phase is done and logged."""
     import learners
-
-    from tfrl.training.phasic import PhasicLearner
 
     class Stopped(PhasicLearner):
         def _auxiliary_part(self):

@@ -96,8 +96,8 @@ class DrACAgent(PPOAgent):
         if self._bandit is None:
             return
         if len(self._choices) == self._choices.maxlen:  # else the rollout was acted by weights without any
-            self._bandit.record(self._choices[0], float(of_targets[1]))
-        self._choices.append(self._bandit.choose())
+            self._bandit.record(self._choices.popleft(), float(of_targets[1]))
+        self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
 
     def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:

@@ -164,8 +164,10 @@ class Reader(Generic[Settings]):
         self.check(config)
         plain = self.kind(**self.presets[config.preset])
         for name, why in getattr(config, "idle", {}).items():
-            if getattr(config, name) != getattr(plain, name):
-                raise UserError(f"{flag(name)} would do nothing {why}; leave it out.")
+            value = getattr(config, name)
+            if value != getattr(plain, name):
+                spelled = flag(f"no_{name}" if value is False else name)
+                raise UserError(f"{spelled} would do nothing {why}; leave it out.")
 
     @property
     def flag_kinds(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class DrAC:
     """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
     augment_use: Literal["drac", "rad"] = "drac"
     """drac: those losses; rad: PPO's losses of observations augmented after acting, to compare; as published
-    (RAD, Laskin et al. 2020), the policy acts on augmented ones, too."""
+    (RAD, Laskin et al. 2020), the policy acts on the augmented ones that it learns from."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -62,18 +62,23 @@ class Config(DrAC, ppo.Config):
         """The names of those that are used: one, or all that suit the env's images."""
         return fitting(registry.specs(self.env)[0].shape) if self.augment == UCB else (self.augment,)
 
+    @property
+    def published_as(self) -> str:
+        """The algorithm under whose name others published what these settings train."""
+        return "rad" if self.augment_use == "rad" else self.algorithm
+
 
 _AUTHORS = {"normalize_advantages": "batch"}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "openai-easy": _AUTHORS,
     "openai-hard": {**ppo_presets.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": ppo_presets.PRESETS["gymnasium"],
+    "gymnasium": {**ppo_presets.PRESETS["gymnasium"], "normalize_observations": False},
 }
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
     "openai-easy": "the authors' settings, which are for easy levels",
     "openai-hard": "the same with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's for Gymnasium envs",
+    "gymnasium": "PPO's for Gymnasium envs, for those of images",
 }
 RANGES = {**ppo.RANGES, "augment_coef": NOT_NEGATIVE}
 
@@ -124,5 +129,6 @@ READER = dataclasses.replace(
     defaults={"env": "coinrun"},
     check=validate,
     prog="python -m tfrl.drac",
-    summary="Train data-regularised PPO (DrAC). " + registry.in_words(),
+    summary="Train data-regularised PPO (DrAC), on envs that show images and have discrete actions. "
+    + registry.in_words(),
 )

@@ -62,8 +62,9 @@ class AuxiliaryStep:
 class Config(PPG, ppo.Config):
     """All settings of a run of phasic policy gradient. One field a flag.
 
-    With --share-torso it is the paper's variant of a single network: the value's gradient does not reach the
-    torso, which only the auxiliary phase teaches to tell values.
+    With --share-torso it is the variant of a single network of the authors' code: the value's gradient never
+    reaches the torso, which only the auxiliary head teaches to tell values. (In the paper's, the value's own
+    gradient reaches it in the auxiliary phase.)
     """
 
     algorithm: ClassVar[str] = "ppg"
@@ -175,8 +176,8 @@ def at_least(config: Any, name: str) -> Any:
 
 # The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
 # of it are no settings here. They scale the initial weights of every unit to a norm; ours are as PPO's. And
-# their auxiliary minibatches are whole rollouts of 256 steps of a few envs; ours, of as many samples, are
-# random steps of all envs, so that no topology moves them.
+# their minibatches, in both phases, are whole rollouts of 256 steps of a few envs; ours, of as many samples,
+# are random steps of all envs, so that no topology moves them.
 _AUTHORS = {
     "epochs": 1,
     "clip_value": False,
@@ -194,7 +195,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
     "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
-    "initialisation, nor whole rollouts as auxiliary minibatches",
+    "initialisation, nor whole rollouts as minibatches",
     "openai-hard": "the same for hard levels, of their four workers together: all levels are trained on, as "
     "in the paper, so there are no unseen ones, and no gap",
     "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
@@ -221,9 +222,10 @@ def validate(config: Config) -> None:
             f"ppg is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
         )
     if config.num_steps % config.aux_minibatches:
+        divisor = math.lcm(config.num_minibatches, config.aux_minibatches)
         raise UserError(
             f"--num-steps must be divisible by --aux-minibatches {config.aux_minibatches}; got "
-            f"{config.num_steps}; {multiples_near(config.num_steps, config.aux_minibatches)} would do."
+            f"{config.num_steps}; {multiples_near(config.num_steps, divisor)} would do."
         )
 
 
@@ -237,5 +239,6 @@ READER = dataclasses.replace(
     defaults={"env": "coinrun"},
     check=validate,
     prog="python -m tfrl.ppg",
-    summary="Train phasic policy gradient (PPG). " + registry.in_words(),
+    summary="Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the "
+    "one torso: only the auxiliary phase teaches it to tell values. " + registry.in_words(),
 )

@@ -95,10 +95,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 SUMMARIES: Mapping[str, str] = {
-    "openai-easy": "train-procgen's settings for easy levels; the defaults below",
+    "openai-easy": "train-procgen's settings for easy levels; what no other preset changes",
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
-    "gymnasium": "for Gymnasium envs, which take it by themselves",
+    "gymnasium": "for Gymnasium envs; those that show vectors take it by themselves",
     "pendulum": "for Pendulum-v1, which takes it by itself",
     "torchrl": "the run of TorchRL's PPO tutorial",
     "cleanrl": "CleanRL's settings for continuous control",

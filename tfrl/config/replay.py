@@ -63,7 +63,8 @@ class Replay:
     tau: float = 0.005
     """Step of the target networks towards the learned ones, as a share of the way; 1: a copy."""
     target_every: int | None = None
-    """Gradient steps between two such steps. None: every one; with TD3, those that its actor learns in."""
+    """Gradient steps between two such steps. None: every one; with DDPG and TD3, those that the actor learns
+    in."""
 
 
 class ReplaySettings(RLSettings):

@@ -135,6 +135,11 @@ class RLSettings:
         return found
 
     @property
+    def published_as(self) -> str:
+        """The algorithm under whose name others published what these settings train."""
+        return self.algorithm
+
+    @property
     def rollouts_held(self) -> int:
         """Rollouts that are in memory at once."""
         return 1

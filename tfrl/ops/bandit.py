@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +13,10 @@ class SlidingWindowUCB:
         choose argmax_f Q(f) + c sqrt(log t / N(f))     eq. 8
         Q(f) = mean of the last K returns after f       eq. 9
 
-    N(f) is how often f was chosen, t how often any was. First, each f is tried once (UCB1, Auer et al. 2002);
-    the authors' code begins with Q = 0 instead, and may then stay with its first f for ever where returns are
-    positive. Of equals the first is chosen, so a run repeats itself.
+    N(f) is how often f was chosen, t how often any was; choices whose returns are still to come count, so
+    that none is tried again before anything is known of it. First, each f is tried once (UCB1, Auer et al.
+    2002); the authors' code begins with Q = 0 instead, and may then stay with its first f for ever where
+    returns are positive. Of equals the first is chosen, so a run repeats itself.
 
     Args:
       num_choices: how many there are, A.
@@ -28,12 +29,16 @@ class SlidingWindowUCB:
         self._counts = np.zeros(num_choices, np.int64)
         self._returns = np.zeros((num_choices, window), np.float64)  # a ring for each choice
 
-    def choose(self) -> int:
-        """The choice to try next, 0 ... A - 1."""
-        if (self._counts == 0).any():
-            return int(np.argmin(self._counts > 0))
-        bonus = self._exploration * np.sqrt(np.log(self._counts.sum()) / self._counts)
-        return int(np.argmax(self.mean_returns() + bonus))
+    def choose(self, pending: Sequence[int] = ()) -> int:
+        """The choice to try next, 0 ... A - 1.
+
+        pending: earlier ones that are not recorded yet.
+        """
+        counts = self._counts + np.bincount(np.array(pending, np.int64), minlength=len(self._counts))
+        if (counts == 0).any() or not self._counts.any():
+            return int(np.argmin(counts))
+        bonus = self._exploration * np.sqrt(np.log(counts.sum()) / counts)
+        return int(np.argmax(np.where(self._counts > 0, self.mean_returns() + bonus, -np.inf)))
 
     def record(self, choice: int, mean_return: float) -> None:
         """Learns that `mean_return` was had after `choice`."""

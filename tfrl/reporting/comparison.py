@@ -210,7 +210,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
                 f"Statistics over games{f' of {name}' if len(names) > 1 else ''} join scores after "
                 f"{' and '.join(f'{step:,}' for step in at)} env steps."
             )
-    return found
+    return found + _notes_on_seeds(shared)
 
 
 def published_scores(group: Group) -> Mapping[str, np.ndarray]:
@@ -256,7 +256,7 @@ def returns_of_others(group: Group) -> list[PublishedReturn]:
     if config.start_level:
         return []
     levels = {"distribution_mode": group.mode, "num_levels": config.num_levels}
-    return returns_elsewhere(group.env, group.algorithm, **levels)
+    return returns_elsewhere(group.env, config.published_as, **levels)
 
 
 def _notes_on_levels(groups: Sequence[Group]) -> list[str]:
@@ -335,6 +335,21 @@ def _notes_on_games(groups: Sequence[Group]) -> list[str]:
     found = [f"Normalised scores over games are of {of_all}; left out: {', '.join(lacking)}."]
     if len(variants(scored)) > 2:
         found.append("Probabilities of improvement are over all games that two of them have.")
+    return found
+
+
+def _notes_on_seeds(shared: Sequence[Group]) -> list[str]:
+    """A sentence for each variant that has more seeds of one game than of another."""
+    found = []
+    for name in variants(shared):
+        of_count: dict[int, list[str]] = {}
+        for g in shared:
+            if g.label == name:
+                of_count.setdefault(g.scores("test").size, []).append(g.env)
+        if len(of_count) > 1:
+            seeds = _and(f"{n} of {_and(envs)}" for n, envs in sorted(of_count.items(), reverse=True))
+            so = "games with more weigh more" + (", and there are no intervals" if 1 in of_count else "")
+            found.append(f"Statistics over games of {name} are of all its seeds, {seeds}: {so}.")
     return found
 
 

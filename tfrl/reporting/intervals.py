@@ -39,6 +39,11 @@ def pooled(scores: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(list(scores))
 
 
+def spread_is_known(scores: Sequence[np.ndarray]) -> bool:
+    """True if every game has two runs: a single one, drawn again and again, is as if there were no spread."""
+    return min(map(len, scores)) > 1
+
+
 def standard_error(scores: np.ndarray) -> float:
     """The standard error of the mean of independent samples [n]; NaN for fewer than two."""
     count = len(scores)
@@ -63,9 +68,9 @@ def stratified_bootstrap(
       seed: of the drawing.
 
     Returns:
-      Its ends; NaNs where every game has one run, which says nothing of the spread.
+      Its ends; NaNs where the spread is not known.
     """
-    if max(len(game) for game in scores) < 2:
+    if not spread_is_known(scores):
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
     drawn = [game[generator.integers(len(game), size=(resamples, len(game)))] for game in scores]
@@ -88,7 +93,12 @@ def profile_band(
     resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pointwise stratified-bootstrap interval of a performance profile, two arrays [len(thresholds)]."""
+    """The pointwise stratified-bootstrap interval of a performance profile, two arrays [len(thresholds)].
+
+    NaNs where the spread is not known.
+    """
+    if not spread_is_known(scores):
+        return np.full_like(thresholds, np.nan), np.full_like(thresholds, np.nan)
     generator = np.random.default_rng(seed)
     above = [game[:, None] > thresholds for game in scores]  # [runs, thresholds] a game
     counts = np.zeros((resamples, len(thresholds)))
@@ -120,9 +130,9 @@ def improvement_interval(
 ) -> tuple[float, float]:
     """Returns the ends of its stratified bootstrap interval, drawn as in `stratified_bootstrap`.
 
-    NaNs where a variant has one run of every game, which says nothing of its spread.
+    NaNs where the spread of a variant is not known.
     """
-    if any(max(len(scores) for scores in of_variant) < 2 for of_variant in zip(*pairs, strict=True)):
+    if not all(spread_is_known(of_variant) for of_variant in zip(*pairs, strict=True)):
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
     values = np.zeros(resamples)

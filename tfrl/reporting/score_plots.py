@@ -116,6 +116,7 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     margin = 0.05 * (most - least)
     thresholds = np.linspace(least - margin, most + margin, 201)
     figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
+    has_bands = False
     for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
         if published[level_set]:
             share = intervals.performance_profile(published[level_set], thresholds)
@@ -124,15 +125,16 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
             scores = [g.scores(level_set) for g in groups if g.label == name]
             share = intervals.performance_profile(scores, thresholds)
             ax.step(thresholds, share, color=color, linestyle=dash, where="post")
-            if max(map(len, scores)) > 1:
+            if intervals.spread_is_known(scores):
                 low, high = intervals.profile_band(scores, thresholds)
                 ax.fill_between(thresholds, low, high, step="post", color=color, alpha=0.18, linewidth=0)
+                has_bands = True
         ax.set_title(level_set_title(groups[0].env, level_set))
         ax.set_xlabel("normalised score \u03c4")
         ax.set_ylim(-0.02, 1.02)
     axes[0].set_ylabel("share of runs with a score above \u03c4")
     handles = [Line2D([], [], color=color, linestyle=dash, label=n) for n, (color, dash) in styles.items()]
-    if several_seeds(groups):
+    if has_bands:
         handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
     if any(published.values()):
         label = f"{PUBLISHED} at as many env steps"

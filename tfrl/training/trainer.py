@@ -160,7 +160,7 @@ class Trainer:
         self._session = session
         self._learner = learner
         self._periodic = Periodic(config, session)
-        self._parts = 0  # of updates, in this process
+        self._unsaved = 0  # updates, and parts of them, since the last checkpoint or this process began
         self._pending: Update | None = None  # whose evaluation is not done
         self._evaluation: dict[str, float] = {}
         self._waits: dict[str, list[float]] = {}  # of this process's updates, where actors run beside it
@@ -240,8 +240,8 @@ class Trainer:
         """Saves as often among the parts of an update as among updates: they may take as long."""
         self._session.changed()
         self._session.console.taken(self._steps_taken)
-        self._parts += 1
-        if self._parts % self._config.checkpoint_every == 0:
+        self._unsaved += 1
+        if self._unsaved >= self._config.checkpoint_every:
             self._save()
 
     def _conclude(self, update: Update) -> None:
@@ -267,7 +267,8 @@ class Trainer:
             session.writer.histogram(f"rollout/actions{name}", actions, self._env_steps)
         session.writer.write(self._env_steps, metrics)
         session.console.update(self._env_steps, metrics)
-        if session.step % config.checkpoint_every == 0:
+        self._unsaved += 1
+        if session.step % config.checkpoint_every == 0 or self._unsaved >= config.checkpoint_every:
             self._save()
 
     def _evaluate(self) -> dict[str, float]:
@@ -323,6 +324,7 @@ class Trainer:
         session.console.taken(self._steps_taken)
 
     def _save(self) -> None:
+        self._unsaved = 0
         if not self._session.is_saved:
             state, part = self._learner.get_state()
             pending = None if self._pending is None else dataclasses.asdict(self._pending)
