@@ -64,6 +64,14 @@ class Unseeded(_Made):
         return shown, 1.0, *ends
 
 
+class Fifty(Unseeded):
+    """Ends after 50 steps of reward 1, and never goes on exactly."""
+
+    def step(self, action):
+        shown, reward, *_ = super().step(action)
+        return shown, reward, self.time == 50, False, {}
+
+
 class Counting(_Made):
     """Shows how many episodes it has begun, which no seed brings back."""
 
@@ -176,6 +184,7 @@ _register("Hidden", Hidden, limit=60)
 _register("Endless", Hidden)
 _register("Unseeded", Unseeded, limit=60)
 _register("LateUnseeded", Unseeded, limit=60, quiet=40)
+_register("Fifty", Fifty)
 _register("Counting", Counting, limit=60)
 _register("Both", Both)
 _register("Slow", Slow)

@@ -366,6 +366,12 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     np.testing.assert_array_equal(alone, fast[2])
 
 
+def test_numpy_does_not_act_for_a_network_of_bfloat16():
+    """It computes in float32: the policy that acts would not be the one that is exported and evaluated."""
+    _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
+    assert not agent.player.in_arrays
+
+
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
     """It takes longer than TensorFlow does for all the rest of a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")

@@ -210,3 +210,12 @@ def test_a_run_begun_with_what_does_nothing_goes_on_without_it(tmp_path):
     assert "--gamma 0.5 there" in refusal(as_it_began, config, other)
     of_vectors = reader("ppo").parse(["--env", "Pendulum-v1"])
     assert "--hidden 9 there" in refusal(as_it_began, of_vectors, dataclasses.replace(of_vectors, hidden="9"))
+
+
+def test_gradient_steps_are_due_by_the_number_that_was_given():
+    """Not by the nearest of float64, by which 90 x 0.7 are less than 63."""
+    for ratio, tenths in (("0.7", 7), ("0.2", 2), ("1.1", 11)):
+        config = reader("sac").parse(["--updates-per-step", ratio, "--learning-starts", "1000"])
+        due = [config.updates_due(1000 + steps) for steps in range(0, 20_000, 10)]
+        assert due == [tenths * k for k in range(2000)]
+    assert reader("dqn").parse(["--updates-per-step", "1e-3"]).updates_due(10**15) == 10**12 - 1

@@ -32,6 +32,29 @@ def test_an_episode_without_an_end_is_taken_as_ended_and_told(monkeypatch, capsy
     assert "warning: 2 episodes of" in capsys.readouterr().err
 
 
+def test_a_watcher_sees_an_episode_that_is_cut_off_as_truncated_and_it_is_not_solved(monkeypatch):
+    """Also beside one that its env truncates at the same step."""
+    monkeypatch.setattr(episodes, "LONGEST_EPISODE", 5)
+    seen, shown = [], []
+
+    class Seeing(episodes.Watcher):
+        def before(self, env, observations, actions):
+            shown.append(observations.copy())
+            monkeypatch.setattr(env, "solved", lambda: np.ones(3, bool))
+
+        def after(self, step):
+            seen.append(step)
+
+    spec = scripted(monkeypatch, [5, 10**9, 3], [1.0, 0.0, 0.0])
+    played = play(Acting(still), spec, range(3), episodes_each=1, watcher=Seeing())
+    np.testing.assert_array_equal(played.solved, [[True], [False], [True]])
+    last = seen[4]
+    np.testing.assert_array_equal(last.first, [True, True, False])
+    np.testing.assert_array_equal(last.truncated, [False, True, False])
+    np.testing.assert_array_equal(last.final_observation, last.observation[1:2])
+    assert not any(step.first[1] for step in seen[:4])
+
+
 def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
     asked = []
 

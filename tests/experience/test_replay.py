@@ -161,18 +161,38 @@ def test_rows_are_drawn_by_their_errors_and_weighed_against_it():
     assert rows.size == 12
     errors = np.zeros(first.rows.shape)
     for i in range(2):
-        errors[:, i] = (1 + i) * (1 + first.rows[:, i] % 12)
+        errors[:, i] = (1 + first.rows[:, i] % 12) ** (1 + i)
     replay.set_priorities(first.rows, errors)
     count = 20_000
     batch = replay.sample(generators([0, 1], 1), count // 10, 10, beta=0.7)
+    shares = []
     for i in range(2):
-        of_rows = {int(r): ((1 + i) * (1 + r % 12) + 1e-6) ** 0.5 for r in np.unique(first.rows[:, i])}
-        total, least = sum(of_rows.values()), min(of_rows.values())
-        for row, priority in of_rows.items():
+        priorities = {int(r): ((1 + r % 12) ** (1 + i) + 1e-6) ** 0.5 for r in np.unique(first.rows[:, i])}
+        shares.append({row: p / sum(priorities.values()) for row, p in priorities.items()})
+    least = min(min(of_env.values()) for of_env in shares)
+    for i, of_env in enumerate(shares):
+        for row, share in of_env.items():
             mine = batch.rows[:, i] == row
-            share = priority / total
             assert abs(mine.sum() / count - share) < 5 * np.sqrt(share * (1 - share) / count)
-            np.testing.assert_allclose(batch.weight[:, i][mine], (priority / least) ** -0.7, rtol=1e-5)
+            np.testing.assert_allclose(batch.weight[:, i][mine], (share / least) ** -0.7, rtol=1e-5)
+
+
+def test_weights_undo_the_priorities_of_every_env_alike():
+    """With beta 1, a mean over a batch is one over all rows, of whatever env: no env's errors silence it."""
+    script, replay = Script([0, 1], seed=4), make([0, 1], 12, priority_exponent=1.0)
+    play(replay, script, 30)
+    batch = replay.sample(generators([0, 1]), 40, 10)
+    errors = np.ones(batch.rows.shape)
+    errors[:, 1] = np.where(batch.rows[:, 1] == batch.rows[0, 1, 0], 1e-3, 1 + batch.rows[:, 1])
+    replay.set_priorities(batch.rows, errors)
+    batch = replay.sample(generators([0, 1], 1), 20_000, 10, beta=1.0)
+    means = batch.weight.mean(axis=(0, 2), dtype=float)
+    assert means[0] == pytest.approx(means[1], rel=0.2) and batch.weight.max() <= 1
+    assert replay.least_share() == pytest.approx(min(t.least / t.total for t in replay._priorities))
+    apart = replay.sample(generators([0, 1], 1), 2, 10, beta=1.0, least=replay.least_share() / 2)
+    np.testing.assert_allclose(
+        apart.weight * 2, replay.sample(generators([0, 1], 1), 2, 10).weight, rtol=1e-6
+    )
 
 
 def test_a_new_row_is_as_likely_as_the_likeliest_and_half_windows_are_not_drawn():
@@ -203,8 +223,9 @@ def restored(store, envs, rows, **settings):
 
 
 def assert_same(one, other, envs_of_one, envs_of_other, key):
+    least = one.least_share() if one._priorities else None
     a = one.sample(generators(envs_of_one, key), 6, 9)
-    b = other.sample(generators(envs_of_other, key), 6, 9)
+    b = other.sample(generators(envs_of_other, key), 6, 9, least=least)
     columns = [envs_of_one.index(i) for i in envs_of_other]
     for name in a._fields:
         np.testing.assert_array_equal(getattr(a, name)[:, columns], getattr(b, name), err_msg=name)

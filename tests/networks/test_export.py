@@ -1,5 +1,6 @@
 """The SavedModel of a run: what it gives is what the env takes."""
 
+import gymnasium
 import made_envs  # noqa: F401
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import tensorflow as tf
 from tfrl import config as settings
 from tfrl import networks
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec
-from tfrl.networks.export import export
+from tfrl.envs.spec import Box, EnvSpec
+from tfrl.networks.export import _as_env_takes, export
 
 LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows the one that it was given
 
@@ -36,6 +37,16 @@ def test_a_continuous_action_is_the_one_that_the_env_is_given_in_training(algori
     np.testing.assert_allclose(found, env.observe().observation, atol=1e-6)
     assert np.abs(found - greedy).max() > 0.2
     assert (found >= [0, -3]).all() and (found <= [0.5, 1]).all() and found.dtype == np.float32
+
+
+def test_an_action_is_never_outside_of_bounds_that_float32_rounds():
+    """The nearest numbers of -0.1, 0.7 and 0.1 lie outside."""
+    low, high = [-0.1, 0.7], [0.1, 0.9]
+    space = gymnasium.spaces.Box(np.array(low), np.array(high), dtype=np.float64)
+    for action in (-1.0, 1.0):
+        found = _as_env_takes(tf.fill([1, 2], action), Box(tuple(low), tuple(high))).numpy()
+        assert found.dtype == np.float32 and space.contains(found[0].astype(np.float64))
+        np.testing.assert_allclose(found[0], low if action < 0 else high, rtol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

@@ -113,11 +113,12 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
     for _ in range(3):
         training = Impala(tmp_path / "run", *LONG, "--actors", 2)
         training.wait_until(steps_done(tmp_path / "run") + 3 * UPDATE)
-        everyone = family(training.process.pid)
+        everyone, mine = family(training.process.pid), training.actors()
         os.kill(of_ray(everyone, process), signal.SIGKILL)
         code, _, stderr = training.end()
         assert code == 1, stderr
-        until(lambda everyone=everyone: not any(map(alive, everyone)), 60)
+        until(lambda mine=mine: not any(map(alive, mine)), 20)
+        until(lambda everyone=everyone: not any(map(alive, everyone)), 180)  # Ray's agents look now and then
         if stderr.endswith(sentence):
             break
     assert stderr.endswith(sentence), stderr

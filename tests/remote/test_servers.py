@@ -149,7 +149,11 @@ def test_replay_servers_give_the_batches_of_one_replay_of_all_envs(cluster, prio
         assert ray.get(sizes, timeout=WAIT) == [len(whole)] * 2
         generators = [rng.generator(config.seed, rng.Use.REPLAY, number, i) for i in range(4)]
         expected = whole.sample(generators, 3, 5, beta=0.5)
-        found = replay.join(ray.get([s.sample.remote(number, 3, 5, 0.5) for s in servers], timeout=WAIT))
+        least = None
+        if prioritized:
+            least = min(ray.get([s.least_share.remote() for s in servers], timeout=WAIT))
+        shares = [s.sample.remote(number, 3, 5, 0.5, least) for s in servers]
+        found = replay.join(ray.get(shares, timeout=WAIT))
         for name, array in expected._asdict().items():
             np.testing.assert_array_equal(getattr(found, name), array, err_msg=name)
         errors = generator.normal(size=found.rows.shape).astype(np.float32)

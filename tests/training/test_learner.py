@@ -83,6 +83,26 @@ def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp
         assert after._episodes.episodes == after.replay._first[:500].sum() - cut
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_no_two_episodes_are_counted_as_one_after_a_resume_within_an_iteration(lag, tmp_path):
+    """With a lag, the round is played to its end already, and its last episode is cut off there."""
+    flags = "--env made_envs:made/Fifty-v0 --num-envs 1 --hidden 8 --batch-size 8 --iteration-steps 40"
+    flags += f" --total-steps 400 --learning-starts 10 --train-every 10 --replay-size 300 --lag {lag}"
+    config = settings.reader("dqn").parse(flags.split())
+    with contextlib.closing(make_learner(config, OffPolicyLearner)) as before:
+        before._pauses.after_turn = lambda: True
+        assert before.update() is None and before.steps_within < 40
+        state, part = before.get_state()
+        store = CheckpointStore(tmp_path, keep=1)
+        store.save(0, learner=state, worker_part=part, env_steps=0, worker_pieces=before.pieces())
+    saved = store.load(pytest.fail, verify_pieces=True)
+    with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
+        after.set_state(saved.learner, saved.parts, saved.pieces)
+        for _ in range(5):
+            updated(after, 1)
+        assert after._episodes.episodes > 2 and after._episodes.mean_length == 50
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algorithm, tmp_path, capsys):
     """The env draws from the system's randomness, so a resumed run begins new episodes."""

@@ -41,7 +41,7 @@ class Player:
         # For a few envs a call of TensorFlow takes longer than the arithmetic of a small network.
         one_head = not getattr(config, "dueling", False)
         fits = config.torso == "mlp" and config.activation in array_policy.ACTIVATIONS and one_head
-        self.in_arrays = fits and not on_gpu
+        self.in_arrays = fits and network.functions[network.player].in_float32 and not on_gpu
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     def forget(self) -> None:

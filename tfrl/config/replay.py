@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -123,6 +124,10 @@ class ReplaySettings(RLSettings):
         """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
         return ()
 
+    def updates_due(self, env_steps: int) -> int:
+        """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
+        return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
+
     @property
     def prioritized_replay(self) -> bool:
         """True if transitions are drawn by their errors."""
@@ -214,7 +219,7 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
             f"{config.replay_size}."
         )
     steps = config.num_updates * config.iteration_steps // config.train_every * config.train_every
-    if int((steps - config.learning_starts) * config.updates_per_step) < 1:
+    if config.updates_due(steps) < 1:
         raise UserError(
             f"--learning-starts {config.learning_starts}, --train-every {config.train_every} and "
             f"--updates-per-step {config.updates_per_step:g} leave no gradient step in --total-steps "

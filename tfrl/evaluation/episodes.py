@@ -110,14 +110,14 @@ def play(
         actions[rows] = player.act(observations[rows], noise[step % _NOISE_BLOCK][rows])
         watcher.before(env, observations, actions)
         env.act(actions)
-        result = env.observe()
+        result = tally.cut_off(env.observe())
         watcher.after(result)
-        if tally.add(env, result.reward, result.first):
+        if tally.add(env, result):
             on_episode(int(tally.done.sum()))
         step += 1
     env.close()
     if tally.cut:
-        tell(f"warning: {tally.cut} episodes of {spec.name} had not ended after {LONGEST_EPISODE:,} steps.")
+        tell(f"warning: {tally.cut} episodes of {spec.name} were cut off after {LONGEST_EPISODE:,} steps.")
     return tally.played
 
 
@@ -136,24 +136,36 @@ class _Tally:
         self.played = Episodes(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
         self.done = np.zeros(num_envs, np.int64)  # finished episodes of each env
         self.cut = 0  # of these, how many had not ended
+        self._is_cut = np.zeros(num_envs, bool)  # at the step at hand
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs)  # of the running ones
 
     def active(self) -> np.ndarray:
         """The envs that still have episodes to play."""
         return np.flatnonzero(self.done < self.played.returns.shape[1])
 
-    def add(self, env: VecEnv, rewards: np.ndarray, first: np.ndarray) -> bool:
-        """Takes a step of all envs; whether it ended an episode that counts."""
-        active = self.active()
-        self._return, self._length = self._return + rewards, self._length + 1
-        long = ~first & (self._length >= LONGEST_EPISODE)
-        self.cut += int(long[active].sum())
-        first = first | long
+    def cut_off(self, step: Step) -> Step:
+        """The step with episodes that are too long by now ended there; their next ones go on from it."""
+        self._is_cut = ~step.first & (self._length + 1 >= LONGEST_EPISODE)
+        if not self._is_cut.any():
+            return step
+        self.cut += int(self._is_cut[self.active()].sum())
+        finals = np.array(step.observation)
+        if step.final_observation is not None:
+            finals[step.truncated] = step.final_observation
+        truncated = step.truncated | self._is_cut
+        return step._replace(
+            first=step.first | self._is_cut, truncated=truncated, final_observation=finals[truncated]
+        )
+
+    def add(self, env: VecEnv, step: Step) -> bool:
+        """Takes a step of all envs; true if it ended an episode that counts."""
+        active, first = self.active(), step.first
+        self._return, self._length = self._return + step.reward, self._length + 1
         ended = active[first[active]]
         if ended.size:
             at = ended, self.done[ended]
             self.played.returns[at], self.played.lengths[at] = self._return[ended], self._length[ended]
-            self.played.solved[at] = env.solved()[ended]
+            self.played.solved[at] = (env.solved() & ~self._is_cut)[ended]
             self.done[ended] += 1
         self._return[first], self._length[first] = 0.0, 0.0
         return bool(ended.size)

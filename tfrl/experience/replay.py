@@ -141,8 +141,19 @@ class Replay:
 
     # Sampling
 
+    def least_share(self) -> float:
+        """The least chance of a row to be drawn for its env, of all rows of these envs that have any."""
+        self._rank_new_rows()
+        return min(tree.least / tree.total for tree in self._priorities)
+
     def sample(
-        self, generators: Sequence[np.random.Generator], batches: int, rows_each: int, *, beta: float = 1.0
+        self,
+        generators: Sequence[np.random.Generator],
+        batches: int,
+        rows_each: int,
+        *,
+        beta: float = 1.0,
+        least: float | None = None,
     ) -> Batch:
         """K batches with b rows of each env, of the transitions that have n steps, or an end before.
 
@@ -151,11 +162,12 @@ class Replay:
           batches: K.
           rows_each: b.
           beta: exponent of the importance-sampling weights.
+          least: `least_share` of all envs, where others have some of them; None: these are all.
         """
         size = (batches, rows_each)
         if self._priorities:
-            self._rank_new_rows()
-            drawn = [self._draw(i, g.random(size), beta) for i, g in enumerate(generators)]
+            least = self.least_share() if least is None else least
+            drawn = [self._draw(i, g.random(size), beta, least) for i, g in enumerate(generators)]
             rows, weights = (np.stack(x, axis=1) for x in zip(*drawn, strict=True))
         else:
             count = len(self) - self._n_step + 1
@@ -220,11 +232,14 @@ class Replay:
             tree.set(new, highest)
         self._ranked = end
 
-    def _draw(self, i: int, uniforms: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
-        """Rows [K, b] of env i and their weights, (p / least p)^-beta: section 3.4, by the largest."""
+    def _draw(self, i: int, uniforms: np.ndarray, beta: float, least: float) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [K, b] of env i and their weights, (N P)^-beta by the largest of all envs: section 3.4.
+
+        All envs have equally many rows in a batch, so a row's P is its share of its env's priorities.
+        """
         tree = self._priorities[i]
         rows = tree.draw(uniforms.reshape(-1)).reshape(uniforms.shape)
-        return rows, ((tree[rows] / tree.least) ** -beta).astype(np.float32)
+        return rows, ((tree[rows] / tree.total / least) ** -beta).astype(np.float32)
 
     # State
 

@@ -60,4 +60,7 @@ def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
     if not isinstance(spec, Box):
         return actions
     low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
+    # Rounding may not take a bound out of an env's of float64.
+    low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > spec.high, np.nextafter(high, np.float32(-np.inf)), high)
     return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)

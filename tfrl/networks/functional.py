@@ -28,12 +28,14 @@ class Functional:
 
     Attributes:
       size: how many numbers the weights are.
+      in_float32: all is computed in float32.
     """
 
     def __init__(self, model: keras.Model) -> None:
         if model.non_trainable_variables:
             raise ValueError(f"{model.name} has state besides its trained weights")
         self._model = model
+        self.in_float32 = all(layer.compute_dtype == "float32" for layer in model.layers)
         self._variables = model.trainable_variables
         names = {id(v): name for name, v in layer_names(model).items()}
         self.names = [names[id(v)] for v in self._variables]

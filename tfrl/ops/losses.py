@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+_MOST_LOG_RATIO = 50.0  # in what is only told: a sum of its exponentials is a number in float32
+
 
 def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float) -> tf.Tensor:
     """PPO's clipped surrogate, negated to be minimised (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
@@ -108,8 +110,9 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
     """Per-sample estimate of KL(pi_old, pi): (rho - 1) - log rho, unbiased and never negative.
 
     John Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, k3.
+    Of a log-ratio above 50 it tells less than there is, and never infinity.
     """
-    return tf.exp(log_ratio) - 1.0 - log_ratio
+    return tf.exp(tf.minimum(log_ratio, _MOST_LOG_RATIO)) - 1.0 - log_ratio
 
 
 def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:

@@ -51,10 +51,19 @@ class ReplayServer:
             self._replay.show(step)
         return len(self._replay)
 
-    def sample(self, number: int, batches: int, rows_each: int, beta: float = 1.0) -> Batch:
-        """Its share of K batches [K, B, b, ...]: the gradient steps so far, `number`, decide the rows."""
+    def least_share(self) -> float:
+        """The least chance of a row to be drawn for its env; that of all servers scales the weights."""
+        return self._replay.least_share()
+
+    def sample(
+        self, number: int, batches: int, rows_each: int, beta: float = 1.0, least: float | None = None
+    ) -> Batch:
+        """Its share of K batches [K, B, b, ...]: the gradient steps so far, `number`, decide the rows.
+
+        With prioritised replay, `least` is the least `least_share` of all servers.
+        """
         generators = [rng.generator(self._seed, rng.Use.REPLAY, number, i) for i in self._indices]
-        return self._replay.sample(generators, batches, rows_each, beta=beta)
+        return self._replay.sample(generators, batches, rows_each, beta=beta, least=least)
 
     def set_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
         """Gives rows of its share of a batch the priorities of their errors, [K, B, b] each."""

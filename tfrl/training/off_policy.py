@@ -59,6 +59,7 @@ class OffPolicyLearner(LearnerBase):
         self._has_learned = False  # in this process
         self._iteration: Iteration | None = None  # that is under way
         self._steps: Iterator[tuple[np.ndarray, Step]] | None = None  # of it, once this process has begun
+        self._cut_at_end: np.ndarray | None = None  # envs whose episodes end with the iteration, bool [N]
         self._pauses = Pauses(session.runtime, session.stop)
 
     def update(self) -> Update | None:
@@ -112,7 +113,9 @@ class OffPolicyLearner(LearnerBase):
         """Counts the iteration as done; its results."""
         config, session = self._config, self._session
         self._count_episodes(iteration)
-        self._iteration = None
+        if self._cut_at_end is not None:
+            self._forget(self._cut_at_end)
+        self._iteration = self._cut_at_end = None
         clock, seconds, steps = iteration.clock, iteration.seconds, self._taken - iteration.taken
         session.watchdog.measured(seconds)
         session.step += 1
@@ -135,7 +138,7 @@ class OffPolicyLearner(LearnerBase):
     def _learn(self, env_steps: int, iteration: Iteration) -> None:
         """Takes the gradient steps that are due after so many env steps."""
         config, session, clock = self._config, self._session, iteration.clock
-        due = int((env_steps - config.learning_starts) * config.updates_per_step)
+        due = config.updates_due(env_steps)
         while self._taken < due:
             began = time.perf_counter()
             generators = [
@@ -144,7 +147,7 @@ class OffPolicyLearner(LearnerBase):
             # Always as many batches, of which some may be left over: each number would be compiled anew.
             batches, each = config.most_updates, config.batch_size // config.num_envs
             beta = self._beta(env_steps)
-            batch = self.replay.sample(generators, batches, each, beta=beta)
+            batch = self.replay.sample(generators, batches, each, beta=beta, least=self._least_share())
             shape = (batches, each, self.agent.update_noise)
             noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
             sampled = time.perf_counter()
@@ -168,6 +171,13 @@ class OffPolicyLearner(LearnerBase):
             self._has_learned = True
             self._pauses.forget_pace()
             self._session.console.forget_pace(env_steps)
+
+    def _least_share(self) -> float | None:
+        """The least chance of a row to be drawn for its env, of all envs. A collective."""
+        if not self._config.prioritized_replay:
+            return None
+        bits = np.float64(self.replay.least_share()).view(np.int64)  # which order as what is positive does
+        return float(self._session.of_workers(int(bits)).min().view(np.float64))
 
     def _beta(self, env_steps: int) -> float:
         """The exponent of the importance-sampling weights: it grows to 1 by the run's end."""
@@ -220,7 +230,7 @@ class OffPolicyLearner(LearnerBase):
         self.envs.set_weights(state)
         begun = env_states.restore(self.envs, parts, self._config, self._session)
         self.replay.set_state(_of_envs("replay/", parts), pieces)
-        self._iteration = self._steps = None
+        self._iteration = self._steps = self._cut_at_end = None
         if is_in(state):  # else the checkpoint was made between two
             self._iteration = self._new_iteration()
             self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
@@ -234,6 +244,7 @@ class OffPolicyLearner(LearnerBase):
         """Counts what was played, and forgets what was summed up of some envs' episodes, bool [N]."""
         if self._iteration is not None:
             if self.envs.get_rest():  # the envs stand after it already
+                self._cut_at_end = envs
                 return
             self._count_episodes(self._iteration)
         self._forget(envs)
