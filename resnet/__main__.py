@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_USAGE}")
+    if options.precision != "auto" and not options.speed:
+        raise UserError("--precision would do nothing without --speed; leave it out.")
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -289,7 +289,10 @@ def test_the_names_are_those_of_the_augmentations():
         (["--env", "CartPole-v1"], "CartPole-v1 shows vectors; ppo trains it"),
         (["--augment", "crops"], "crop"),
         (["--augment-coef", "-1"], "--augment-coef must be at least 0"),
-        (["--augment-use", "rad", "--augment-coef", "7"], "losses that --augment-use rad does not have"),
+        (
+            ["--augment-use", "rad", "--augment-coef", "7"],
+            "--augment-coef would do nothing with --augment-use rad",
+        ),
         (["--augment", "ucb", "--free-running"], "must know which update's weights acted a rollout"),
     ],
 )

@@ -193,6 +193,7 @@ def test_what_would_do_nothing_or_something_else_is_refused(algorithm, flags, se
         ("impala", "--env Pendulum-v1 --no-free-deviation --hidden 32"),
         ("sac", "--preset cleanrl --alpha 0.2"),
         ("dqn", "--preset cartpole --env catch"),
+        ("drac", "--preset gymnasium --env catch"),
         ("ppo", "--preset torchrl --env coinrun --torso cookbook --no-normalize-observations"),
     ],
 )

@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from processes import PATIENCE, ROOT, Answer, assert_refused
 from refusals import refusal
 
+from resnet import __main__ as zoo
 from resnet.supervised.config import PRESETS, from_yaml, parse
 from resnet.train import main
 from tfrl.cli.errors import UserError
@@ -69,6 +70,7 @@ def test_tf_configs_evaluator_is_turned_away(tmp_path, monkeypatch):
 
 def test_the_table_of_the_zoo_takes_no_flags():
     assert_refused(Answer("--typo", module="resnet"), "there is no flag --typo")
+    assert "--precision would do nothing without --speed" in refusal(zoo.main, ["--precision", "float32"])
 
 
 def test_the_table_of_the_zoo_is_all_that_is_shown():

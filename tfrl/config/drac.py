@@ -63,6 +63,12 @@ class Config(DrAC, ppo.Config):
         return fitting(registry.specs(self.env)[0].shape) if self.augment == UCB else (self.augment,)
 
     @property
+    def idle(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        unused = {"augment_coef": "with --augment-use rad"} if self.augment_use == "rad" else {}
+        return super().idle | unused
+
+    @property
     def published_as(self) -> str:
         """The algorithm under whose name others published what these settings train."""
         return "rad" if self.augment_use == "rad" else self.algorithm
@@ -104,11 +110,6 @@ def validate(config: Config) -> None:
         raise UserError(
             "--augment ucb must know which update's weights acted a rollout, and --free-running leaves it "
             "open; leave one of them out."
-        )
-    if config.augment_use == "rad" and config.augment_coef != DrAC.augment_coef:
-        raise UserError(
-            f"--augment-coef {config.augment_coef} is the weight of losses that --augment-use rad does not "
-            "have; leave it out."
         )
     suited = fitting(observation.shape)
     if config.augment not in (*suited, UCB):
