@@ -31,10 +31,6 @@ class ParameterServer:
                 self._newest = Versioned(version, weights)
             self._pushed.notify_all()
 
-    async def pull(self) -> Versioned:
-        """The newest weights and their version; waits for the first ones."""
-        return await self.wait_for(0)
-
     async def wait_for(self, version: int) -> Versioned:
         """The newest weights, once they are of this version or a later one."""
         async with self._pushed:
