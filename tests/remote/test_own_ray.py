@@ -125,15 +125,13 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
 
 
 @needs_ray
-def test_a_ray_of_the_runs_own_has_a_token_that_only_its_user_can_read_and_needs_no_home(
-    tmp_path, monkeypatch
-):
+def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkeypatch):
     """Also a second one of the process, started after the first has ended, as that of learners may be."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/nowhere")
     program = (
-        "import os, stat, sys\n"
+        "import os, stat, subprocess, sys\n"
         "from tfrl.remote.cluster import Cluster, ray\n"
         "for _ in range(2):\n"
         "    cluster = Cluster(None, {'--actors': 1}, 0)\n"
@@ -142,6 +140,12 @@ def test_a_ray_of_the_runs_own_has_a_token_that_only_its_user_can_read_and_needs
         "    assert ray.get(where.remote()) == path\n"
         "    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600\n"
         "    assert os.environ['RAY_AUTH_MODE'] == 'token'\n"
+        "    folder = os.path.dirname(path)\n"
+        "    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700\n"
+        "    if os.getuid() == 0:\n"
+        '        for action in (\'ls "$0"\', \'mv "$0/token" "$0/other"\', \'touch "$0/planted"\'):\n'
+        "            other_user = subprocess.run(['sh', '-c', action, folder], user=65534, group=65534)\n"
+        "            assert other_user.returncode != 0, action\n"
         "    cluster.close()\n"
         "    assert 'RAY_AUTH_TOKEN_PATH' not in os.environ and not os.path.exists(path)\n"
     )

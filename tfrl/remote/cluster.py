@@ -158,7 +158,8 @@ class Cluster:
                 include_dashboard=False,
                 num_cpus=num_cpus,
                 object_store_memory=store_bytes,
-                _temp_dir=self._folder,
+                # Ray opens its folder to everybody (mode 777), so it gets one inside ours, which is 0700.
+                _temp_dir=f"{self._folder}/ray",
                 **quiet,
             )
         except Exception as error:  # Ray has no narrower one for a start that takes too long
