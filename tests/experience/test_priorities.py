@@ -31,6 +31,23 @@ def test_rows_are_drawn_as_often_as_their_share():
     assert (np.abs(drawn / count - expected) <= 5 * sigma).all()
 
 
+def test_drawing_is_not_biased():
+    """Numbers at equal distances give each row its share to one draw; random ones pass a chi-squared test."""
+    count, trees, rows = 1_000_000, 5, 32
+    chi_squared = 0.0
+    for seed in range(trees):
+        generator, tree = np.random.default_rng(seed), Priorities(rows)
+        priorities = generator.random(rows) ** 3
+        tree.set(np.arange(rows), priorities)
+        expected = priorities / priorities.sum() * count
+        even = np.bincount(tree.draw((np.arange(count) + 0.5) / count), minlength=rows)
+        assert np.abs(even - expected).max() <= 1
+        drawn = np.bincount(tree.draw(generator.random(count)), minlength=rows)
+        chi_squared += ((drawn - expected) ** 2 / expected).sum()
+    freedom = trees * (rows - 1)
+    assert abs(chi_squared - freedom) < 5 * np.sqrt(2 * freedom)
+
+
 def test_the_ends_of_the_unit_interval_draw_rows_that_can_be_drawn():
     tree = Priorities(6)
     tree.set(np.array([1, 4]), np.array([0.1, 0.2]))  # whose sum is not exact

@@ -206,6 +206,20 @@ def test_a_new_row_is_as_likely_as_the_likeliest_and_half_windows_are_not_drawn(
     assert rows[7:].sum() == 0
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_that_the_ring_writes_anew_are_not_drawn_by_their_old_priority(n):
+    """Sampled at every step, so that a row has its priority when its place is taken by the newest o_t."""
+    script, replay = Script([0, 1], seed=12), make([0, 1], 8, n_step=n, priority_exponent=1.0)
+    play(replay, script, n)
+    for _ in range(40):
+        batch = replay.sample(generators([0, 1], script.t), 1, 50)
+        oldest = max(0, script.t - 8)
+        assert {*batch.observation[..., 1].ravel().astype(int)} <= {*range(oldest, script.t - n + 1)}
+        replay.set_priorities(batch.rows, np.ones(batch.rows.shape))
+        play(replay, script, 1)
+    assert any(entry[4] for log in script.log.values() for entry in log)  # truncated
+
+
 def saved(replays, store_of, update):
     """Saves the replays of all workers in one checkpoint; the bytes that pieces took."""
     parts = [{"indices": np.array(r._envs), **r.get_state()} for r in replays]
@@ -269,6 +283,8 @@ def replay_shows(script, envs):
 def test_a_restored_replay_goes_on_as_the_one_that_was_saved(store):
     script, replay = Script([0, 1], seed=8), make([0, 1], 12, priority_exponent=0.6)
     play(replay, script, 20)
+    drawn = replay.sample(generators([0, 1]), 3, 4)
+    replay.set_priorities(drawn.rows, 5.0 + drawn.reward)  # so that new rows are likelier than at the start
     saved([replay], store, 1)
     again = restored(store, [0, 1], 12, priority_exponent=0.6)
     again.show(script.observe())

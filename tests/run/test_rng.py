@@ -36,6 +36,15 @@ def test_every_env_epoch_update_and_seed_has_its_own_order():
     assert len(set(by_epoch)) == len(by_epoch)
 
 
+def test_every_pass_of_an_auxiliary_phase_has_its_own_order():
+    seeds, phases, epochs = (1, 2), (0, 1), (0, 1, 2)
+    keys = [(seed, phase, epoch) for seed in seeds for phase in phases for epoch in epochs]
+    orders = [order for key in keys for order in rng.auxiliary_orders(*key, [3, 5], 24)]
+    assert all(sorted(order.tolist()) == list(range(24)) for order in orders)
+    assert len({order.tobytes() for order in orders}) == len(orders)
+    np.testing.assert_array_equal(rng.auxiliary_orders(1, 0, 1, [5], 24)[0], orders[3])
+
+
 @pytest.mark.parametrize("envs", [[0], [3], [6, 7], [7, 6], [1, 4, 5]])
 def test_an_env_has_the_same_numbers_whichever_others_are_asked_for(envs):
     all_uniforms, all_steps = uniforms_of(range(8), update=5), steps_of(range(8))

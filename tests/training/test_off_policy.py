@@ -138,6 +138,38 @@ def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_fr
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
+def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
+    """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
+    config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
+    with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
+        update, env, betas = learner.agent.update, np.arange(4)[:, None], []
+
+        def checked(batch, *arguments, count, **further):
+            priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
+            shares = priorities / priorities.sum(axis=1, keepdims=True)
+            ratio = np.log(shares[env, batch.rows] / shares[shares > 0].min())
+            if ratio.any():
+                betas.append(-(ratio * np.log(batch.weight)).sum() / (ratio**2).sum())
+                np.testing.assert_allclose(batch.weight, np.exp(-betas[-1] * ratio), rtol=1e-5)
+                env_steps = learner._steps_so_far()
+                assert betas[-1] == pytest.approx(0.4 + 0.6 * env_steps / 400, abs=1e-5)
+            metrics, errors = update(batch, *arguments, count=count, **further)
+            learned.append((batch.rows[:count], errors))
+            return metrics, errors
+
+        learner.agent.update = checked
+        for _ in range(4):
+            learned = []
+            learner.update()
+            rows, errors = learned[-1]
+            priorities = learner.replay.get_state()["priorities"]
+            last = {(e, row): error for (k, e, j), row in np.ndenumerate(rows) for error in [errors[k, e, j]]}
+            for (e, row), error in last.items():
+                assert priorities[e, row] == pytest.approx((abs(error) + 1e-6) ** 0.7, rel=1e-6)
+            assert np.unique(errors).size > errors.size / 2
+    assert betas == sorted(betas) and betas[0] < 0.6 and betas[-1] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
     """Killed by SIGKILL after the first checkpoint, alone; two workers go on with it."""
     command = [sys.executable, "-m", "tfrl.dqn", *DQN[1:], "--logdir", str(tmp_path)]
