@@ -72,6 +72,9 @@ def test_an_algorithm_that_is_a_number_is_none_that_there_is(tmp_path):
         ("ppo", ["--no-dueling"], "there is no flag --no-dueling (it is dqn's); --help"),
         ("dqn", ["--num-steps=3"], "--num-steps (it is ppo's, drac's, ppg's and impala's); --help"),
         ("ppo", ["--num-env", "3"], "there is no flag --num-env (did you mean --num-envs?); --help"),
+        ("ppo", ["--batch-size", "3"], "--batch-size (did you mean --minibatch-size?); --help"),
+        ("dqn", ["--buffer-size", "3"], "--buffer-size (did you mean --replay-size?); --help"),
+        ("dqn", ["--n-steps", "3"], "--n-steps (did you mean --n-step?); --help"),
         ("ppo", ["--xyzzy", "3"], "there is no flag --xyzzy; --help"),
     ],
 )

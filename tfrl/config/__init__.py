@@ -14,7 +14,7 @@ from typing import Any
 
 from tfrl.cli import settings
 from tfrl.cli.errors import UnknownFlagError, UserError
-from tfrl.cli.flags import flag, is_switch, nearest
+from tfrl.cli.flags import flag, is_switch, nearest, other_name
 from tfrl.cli.settings import Reader
 
 ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
@@ -35,7 +35,7 @@ def parse(of: Reader, arguments: Sequence[str]) -> Any:
         return of.parse(arguments)
     except UnknownFlagError as error:
         having = owners(error.name)
-        if not having:
+        if not having or other_name(error.name, of.flag_kinds):
             raise
         *others, last = (f"{name}'s" for name in having)
         whose = f"{', '.join(others)} and {last}" if others else last
