@@ -1,4 +1,4 @@
-"""Plain networks: DQN's from Nature, the one of the cookbook's recipes, and none at all."""
+"""Plain networks: DQN's from Nature, a small one of introductory recipes, and none at all."""
 
 from __future__ import annotations
 

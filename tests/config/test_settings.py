@@ -97,6 +97,13 @@ def test_the_critic_learns_at_the_rate_that_is_given():
     assert parse(["--preset", "cookbook", "--share-torso"]).share_torso
 
 
+def test_the_flags_of_the_source_recipe_are_taken_as_they_are(tmp_path):
+    flags = "--env procgen:procgen-coinrun-v0 --update-freq 16 --epochs 3 --actor-lr 1e-4 --critic-lr 1e-4"
+    config = parse([*flags.split(), *["--clip-ratio", "0.1", "--gae-lambda", "0.95", "--gamma", "0.99", "--logdir", "logs"]])
+    assert (config.num_steps, config.lr, config.critic_lr, config.share_torso) == (16, 1e-4, 1e-4, False)
+    assert not parse(["--config", settings_file(tmp_path, "critic_lr: 1e-4")]).share_torso
+
+
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     path = settings_file(tmp_path, "preset: openai-hard\nnum_envs: 128\nlr: 1e-4\n")
     config = parse(["--config", path, "--actor-lr", "2e-4"])
@@ -227,7 +234,14 @@ BAD_FLAGS = [
     ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
     ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
     ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
-    ("--learning-rate 3", "there is no flag --learning-rate"),
+    ("--learning-rate 3", "there is no flag --learning-rate (did you mean --lr?)"),
+    ("--timesteps 3", "(did you mean --total-steps?)"),
+    ("--total-timesteps 3", "(did you mean --total-steps?)"),
+    ("--device cpu", "(did you mean --strategy?)"),
+    ("--n-envs 3", "(did you mean --num-envs?)"),
+    ("--num_workers 3", "(did you mean --actors?)"),
+    ("--batch_size 3", "(did you mean --minibatch-size?)"),
+    ("--value-lr 3", "(did you mean --critic-lr?)"),
     ("--no-lr", "there is no flag --no-lr"),
     ("--lr", "--lr needs a value."),
     ("--lr --gamma 1", "--lr needs a value."),
@@ -274,7 +288,7 @@ BAD_FLAGS = [
     ("--micro-batch 4096", "got 4096; 2048 would do."),
     ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
     ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
-    ("--critic-lr 1e-4", "--critic-lr 0.0001 needs --no-share-torso"),
+    ("--critic-lr 1e-4 --share-torso", "--critic-lr 0.0001 needs --no-share-torso"),
     ("--hidden 128,128", "--hidden would do nothing with --torso impala; leave it out."),
     ("--torso nature --activation relu", "--activation would do nothing with --torso nature; leave it out."),
     ("--free-deviation", "--free-deviation would do nothing where actions are discrete; leave it out."),
@@ -298,6 +312,7 @@ def test_bad_flags(command, sentence):
 
 BAD_FILES = [
     ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
+    ("learning_rate: 3", "has an unknown setting 'learning_rate' (did you mean lr?)."),
     ("5: 3", "has an unknown setting 5"),
     ("config: other.yaml", "has an unknown setting 'config'"),
     ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),

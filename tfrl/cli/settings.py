@@ -115,7 +115,7 @@ class Reader(Generic[Settings]):
       aliases: further names of fields.
       before: what was used before there was a setting, where that is not what every preset says now: a run's
         own file of then has all of its section but this.
-      implied: what flags say of settings beside their own, unless these are given as well. Raises UserError.
+      implied: settings that follow from given ones, unless they are given as well. Raises UserError.
       kept: of the run in the folder of these settings, if there is one, what it has of those that may be left
         open: it goes on with its own where a command line leaves them None.
     """
@@ -147,8 +147,8 @@ class Reader(Generic[Settings]):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
-        flags = {**self.implied(flags), **flags}
-        given = (self._read_file(path, flags.get("preset")) if path else {}) | flags
+        file = self._read_file(path, flags.get("preset")) if path else {}
+        given = {**self.implied(file), **file, **self.implied(flags), **flags}
         config = self._going_on(self._in_full(given, self.defaults))
         if print_config:
             sys.stdout.write(to_yaml(config))

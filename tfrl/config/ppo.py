@@ -41,7 +41,7 @@ class PPO:
     lr: float = 5e-4
     """Adam's learning rate (alias --actor-lr)."""
     critic_lr: float | None = None
-    """The critic's own learning rate, with --no-share-torso; None: --lr."""
+    """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
@@ -297,6 +297,8 @@ def implied(flags: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"--anneal-lr is --lr-schedule linear, not {given}; give one of them.")
     if "num_minibatches" in flags:
         found["minibatch_size"] = 0
+    if flags.get("critic_lr") is not None:
+        found["share_torso"] = False
     if flags.get("normalize_observations") is False:
         found["normalize_random_steps"] = 0
     return found

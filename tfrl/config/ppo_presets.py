@@ -97,7 +97,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 SUMMARIES: Mapping[str, str] = {
     "openai-easy": "train-procgen's settings for easy levels; what no other preset changes",
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
-    "cookbook": "the TensorFlow 2 cookbook's recipe, there to compare with",
+    "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
+    "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
+    "with dropout",
     "gymnasium": "for Gymnasium envs; those that show vectors take it by themselves",
     "pendulum": "for Pendulum-v1, which takes it by itself",
     "torchrl": "the run of TorchRL's PPO tutorial",
