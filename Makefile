@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 READY := $(VENV)/.installed
+DEV_READY := $(VENV)/.installed-dev
 RAY_READY := $(VENV)/.installed-ray
 LOGDIR ?= logs
 
@@ -18,10 +19,10 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n 
 test: lint $(RAY_READY)
 	@$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(READY)
+lint: $(DEV_READY)
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
 
-format: $(READY)
+format: $(DEV_READY)
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 bench: $(READY)
@@ -38,6 +39,10 @@ $(READY): requirements.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip  # 23.0 found no set for 3.10
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(DEV_READY): $(READY) requirements-dev.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
 $(RAY_READY): $(READY) requirements-ray.txt

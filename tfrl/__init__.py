@@ -1,5 +1,7 @@
 """tfrl: deep reinforcement learning in TensorFlow 2, from a laptop to a cluster."""
 
+import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -24,3 +26,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # NumPy has no threads of its own: they would take the signals that the main thread holds back
 # (tfrl/cli/signals.py), and our matrix products outside TensorFlow are too small to gain by them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if sys.argv[:1] == ["-m"]:
+    # Python's own error for `python -m tfrl.a2c` would name no command that exists.
+    _module = next((name for flag, name in itertools.pairwise(sys.orig_argv) if flag == "-m"), "")
+    if _module.startswith("tfrl.") and _module.count(".") == 1 and not importlib.util.find_spec(_module):
+        from tfrl import __main__
+        from tfrl.cli import endings
+
+        endings.run(lambda _: __main__.main([_module.removeprefix("tfrl.")]))

@@ -1,10 +1,11 @@
-"""python -m tfrl: this list of the commands; with --version, the version."""
+"""python -m tfrl [NAME ...]: the list of the commands, or the command python -m tfrl.NAME; also as `tfrl`."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfrl import __version__
@@ -22,16 +23,29 @@ _COMMANDS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints what each command does, in the first line of its own docstring; the exit code."""
+    """Runs the command that the first argument names, or lists all commands; the exit code."""
     if list(arguments) == ["--version"]:
         print(f"tfrl {__version__}")
         return 0
     if arguments and arguments[0] not in ("-h", "--help"):
-        raise UserError(f"{arguments[0]!r} is no command of its own; python -m tfrl lists them.")
+        return _command(arguments[0])(arguments[1:])
     print(f"tfrl {__version__}. Each command has --help:\n")
     for module in _COMMANDS:
         print(f"  {_first_line(module)}")
     return 0
+
+
+def script() -> None:
+    """Runs the console script `tfrl`."""
+    endings.run(main)
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    """The `main` of the command `tfrl.NAME`. Raises UserError where there is none."""
+    known = [module.removeprefix("tfrl.") for module in _COMMANDS if module.startswith("tfrl.")]
+    if name.replace("-", "_") not in known:
+        raise UserError(f"there is no command {name}; known: {', '.join(known)}.")
+    return importlib.import_module(f"tfrl.{name.replace('-', '_')}").main
 
 
 def _first_line(module: str) -> str:

@@ -21,6 +21,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
 from tfrl.cli.streams import console, tell
+from tfrl.config.actors import how_to_install_ray
 from tfrl.config.sweep import Sweep, plan
 from tfrl.evaluation.levels import evaluation_columns
 from tfrl.reporting.sweep import PLOT_FILE, cell, plot
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     options, sweep = _read(arguments)
     logdir = Path(expand_home(options.logdir)).absolute()
     if importlib.util.find_spec("ray") is None:
-        raise UserError("sweeps need Ray, which is not installed: pip install -r requirements-ray.txt")
+        raise UserError(f"sweeps need Ray, which is not installed: {how_to_install_ray()}")
     from tfrl.remote import sweep as on_ray  # which imports Ray Tune, of which packages may be missing
 
     _check_writable(logdir)

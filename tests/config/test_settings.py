@@ -99,7 +99,8 @@ def test_the_critic_learns_at_the_rate_that_is_given():
 
 def test_the_flags_of_the_source_recipe_are_taken_as_they_are(tmp_path):
     flags = "--env procgen:procgen-coinrun-v0 --update-freq 16 --epochs 3 --actor-lr 1e-4 --critic-lr 1e-4"
-    config = parse([*flags.split(), *["--clip-ratio", "0.1", "--gae-lambda", "0.95", "--gamma", "0.99", "--logdir", "logs"]])
+    flags += " --clip-ratio 0.1 --gae-lambda 0.95 --gamma 0.99 --logdir logs"
+    config = parse(flags.split())
     assert (config.num_steps, config.lr, config.critic_lr, config.share_torso) == (16, 1e-4, 1e-4, False)
     assert not parse(["--config", settings_file(tmp_path, "critic_lr: 1e-4")]).share_torso
 
@@ -207,7 +208,20 @@ def test_the_overview_names_every_command_and_the_version(capsys):
     assert overview.main(["--version"]) == 0
     assert capsys.readouterr().out.split()[1] in told.splitlines()[0]
     assert {*completion._flags(), "tfrl.completion"} == set(overview._COMMANDS)
-    assert "'evaluate' is no command" in refusal(overview.main, ["evaluate"])
+
+
+def test_the_command_tfrl_runs_each_command_of_the_package():
+    assert "--lr must be above 0" in refusal(overview.main, ["ppo", "--lr", "0"])
+    assert "nowhere does not exist" in refusal(overview.main, ["status", "nowhere"])
+    assert "there is no command evaluat; known: ppo" in refusal(overview.main, ["evaluat"])
+
+
+def test_a_module_that_there_is_none_of_is_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-m", "tfrl.a2c", "--env", "catch"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no command a2c; known: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_settings_import_neither_tensorflow_nor_envs():

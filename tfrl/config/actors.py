@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfrl.cli.errors import UserError
@@ -157,11 +158,15 @@ def check_ray(config: Any) -> None:
         return
     if importlib.util.find_spec("ray") is None:
         instead = ", or give --observers 0" if wanted[0].startswith("--observers") else ""
-        raise UserError(
-            f"{wanted[0]} needs Ray, which is not installed: pip install -r requirements-ray.txt{instead}"
-        )
+        raise UserError(f"{wanted[0]} needs Ray, which is not installed: {how_to_install_ray()}{instead}")
     if config.ray_address not in (None, "auto"):
         _check_answers(config.ray_address)
+
+
+def how_to_install_ray() -> str:
+    """The command that installs Ray beside this copy of tfrl: a checkout, or an installed package."""
+    in_checkout = Path(__file__).parents[2].joinpath("requirements-ray.txt").is_file()
+    return "pip install -r requirements-ray.txt" if in_checkout else "pip install 'tfrl[ray]'"
 
 
 def _check_answers(address: str) -> None:

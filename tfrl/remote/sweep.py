@@ -24,6 +24,7 @@ from typing import Any
 
 from tfrl.cli import signals
 from tfrl.cli.errors import UserError
+from tfrl.config.actors import how_to_install_ray
 from tfrl.config.sweep import Sampled, Sweep
 from tfrl.remote.cluster import Cluster, end_with_parent
 from tfrl.remote.trial import Outcome, Part, Trial, leave, next_part
@@ -39,9 +40,7 @@ try:
     from ray.tune.progress_reporter import TrialProgressCallback
     from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
 except ImportError:
-    raise UserError(
-        "sweeps need Ray Tune, of which packages are missing: pip install -r requirements-ray.txt"
-    ) from None
+    raise UserError(f"sweeps need Ray Tune, of which packages are missing: {how_to_install_ray()}") from None
 
 # A trial that fails is told in our words; these two would add pages of their own.
 for _name in ("ray.tune", "ray.train"):
