@@ -1,0 +1,164 @@
+"""Optimizers as pure functions: weights and slots before a step to weights and slots after it.
+
+A slot is an array that the optimizer keeps beside a vector of weights, and that checkpoints hold. Gradients
+are already summed over replicas and clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+Slots = Mapping[str, tf.Tensor]
+Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
+
+
+class Optimizer(Protocol):
+    """An optimizer of one vector of weights.
+
+    Attributes:
+      slots: the names of its slots.
+    """
+
+    slots: tuple[str, ...]
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """The slots before the first step, by name, for weights float32 [n]."""
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step.
+
+        Args:
+          weights, gradient: float32 [n].
+          slots: as `initial` or the step before gave them.
+          rate: float32 [], the learning rate.
+
+        Returns:
+          The weights and the slots after the step.
+        """
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
+
+        m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
+        w = w - rate * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
+
+    Attributes:
+      epsilon: keeps steps finite.
+      uncorrected_epsilon: adds epsilon to sqrt(v), before the correction of v, as the end of the paper's
+        section 2 proposes, and as Keras and the published settings for procgen have it.
+    """
+
+    epsilon: float
+    uncorrected_epsilon: bool = False
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    slots = ("mean", "square", "step")
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros."""
+        return _zeros(self.slots, weights)
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step, as `Optimizer.step`."""
+        mean = self.beta_1 * slots["mean"] + (1.0 - self.beta_1) * gradient
+        square = self.beta_2 * slots["square"] + (1.0 - self.beta_2) * tf.square(gradient)
+        step = slots["step"] + 1.0
+        # In float64: 1 - b2^t has few digits at the beginning.
+        wide = tf.cast(step, tf.float64)
+        corrections = [
+            tf.cast(1.0 - tf.pow(tf.constant(beta, tf.float64), wide), tf.float32)
+            for beta in (self.beta_1, self.beta_2)
+        ]
+        if self.uncorrected_epsilon:
+            moved = rate * tf.sqrt(corrections[1]) / corrections[0] * mean / (tf.sqrt(square) + self.epsilon)
+        else:
+            moved = rate * ((mean / corrections[0]) / (tf.sqrt(square / corrections[1]) + self.epsilon))
+        return weights - moved, {"mean": mean, "square": square, "step": step}
+
+
+@dataclass(frozen=True)
+class Nadam:
+    """Adam with Nesterov's momentum (Dozat 2016, ICLR workshop), with the paper's momentum schedule.
+
+    Attributes:
+      epsilon: keeps steps finite.
+    """
+
+    epsilon: float
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    slots = ("mean", "square", "step", "product")
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros, and 1 for the product of the momenta."""
+        return _zeros(self.slots, weights) | {"product": np.ones((), np.float32)}
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step, as `Optimizer.step`."""
+        step = slots["step"] + 1.0
+        now, following = (self.beta_1 * (1.0 - 0.5 * tf.pow(0.96, step + later)) for later in (0.0, 1.0))
+        product = slots["product"] * now
+        mean = self.beta_1 * slots["mean"] + (1.0 - self.beta_1) * gradient
+        square = self.beta_2 * slots["square"] + (1.0 - self.beta_2) * tf.square(gradient)
+        ahead = following * mean / (1.0 - product * following) + (1.0 - now) * gradient / (1.0 - product)
+        wide = tf.pow(tf.constant(self.beta_2, tf.float64), tf.cast(step, tf.float64))
+        corrected = square / tf.cast(1.0 - wide, tf.float32)
+        weights = weights - rate * ahead / (tf.sqrt(corrected) + self.epsilon)
+        return weights, {"mean": mean, "square": square, "step": step, "product": product}
+
+
+@dataclass(frozen=True)
+class RMSprop:
+    """RMSProp (Tieleman and Hinton 2012): v = decay v + (1 - decay) g^2, w = w - rate * g / sqrt(v + epsilon).
+
+    Attributes:
+      epsilon: keeps steps finite.
+      decay: of the mean square.
+    """
+
+    epsilon: float
+    decay: float = 0.9
+    slots = ("square",)
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros."""
+        return _zeros(self.slots, weights)
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step, as `Optimizer.step`."""
+        square = self.decay * slots["square"] + (1.0 - self.decay) * tf.square(gradient)
+        return weights - rate * gradient * tf.math.rsqrt(square + self.epsilon), {"square": square}
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent with momentum: v = momentum v - rate * g, w = w + v.
+
+    Attributes:
+      momentum: 0 for none.
+    """
+
+    momentum: float = 0.0
+    slots = ("velocity",)
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros."""
+        return _zeros(self.slots, weights)
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step, as `Optimizer.step`."""
+        velocity = self.momentum * slots["velocity"] - rate * gradient
+        return weights + velocity, {"velocity": velocity}
+
+
+def _zeros(names: tuple[str, ...], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Zeros for each slot: scalars for counts, vectors for the others."""
+    scalars = ("step", "product")
+    return {name: np.zeros((), np.float32) if name in scalars else np.zeros_like(weights) for name in names}
