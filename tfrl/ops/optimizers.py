@@ -116,7 +116,9 @@ class Nadam:
 
 @dataclass(frozen=True)
 class RMSprop:
-    """RMSProp (Tieleman and Hinton 2012): v = decay v + (1 - decay) g^2, w = w - rate * g / sqrt(v + epsilon).
+    """RMSProp (Tieleman and Hinton 2012).
+
+        v = decay v + (1 - decay) g^2,   w = w - rate * g / sqrt(v + epsilon)
 
     Attributes:
       epsilon: keeps steps finite.
