@@ -18,7 +18,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, FRACTION, NATURAL, check_ranges
-from tfrl.config.of_run import settings
+from tfrl.config.of_run import folder, settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Box
@@ -117,7 +117,7 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
         task = task_without_run(options.random, options.seed)
         out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
         return task, out, lambda: UniformPolicy(registry.specs(task.env)[1])
-    run = Path(command_line.one(words, "run", _USAGE))
+    run = folder(command_line.one(words, "run", _USAGE))
     out = Path(options.out) if options.out else run / "trajectories"
     source = policy_files.find(run, options.checkpoint) if options.policy == "run" else None
     config = source.config if source else settings(run)

@@ -14,6 +14,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL, check_ranges
 from tfrl.cli.streams import console
+from tfrl.config.of_run import folder
 from tfrl.config.run import EPISODES
 from tfrl.config.task import check as check_task
 from tfrl.envs import registry
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = Path(command_line.one(words, "run", _USAGE))
+    run = folder(command_line.one(words, "run", _USAGE))
     check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy

@@ -15,6 +15,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
+from tfrl.config.of_run import folder
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.levels import check_level_set
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.random:
         check_no_run(words)
         return _record_random(options)
-    return _record_run(Path(command_line.one(words, "run", _USAGE)), options)
+    return _record_run(folder(command_line.one(words, "run", _USAGE)), options)
 
 
 def _record_random(options: Options) -> int:

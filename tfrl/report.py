@@ -10,6 +10,7 @@ from pathlib import Path
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
+from tfrl.config.of_run import folder
 from tfrl.reporting import runs
 from tfrl.run import files
 
@@ -31,13 +32,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    loaded = [runs.load(path) for path in runs.find(map(Path, words))]
+    loaded = [runs.load(path) for path in runs.find(map(folder, words))]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     loaded = [run for run in loaded if run.env_steps]
     out = Path(options.out) if options.out else loaded[0].path
     if not options.out and len(loaded) > 1:
-        out = Path(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
+        out = folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
     print(write(loaded, out))
     return 0
 

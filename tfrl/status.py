@@ -33,23 +33,24 @@ def main(arguments: Sequence[str]) -> int:
 
     places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
     folder = Path(command_line.one(places or ["logs"], "folder of runs", _USAGE))
-    found = runs.find([folder])
+    found = runs.find([folder], deep=True)
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold", min_width=len("interrupted"))
     for name in ("env steps", "done", "return", "steps/s", "left", "saved"):  # narrow: names need the room
         table.add_column(name, justify="right", no_wrap=True)
     for path in found:
+        name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
-            table.add_row(*row(runs.load(path), time.time()))
+            table.add_row(name, *row(runs.load(path), time.time())[1:])
         except UserError as error:
             if path == folder:
                 raise
-            table.add_row(path.name, str(error))
+            table.add_row(name, str(error))
         except OSError as error:  # another user's, say
             if path == folder:
                 raise
-            table.add_row(path.name, f"cannot be read: {files.reason(error)}")
+            table.add_row(name, f"cannot be read: {files.reason(error)}")
     console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 

@@ -84,9 +84,10 @@ def test_runs_with_the_same_settings_share_a_column(page):
     assert "<td>fruitbot-seed1-0.001</td><td>ppo</td><td>fruitbot</td><td>1</td>" in page
 
 
-def test_one_run_gets_its_own_folder(tmp_path):
-    run = make_run(tmp_path, total_steps=40_000)
-    assert report.main([str(run)]) == 0
+def test_one_run_gets_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "logs", total_steps=40_000)
+    assert report.main([run.name]) == 0  # found in logs/ by its name
     assert (run / "report.html").is_file()
     assert not (tmp_path / "report.html").exists()
 

@@ -88,6 +88,17 @@ def test_status_of_runs(tmp_path, capsys, monkeypatch):
         status.main([str(tmp_path / "nowhere")])
 
 
+def test_status_shows_the_runs_of_sweeps_and_suites_in_folders_below(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    make_run(tmp_path, total_steps=40_000)
+    trial = make_run(tmp_path / "sweep", env="maze", total_steps=40_000)
+    (trial / "export").mkdir()
+    (trial / "export" / "config.yaml").write_text((trial / "config.yaml").read_text())
+    assert status.main([str(tmp_path)]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "done " in line]
+    assert shown[1:] == ["fruitbot-seed1", "sweep/maze-seed1"]
+
+
 def test_status_counts_the_time_of_auxiliary_phases(tmp_path):
     """Every 16th update takes 10 times as long; none of them is among the last 8."""
     path = make_run(tmp_path, kind=ppg.Config, policy_updates=16, finished=False)

@@ -1,13 +1,18 @@
 """Settings of all algorithms: what holds for each."""
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 
 import pytest
+from processes import ROOT
 from refusals import refusal
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import ALGORITHMS, from_yaml, parse, reader
+from tfrl.config.actors import how_to_install_ray
 from tfrl.run.folder import as_it_began, check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
@@ -48,6 +53,15 @@ def test_a_file_keeps_its_env_where_the_command_gives_another_preset(command, pr
 
 
 EXTRA = {"gymnasium": ["--no-normalize-observations"], "cookbook": [], "default": []}
+
+
+def test_an_installed_package_installs_ray_by_its_extra(tmp_path):
+    for package in ("tfrl", "resnet"):  # as an installer leaves them, without a requirements file beside
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from tfrl.config import actors; print(actors.how_to_install_ray())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "pip install 'tfrl[ray]'\n", done.stderr
+    assert how_to_install_ray() == "pip install -r requirements-ray.txt"
 
 
 def test_a_threshold_is_that_of_its_own_env(tmp_path):

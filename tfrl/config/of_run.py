@@ -11,6 +11,12 @@ from tfrl.config import from_yaml, validate
 from tfrl.run.folder import SETTINGS_FILE, is_of
 
 
+def folder(word: str) -> Path:
+    """The folder that a command's argument names: a path, or the name of a run in logs/."""
+    path, named = Path(word), Path("logs", word)
+    return named if named.is_dir() and not path.exists() else path
+
+
 def settings(path: Path) -> Any:
     """The settings of the run in a folder.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,14 @@ def load(path: Path) -> Run:
     return run if of_now else dataclasses.replace(run, results=None)
 
 
-def find(paths: Iterable[Path]) -> list[Path]:
+def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
     """Run folders: those given, and those one level below a given folder that is not one itself.
 
     Supervised runs, which may lie beside the others, are passed over.
+
+    Args:
+      paths: the given folders.
+      deep: also those further below, such as the runs of sweeps and suites in a folder of runs.
 
     Raises:
       UserError: a path that does not exist, or in which there is no run.
@@ -141,7 +146,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir() and not (path / SETTINGS_FILE).is_file():
-            below = sorted(f.parent for f in path.glob(f"*/{SETTINGS_FILE}") if f.parent.name != "export")
+            below = sorted(_below(path, deep))
             if below and all(is_of(run, "dataset") for run in below):
                 raise UserError(f"there are only runs of resnet.train in {path}.")
             below = [run for run in below if not is_of(run, "dataset")]
@@ -151,6 +156,16 @@ def find(paths: Iterable[Path]) -> list[Path]:
         else:
             found.append(path)
     return list(dict.fromkeys(found))
+
+
+def _below(folder: Path, deep: bool) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        if SETTINGS_FILE in names:
+            yield Path(place)
+        if SETTINGS_FILE in names or (Path(place) != folder and not deep):
+            folders.clear()
+        elif "export" in folders:
+            folders.remove("export")
 
 
 def published_applies(config: Any) -> bool:
