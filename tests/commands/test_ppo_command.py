@@ -72,6 +72,9 @@ def test_a_solved_run_is_done(tmp_path):
     assert code == 0, stdout + stderr
     found, last = results(folder), rows(folder)[-1]
     assert found["env_steps"] == int(last["env_steps"]) < 100_000
+    assert (found["solved"], found["solved_at"]) == (True, 1)
+    told = f"of the last 100 episodes, {found['episode_return']:.2f}, has reached the threshold of 1."
+    assert f"Solved after {found['env_steps']:,} env steps: the mean return {told}" in stdout
     assert float(last["rollout/episodes"]) >= 100 > float(rows(folder)[-2]["rollout/episodes"])
     assert last["eval_test/return"], "it ends like any run: evaluated, exported"
     assert (folder / "export" / "weights.npz").exists()

@@ -1,5 +1,6 @@
 """python -m tfrl.ppo_procgen end to end: a run that learns, its folder, and how bad runs end."""
 
+import importlib
 import shutil
 
 import numpy as np
@@ -52,7 +53,20 @@ def test_the_terminal_shows_a_summary_progress_and_results(finished):
     for part in ("catch, easy, all levels", "float32", "32 x 18 steps", "cookbook", str(folder), "ETA"):
         assert part in stdout
     assert f"100.0% | {TOTAL:,} / {TOTAL:,} env steps" in stdout
-    assert f"tensorboard --logdir {folder.parent}" in stdout
+    assert "preset       openai-easy" in stdout
+    assert "Solved after" not in stdout and results(folder)["solved"] is False
+    following = stdout.partition("Next:")[2]
+    for command in ("tfrl.report", "tfrl.record", "tfrl.evaluate"):
+        assert f"python -m {command} {folder} " in following
+    assert f"tensorboard --logdir {folder.parent} " in following
+
+
+def test_the_policy_is_loaded_by_the_line_that_the_terminal_shows(finished):
+    _, stdout, _ = finished
+    (line,) = [line for line in stdout.splitlines() if "tf.saved_model.load" in line]
+    names = {"tf": importlib.import_module("tensorflow"), "observations": np.zeros((5, 10, 5, 1), np.uint8)}
+    exec(line.strip(), names)
+    assert eval('saved.policy(observations)["action"]', names).shape == (5,)
 
 
 def test_nothing_of_tensorflow_is_heard(finished):

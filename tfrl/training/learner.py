@@ -131,10 +131,10 @@ class LearnerBase:
         An update that is under way is never the end: its weights are neither those of the update before nor
         those that it will leave.
         """
-        return not self.steps_within and (self.env_steps >= self._config.run_steps or self._solved)
+        return not self.steps_within and (self.env_steps >= self._config.run_steps or self.is_solved)
 
     @property
-    def _solved(self) -> bool:
+    def is_solved(self) -> bool:
         """True once the last 100 episodes have come to --solved-at."""
         wanted = self._config.solved_at
         return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from tfrl.agents.agent import Agent
 from tfrl.envs.registry import TRAIN
 from tfrl.run.session import Session
-from tfrl.run.summary import folder, hardware, network
+from tfrl.run.summary import folder, hardware, network, tensorboard
 
 
 def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
@@ -24,6 +25,7 @@ def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -
     hidden = f" of {config.hidden}" if config.torso == "mlp" else ""
     lines = {
         **_env(config),
+        "preset": config.preset,
         **hardware(session.runtime),
         "length": _length(config),
         **agent.summary,
@@ -39,6 +41,21 @@ def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -
     if lost > 0:
         lines["lost"] = f"{lost:,} env steps {since} checkpoint, which are taken again"
     return lines
+
+
+def next_commands(config: Any) -> list[str]:
+    """Commands for a finished run, and the line of Python that loads its policy."""
+    run = shlex.quote(str(config.run_dir))
+    policy = str(config.run_dir / "export" / "policy")
+    commands = {
+        tensorboard(config): "curves",
+        f"python -m tfrl.report {run}": "a page with curves and scores",
+        f"python -m tfrl.record {run}": "a video of the policy",
+        f"python -m tfrl.evaluate {run}": "returns of more episodes",
+        f"saved = tf.saved_model.load({policy!r})": 'in Python; then saved.policy(observations)["action"]',
+    }
+    width = max(map(len, commands))
+    return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
 
 
 def _env(config: Any) -> dict[str, str]:

@@ -21,7 +21,6 @@ from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session, open_session
 from tfrl.run.stop import Stopped
-from tfrl.run.summary import tensorboard
 from tfrl.training import summary
 from tfrl.training.periodic import Periodic
 from tfrl.workers.membership import join
@@ -94,6 +93,10 @@ class Learner(Protocol):
     @property
     def is_over(self) -> bool:
         """True between two updates, the same on all workers, where no further one is to come."""
+
+    @property
+    def is_solved(self) -> bool:
+        """True, the same on all workers, where the last 100 episodes have come to --solved-at."""
 
     def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
         """The values to draw for an update's `action_counts`, by the end of the chart's name."""
@@ -346,7 +349,12 @@ class Trainer:
             if self._waits:
                 learner, actors = (f"{outcome[name]:.0%}" for name in self._waits)
                 session.console.message(f"The learner waited {learner} of the time, and the actors {actors}.")
-            session.console.results(*results.table(outcome), [tensorboard(config)])
+            if outcome["solved"]:
+                session.console.message(
+                    f"Solved after {self._env_steps:,} env steps: the mean return of the last 100 episodes, "
+                    f"{outcome['episode_return']:.2f}, has reached the threshold of {config.solved_at:g}."
+                )
+            session.console.results(*results.table(outcome), summary.next_commands(config))
         return session.leave(0)
 
     def _results(self) -> dict[str, object]:
@@ -362,6 +370,8 @@ class Trainer:
             "env_steps_per_second": self._env_steps / session.seconds,
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],
+            "solved": self._learner.is_solved,
+            "solved_at": config.solved_at,
             "eval": evaluation_results(config, self._evaluation),
             "started_from": session.started_from,
             **{
