@@ -132,6 +132,13 @@ def test_a_file_may_use_other_spellings(tmp_path):
     assert config.critic_lr is None and config.seed == 3
 
 
+def test_a_file_may_have_sections(tmp_path):
+    text = "task: {env: maze, seed: 3}\nPPO:\n  lr: 5e-4\n  update-freq: 128\nlogdir: there\n"
+    config = parse(["--config", settings_file(tmp_path, text)])
+    assert (config.env, config.seed, config.lr) == ("maze", 3, 5e-4)
+    assert (config.num_steps, config.logdir) == (128, "there")
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["--preset", "cookbook"], ["--lr", "1e-05", "--target-kl", "0.1", "--run-name", "007"]]
 )
@@ -329,6 +336,12 @@ BAD_FILES = [
     ("learning_rate: 3", "has an unknown setting 'learning_rate' (did you mean lr?)."),
     ("5: 3", "has an unknown setting 5"),
     ("config: other.yaml", "has an unknown setting 'config'"),
+    ("ppo: {lrr: 1}", "has an unknown setting 'lrr' (did you mean lr?)."),
+    ("ppo: {lr: 1, lr: 2}", "settings.yaml gives lr twice; leave one out."),
+    ("lr: 1\nppo: {lr: 2}", "settings.yaml gives lr twice; leave one out."),
+    ("run: {algorithm: dqn}", "has settings of dqn, not of ppo."),
+    ("lr: {value: 1}", "must be a number; got {'value': 1}."),
+    ("a: &a {b: *a}", "is not valid YAML"),
     ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),
     ("num-steps: 8\nupdate_freq: 16", "settings.yaml gives num_steps twice"),
     ("lr: fast", "settings.yaml must be a number; got 'fast'."),

@@ -7,7 +7,7 @@ command line (`1e6` is a whole number in both), and every mistake gets one sente
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,9 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file, one flat mapping of field names (or aliases) to values.
+    """The settings in a YAML file: a mapping of field names (or aliases) to values.
+
+    They may stand in sections, `task: {env: maze}`, whatever these are called.
 
     Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or of
     another type.
@@ -215,7 +217,7 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
     try:
-        pairs = _pairs(text)
+        pairs = _pairs(text, {*kinds, *aliases})
     # ValueError: a month 13, a number of thousands of digits; RecursionError: thousands of brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -236,11 +238,22 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
     return values
 
 
-def _pairs(text: str) -> list[tuple[Any, Any]] | None:
-    """The keys and values of a YAML mapping, in order; None if it is none.
+def _pairs(text: str, names: Collection[str]) -> list[tuple[Any, Any]] | None:
+    """The settings of a YAML mapping in order, those of its sections among them; None if it is none.
 
     `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
     """
     loader = yaml.SafeLoader(text)
     node = loader.get_single_node()
-    return loader.construct_pairs(node, deep=True) if isinstance(node, yaml.MappingNode) else None
+    return list(_flat(loader, node, names)) if isinstance(node, yaml.MappingNode) else None
+
+
+def _flat(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, names: Collection[str]
+) -> Iterator[tuple[Any, Any]]:
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if isinstance(value_node, yaml.MappingNode) and str(key).replace("-", "_") not in names:
+            yield from _flat(loader, value_node, names)
+        else:
+            yield key, loader.construct_object(value_node, deep=True)

@@ -79,8 +79,8 @@ class Command:
     """The command itself."""
 
     config: str | None = None
-    """A YAML file of settings, such as a run's config.yaml; flags win over it, and --preset over what it has
-    from its own preset."""
+    """A YAML file of settings, flat as a run's config.yaml or in sections; flags win over it, and --preset
+    over what it has from its own preset."""
     print_config: bool = False
     """Print the settings that result, as YAML, and end."""
 
@@ -182,16 +182,20 @@ class Reader(Generic[Settings]):
 
     def _read_yaml(self, path: str | Path) -> dict[str, Any]:
         mine = getattr(self.kind, "algorithm", None)
-        algorithm = algorithm_of(Path(path)) or mine
-        if algorithm != mine:  # before anything that only one of them has would be called unknown
-            raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
+        # First, before anything that only one of them has would be called unknown.
+        self._check_algorithm(path, algorithm_of(Path(path)) or mine)
         values = read_yaml(self._kinds | {"algorithm": str}, self.aliases, path)
-        values.pop("algorithm", None)
+        self._check_algorithm(path, values.pop("algorithm", mine))  # in a section
         for section in self.sections:
             left_out = {field.name for field in dataclasses.fields(section)} - values.keys()
             if left_out <= self.before.keys():
                 values |= {name: self.before[name] for name in left_out}
         return values
+
+    def _check_algorithm(self, path: str | Path, algorithm: str | None) -> None:
+        mine = getattr(self.kind, "algorithm", None)
+        if algorithm != mine:
+            raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without what follows from others that the flags may change.
