@@ -43,7 +43,7 @@ def logdir(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)
-    watched = dataclasses.replace(config, run_name="watched", eval_every=2, record_every=2)
+    watched = dataclasses.replace(config, run_name="watched", eval_every_steps=200, record_every=2)
     assert train(dataclasses.replace(config, run_name="plain")) == 0
     assert train(watched) == 0
     return folder
@@ -273,6 +273,20 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
     assert train(dataclasses.replace(config, total_steps=384)) == 0
     after = runs.load(config.run_dir).progress
     np.testing.assert_array_equal(after["train/policy_loss"], before["train/policy_loss"])
+
+
+def test_an_evaluation_by_env_steps_that_was_stopped_is_done_on_resume(small, tmp_path, monkeypatch):
+    config = small(logdir=str(tmp_path), total_steps=384, eval_every_steps=250, eval_episodes=8)
+
+    def stop(*_):
+        raise Stopped(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(periodic.Periodic, "evaluate", stop)
+        assert train(config) == 0
+    assert train(config) == 0
+    steps, _ = runs.load(config.run_dir).evaluations("test")
+    assert steps.tolist() == [256, 384]
 
 
 def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):

@@ -38,6 +38,8 @@ class Run(settings.Run):
     same command goes on with the same run."""
     eval_every: int = 0
     """Updates (with replay: iterations) between evaluations; 0: at the end only."""
+    eval_every_steps: int = 0
+    """Env steps between evaluations, each at the end of its update; 0: --eval-every alone decides."""
     record_every: int = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
     event_megabytes: int = 100
@@ -57,12 +59,21 @@ RANGES = {
     "num_envs": Range(1, 1_000_000),
     "env_threads": Range(0, 1024),
     "eval_every": NATURAL,
+    "eval_every_steps": Range(0, 1e15),
     "record_every": NATURAL,
     "event_megabytes": NATURAL,
     "eval_episodes": EPISODES,
 }
 _MAY_CHANGE = settings.MAY_CHANGE | {
-    *("preset", "eval_every", "eval_episodes", "eval_greedy", "event_megabytes", "record_every"),
+    *(
+        "preset",
+        "eval_every",
+        "eval_every_steps",
+        "eval_episodes",
+        "eval_greedy",
+        "event_megabytes",
+        "record_every",
+    ),
     *("env_threads", "solved_at"),
 }
 
@@ -163,6 +174,16 @@ class RLSettings:
     def run_steps(self) -> int:
         """Env steps after which a run is complete."""
         return self.total_steps if self.updates_vary else self.num_updates * self.steps_per_update
+
+    def evaluates_at(self, update: int, env_steps: int, *, since: tuple[int, int]) -> bool:
+        """True if an evaluation on the way is due after an update.
+
+        Args:
+          update, env_steps: updates and env steps so far.
+          since: those of the update, or evaluation, before.
+        """
+        pairs = ((self.eval_every, since[0], update), (self.eval_every_steps, since[1], env_steps))
+        return any(every and before // every < now // every for every, before, now in pairs)
 
     def check_resources(self) -> None:
         """Raise UserError if this machine lacks what a run keeps beside its rollouts in memory."""

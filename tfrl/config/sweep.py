@@ -149,7 +149,8 @@ def plan(
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
     trials_of = [*made, *_ends(made[0], sampled)]
     configs = [settings.parse(reader, [*sweep.arguments(trial), *_APART]) for trial in trials_of]
-    if scheduler != "none" and not configs[0].eval_every and metric.startswith("eval"):
+    on_the_way = configs[0].eval_every or configs[0].eval_every_steps
+    if scheduler != "none" and not on_the_way and metric.startswith("eval"):
         raise UserError(
             f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."
         )

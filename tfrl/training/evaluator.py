@@ -29,8 +29,8 @@ POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
 def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     """Evaluates the newest checkpoint whenever there is a new one, until the run is complete.
 
-    With --eval-every, that many updates lie between two evaluations. The last update is left to the workers,
-    which evaluate it for results.json.
+    With --eval-every and --eval-every-steps it waits for a checkpoint at or after the next multiple of these.
+    The last update is left to the workers, which evaluate it for results.json.
 
     Args:
       config: the settings; those of the network come from the run's own config.yaml.
@@ -45,13 +45,15 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     console.message(f"Following the checkpoints in {config.run_dir}.")
     player: policy.Policy | None = None
     warn = once(console.warn)
-    evaluated, updates = 0, store.updates()
+    any_checkpoint = not (config.eval_every or config.eval_every_steps)
+    evaluated, updates = (0, 0), store.updates()  # updates and env steps
     while not (updates and updates[-1] >= config.num_updates) and not _is_solved(config):
-        is_due = updates and updates[-1] - evaluated >= max(1, config.eval_every)
+        now = (updates[-1], store.env_steps()) if updates else evaluated
+        is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
         if is_due and not _is_between(config, store, updates[-1]):
             source = _find(config, updates[-1], warn)
             if source is not None:
-                evaluated = updates[-1]
+                evaluated = now
                 if player is None:  # built once: to trace again for each checkpoint would take seconds
                     with quiet_start():
                         player = policy.load(source, greedy=config.eval_greedy)

@@ -143,9 +143,8 @@ def train(config: Any, cluster: TFConfig | None, make_learner: MakeLearner) -> i
         config.check_topology(runtime.num_workers, runtime.local_replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
             followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
-            eval_every = 0 if followed else config.eval_every
             with contextlib.closing(make_learner(config, session)) as learner:
-                return Trainer(config, session, learner, eval_every=eval_every).run()
+                return Trainer(config, session, learner, followed=followed).run()
 
 
 class Trainer:
@@ -154,17 +153,18 @@ class Trainer:
     Args:
       config, session: the run's.
       learner: the algorithm.
-      eval_every: updates between evaluations here, 0 where an evaluator follows the run.
+      followed: an evaluator follows the run, so that this process evaluates at the end only.
     """
 
-    def __init__(self, config: Any, session: Session, learner: Learner, *, eval_every: int) -> None:
+    def __init__(self, config: Any, session: Session, learner: Learner, *, followed: bool) -> None:
         self._config = config
-        self._eval_every = eval_every
+        self._followed = followed
         self._session = session
         self._learner = learner
         self._periodic = Periodic(config, session)
         self._unsaved = 0  # updates, and parts of them, since the last checkpoint or this process began
         self._pending: Update | None = None  # whose evaluation is not done
+        self._steps_before = 0  # env steps before the last update
         self._evaluation: dict[str, float] = {}
         self._waits: dict[str, list[float]] = {}  # of this process's updates, where actors run beside it
 
@@ -229,6 +229,7 @@ class Trainer:
             self._conclude(self._pending)
         while not self._learner.is_over:
             session.obey()
+            self._steps_before = self._env_steps
             update = self._learner.update()
             if update is None:
                 self._note_part()
@@ -254,7 +255,8 @@ class Trainer:
             if name in metrics:
                 self._waits.setdefault(name.removeprefix("time/"), []).append(metrics[name])
         last = self._learner.is_over
-        due = last or (self._eval_every and session.step % self._eval_every == 0)
+        since = session.step - 1, self._steps_before
+        due = last or (not self._followed and config.evaluates_at(session.step, self._env_steps, since=since))
         # Not one whose evaluation a resume with another --eval-every leaves out.
         self._pending = update if due else None
         if due:
@@ -297,6 +299,7 @@ class Trainer:
         logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
         done = session.runtime.any_says(logged >= found.env_steps)
         pending = session.progress["pending"]
+        self._steps_before = session.progress.get("steps_before", 0)
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.
         if pending is not None and (not done or self._learner.is_over):
             self._pending = Update(**pending)
@@ -332,7 +335,8 @@ class Trainer:
             state, part = self._learner.get_state()
             pending = None if self._pending is None else dataclasses.asdict(self._pending)
             pieces = self._learner.pieces()
-            self._session.save(self._steps_taken, state, part, {"pending": pending}, pieces)
+            progress = {"pending": pending, "steps_before": self._steps_before}
+            self._session.save(self._steps_taken, state, part, progress, pieces)
 
     def _finish(self) -> int:
         """Exports, and writes and shows the results."""
