@@ -234,12 +234,11 @@ def test_parts_of_a_minibatch_take_the_step_of_the_whole(small, learner):
 
 
 def test_metrics_are_the_same_however_many_steps_a_call_has(small, learner):
-    """To the bit, as the rows of a resumed run are: a call ends after a second, by the clock."""
     found = []
     for steps_a_call in ([1] * 8, [1, 3, 2, 2], [4, 4]):
         agent = learner(small(lr=1e-3, epochs=1, num_minibatches=8))
         calls = iter(steps_a_call)
-        agent.agent._steps_a_call = lambda most, calls=calls: next(calls)
+        agent.agent._steps_a_call = lambda calls=calls: next(calls)
         found.append(agent.learn(agent.collect()))
         assert next(calls, None) is None
     assert found[0] == found[1] == found[2]

@@ -6,7 +6,6 @@ with the metrics, and clipped after that; so N replicas or workers take the step
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tfrl.agents import estimates
 from tfrl.agents.actor_critic_agent import ActorCriticAgent
 from tfrl.agents.totals import Totals
+from tfrl.cli.errors import TrainingError
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
@@ -28,7 +28,8 @@ from tfrl.workers.strategy import Runtime
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
-_SECONDS_A_CALL = 1.0  # of gradient steps, after which the terminal may move
+# Samples times parameters of one compiled call: about a second of a small network. The terminal then moves.
+_WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
 
 
 class Samples(NamedTuple):
@@ -71,7 +72,6 @@ class PPOAgent(ActorCriticAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self._seconds_per_step: float | None = None
         self._compile(small=self.network.is_small and not runtime.uses_gpu)
 
     def _compile(self, *, small: bool) -> None:
@@ -98,8 +98,11 @@ class PPOAgent(ActorCriticAgent):
 
     @property
     def floats_per_sum(self) -> int:
-        """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
-        return self.num_parameters + len(self.means) + self._runtime.replicas
+        """The number of float32 values that one gradient step sums.
+
+        They are gradients, metrics, and of each replica its ratio error and the last step of its call.
+        """
+        return self.num_parameters + len(self.means) + 2 * self._runtime.replicas
 
     @property
     def steps_per_update(self) -> int:
@@ -160,23 +163,28 @@ class PPOAgent(ActorCriticAgent):
         return ()
 
     def _epoch(self, epoch: int, batch: tuple, totals: Totals, on_step: Callable[[int], None]) -> None:
-        """The minibatches of one pass, a few to a call, so that the terminal moves where they are slow."""
+        """The minibatches of one pass, some in each compiled call, so that the terminal moves in between.
+
+        Raises TrainingError if the workers do not take equally many in a call.
+        """
         index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
         while index < end and not totals.ended:
-            most = self._steps_a_call(int(end - index))
-            began = time.perf_counter()
-            until = tf.minimum(index + most, end)
-            steps, ended, sums, error = self._steps(batch, index, until, tf.constant(totals.sums))
+            until = tf.minimum(index + self._steps_a_call(), end)
+            steps, ended, agreed, sums, error = self._steps(batch, index, until, tf.constant(totals.sums))
+            if not agreed:
+                raise TrainingError("the workers take different numbers of gradient steps in one call")
             totals.add(int(steps), bool(ended), sums.numpy(), float(error))
-            if index > 0:  # the first call was traced
-                self._seconds_per_step = (time.perf_counter() - began) / int(steps)
             index += steps
             on_step(int(index))
 
-    def _steps_a_call(self, most: int) -> int:
-        if self._seconds_per_step is None:  # of an update that may take minutes: let it be seen at once
-            return 1
-        return max(1, min(most, int(_SECONDS_A_CALL / self._seconds_per_step)))
+    def _steps_a_call(self) -> int:
+        """The gradient steps of one compiled call.
+
+        The settings and the device decide it, because it must be equal on all workers. TensorFlow pairs their
+        sums by the turn of the loop, and loops of different lengths wait for each other for ever.
+        """
+        work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
+        return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
     def _minibatches(self, number: int) -> np.ndarray:
         """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica."""
@@ -225,22 +233,24 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[tf.Tensor, ...]:
         """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
 
-        Returns their number, whether the update ends, the sums of all metrics so far, of which `sums` are
-        those before, and, where the first minibatch is among them, its largest |ratio - 1|.
+        Returns their number, whether the update ends, whether all workers have the same `end`, the sums of
+        all metrics so far, of which `sums` are those before, and, where the first minibatch is among them,
+        its largest |ratio - 1|.
         """
         config, began = self._config, index
-        ended, first_error = tf.constant(False), tf.constant(0.0)
+        ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
         while index < end and not ended:
-            means, errors = self._runtime.strategy.run(self._train_step, args=(*batch, index))
+            means, errors, ends = self._runtime.strategy.run(self._train_step, args=(*batch, index, end))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             means, error = self._runtime.first(means), tf.reduce_max(self._runtime.first(errors))
-            ended = not tf.reduce_all(tf.math.is_finite(means))
+            agreed = tf.reduce_all(self._runtime.first(ends) == tf.cast(end, tf.float32))
+            ended = not agreed or not tf.reduce_all(tf.math.is_finite(means))
             if config.target_kl is not None:
                 ended = ended or means[self.means.index("approx_kl")] > config.target_kl
             if index == 0:
                 first_error = error
             sums, index = sums + means, index + 1
-        return index - began, ended, sums, first_error
+        return index - began, ended, agreed, sums, first_error
 
     @tf.autograph.experimental.do_not_convert
     def _train_step(
@@ -251,13 +261,18 @@ class PPOAgent(ActorCriticAgent):
         moments: tf.Tensor,  # [E * M, 2]
         steps: tf.Tensor,  # [E, M, B, b]
         index: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam."""
+        end: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam.
+
+        Returns the means, and of each replica the largest |ratio - 1| and `end`, float32 [replicas].
+        """
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
         (grads, sums), errors = self._gradients(self._rows(steps)[index], data, moments[index], index)
-        *grads, sums, errors = sum_replicas([*grads, sums, in_own_place(tf.reduce_max(errors))])
-        return tf.concat([sums, [self._apply(grads)]], axis=0), errors
+        mine = [in_own_place(x) for x in (tf.reduce_max(errors), tf.cast(end, tf.float32))]
+        *grads, sums, errors, ends = sum_replicas([*grads, sums, *mine])
+        return tf.concat([sums, [self._apply(grads)]], axis=0), errors, ends
 
     def _apply(self, grads: list[tf.Tensor]) -> tf.Tensor:
         """Clips by the global norm and takes a step of Adam; the norm before clipping."""

@@ -27,8 +27,7 @@ class Totals:
     def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
         """Takes in the steps of one call.
 
-        Its sums go on from those before, so that they are the same however many steps a call has: that
-        depends on the clock.
+        Its sums go on from those before, so that they are the same however many steps a call has.
         """
         self.first_error = first_error if self.steps == 0 else self.first_error
         self.steps, self.ended, self.sums = self.steps + steps, ended, sums
