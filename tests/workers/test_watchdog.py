@@ -70,8 +70,21 @@ def test_the_one_behind_is_named_with_its_phase_and_place(pair):
     assert said
     for sentence in said:  # the one that hangs says the same of itself
         assert "worker 1 (b:2) is stuck in update 5, collecting, at " in sentence
-        assert "worker 0" not in sentence
+        assert "; worker 0 (a:1) waits in update 5, updating, at " in sentence
         assert "no worker has made a step for" in sentence
+
+
+def test_workers_that_wait_in_different_calls_are_named_with_their_calls(pair):
+    for dog, calls in zip(pair, (3, 2), strict=True):
+        dog.beat("updating")
+        for _ in range(calls):
+            dog.beat()
+    calls = [
+        f"worker {w} ({at}) in update 5, updating, call {n}" for w, at, n in ((0, "a:1", 4), (1, "b:2", 3))
+    ]
+    for sentence in (said := ticks(pair, 12)):
+        assert f"the workers wait in different calls: {'; '.join(calls)}; start" in sentence
+    assert said
 
 
 def test_a_process_that_does_not_run_is_told_from_one_that_waits(pair):

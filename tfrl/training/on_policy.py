@@ -121,6 +121,7 @@ class OnPolicyLearner(LearnerBase):
         session.phase("updating")
 
         def on_step(done: int) -> None:
+            session.watchdog.beat()
             share = _COLLECTING + (1 - _COLLECTING) * done / steps
             session.console.advance_to(self._at(share), steady=True)
 

@@ -256,7 +256,14 @@ class Watchdog:
         if frozen:
             found = self._silent(said, frozen)
         elif behind:
-            found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
+            ahead = max(progress, key=progress.get)
+            places = {(said[w].phase, said[w].at) for w in (*behind, ahead)}
+            if len(places) == 1:  # none of them does anything else that could hang
+                calls = "; ".join(f"{self._name(w)} {_call(said[w])}" for w in sorted((*behind, ahead)))
+                found = f"the workers wait in different calls: {calls}"
+            else:
+                found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
+                found += f"; {self._name(ahead)} waits {_where(said[ahead])}"
         else:
             found = f"all of them are {_where(said[self._worker])}"
         return f"no worker has made a step for {seconds:.0f} s: {found}; start all workers again"
@@ -336,6 +343,10 @@ def _where(heartbeat: Heartbeat | None) -> str:
     if heartbeat is None:
         return "(it has left no heartbeat)"
     return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
+
+
+def _call(heartbeat: Heartbeat) -> str:
+    return f"in update {heartbeat.update + 1}, {heartbeat.phase}, call {heartbeat.steps + 1}"
 
 
 def _refusing(addresses: Sequence[str]) -> set[str]:
