@@ -20,6 +20,11 @@ def test_every_setting_counts_but_those_of_a_machine(small):
     assert {field.name for field in dataclasses.fields(config)} > OWN
 
 
+def test_workers_agree_on_whether_an_evaluator_follows_the_run(small):
+    config = small()
+    assert agreement.fingerprint(config, evaluated=True) != agreement.fingerprint(config)
+
+
 def test_an_automatic_precision_is_the_one_that_it_means(small):
     meant = resolve_precision("auto")
     assert agreement.fingerprint(small(precision="auto")) == agreement.fingerprint(small(precision=meant))

@@ -17,11 +17,15 @@ _OWN = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
 
 
-def fingerprint(config: Hardware) -> dict[str, str]:
-    """All settings, code, versions and devices of this worker, by names that a user knows."""
+def fingerprint(config: Hardware, *, evaluated: bool = False) -> dict[str, str]:
+    """All settings, code, versions and devices of this worker, by names that a user knows.
+
+    `evaluated` says whether its TF_CONFIG names an evaluator: the workers then leave evaluations to it.
+    """
     settings = {name: str(value) for name, value in vars(config).items() if name not in _OWN}
     return settings | {
         "precision": strategy.resolve_precision(config.precision, small=config.small_network),
+        "an evaluator in TF_CONFIG": str(evaluated),
         "the code (its checksum)": _code_checksum(),
         "Python": platform.python_version(),
         "TensorFlow": tf.__version__,

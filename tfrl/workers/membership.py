@@ -40,7 +40,7 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
     """
     if cluster is not None:
         with quiet_start():
-            mine = agreement.fingerprint(config)
+            mine = agreement.fingerprint(config, evaluated=bool(cluster.cluster.get("evaluator")))
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
         ports = {"restarted": RESTARTED in os.environ, "chosen": CHOSEN_PORT in os.environ}
         rendezvous(cluster, mine, config.cluster_timeout, tell, **ports)
