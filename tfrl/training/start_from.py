@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,26 +75,27 @@ def read(config: Any, session: Session) -> Start:
 
     Raises UserError if there is nothing, or all of it is damaged.
     """
-    run = Path(config.start_from)
-    warn = session.console.warn
-    store = CheckpointStore(run / "checkpoints", keep=1)
+    store = CheckpointStore(Path(config.start_from) / "checkpoints", keep=1)
     for _ in range(_TRIES):
-        found = store.load(warn)
-        mine = (-1, 0) if found is None else (found.update, _checksum(found.learner))
-        if all(np.ptp(session.of_workers(number)) == 0 for number in mine):
-            break
+        start = _newest(config, store, session.console.warn)
+        if np.ptp(session.of_workers(_checksum(start.state))) == 0:
+            return start
         time.sleep(_AGAIN)
-    else:
-        raise UserError(f"the workers do not see the same checkpoint of --start-from {run}.")
-    if found is None:
-        source = policy_files.find(run, "last", warn)
-        state = {PREFIX + name: array for name, array in source.weights.items()}
-        return Start(state, _about(config, source.env_steps, None))
-    return Start(found.learner, _about(config, found.env_steps, found.update))
+    raise UserError(f"the workers do not see the same weights in --start-from {config.start_from}.")
+
+
+def _newest(config: Any, store: CheckpointStore, warn: Callable[[str], None]) -> Start:
+    """The newest checkpoint, or where there is none the export. Raises UserError as `read`."""
+    found = store.load(warn)
+    if found is not None:
+        return Start(found.learner, _about(config, found.env_steps, found.update))
+    source = policy_files.find(Path(config.start_from), "last", warn)
+    state = {PREFIX + name: array for name, array in source.weights.items()}
+    return Start(state, _about(config, source.env_steps, None))
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
-    """Tells checkpoints of one update apart: one is saved again within an iteration or auxiliary phase."""
+    """The CRC-32 of all arrays, in the order of their names."""
     checksum = 0
     for name in sorted(arrays):
         checksum = zlib.crc32(np.ascontiguousarray(arrays[name]), checksum)
