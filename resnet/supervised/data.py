@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,10 @@ def load(name: str, image_size: int = 0) -> Dataset:
 
 
 def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str], None]) -> Dataset:
-    """`load` on all workers. The chief prepares the set first, in a folder that all may share."""
+    """`load` on all workers. The chief prepares the set first, in a folder that all may share.
+
+    Raises UserError where the workers have other images: their epochs may differ in length.
+    """
     failure = None
     if runtime.is_chief:
         try:
@@ -122,7 +126,11 @@ def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str
     if not runtime.all_agree(failure is None):
         raise failure or UserError(f"the chief could not prepare {name} and says why in its own output")
     prepare(name)  # where there is no such folder, each worker makes its own
-    return load(name, image_size)
+    dataset = load(name, image_size)
+    labels = zlib.crc32(dataset.test.labels, zlib.crc32(dataset.train.labels))
+    if np.ptp(runtime.gather_envs(np.array([labels]))):
+        raise UserError(f"the workers have different images of {name}: give all the same TFDS_DATA_DIR")
+    return dataset
 
 
 def _builder(name: str) -> tfds.core.DatasetBuilder:
