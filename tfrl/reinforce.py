@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfrl.cli import endings
-from tfrl.config.reinforce import READER, Config
-from tfrl.envs import registry
-from tfrl.experience import rollout
+from tfrl.config.reinforce import READER
 from tfrl.training import command
 
 
@@ -18,13 +16,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments,
         learner="tfrl.training.episodic:EpisodicLearner",
         agent="tfrl.agents.reinforce:ReinforceAgent",
-        check_memory=_check_memory,
     )
-
-
-def _check_memory(config: Config, workers: int, here: int) -> None:
-    """Raise UserError if the observations of episodes as long as they may be do not fit into the memory."""
-    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, config.max_steps, workers, here)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tfrl.cli import endings
 from tfrl.config.td3 import READER
-from tfrl.experience.replay_memory import check_memory
 from tfrl.training import command
 
 
@@ -17,7 +16,6 @@ def main(arguments: Sequence[str]) -> int:
         arguments,
         learner="tfrl.training.off_policy:OffPolicyLearner",
         agent="tfrl.agents.td3:TD3Agent",
-        check_memory=check_memory,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfrl import config as settings
@@ -13,7 +13,7 @@ from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
-from tfrl.experience import rollout
+from tfrl.experience import replay_memory, rollout
 from tfrl.networks import torso_weights
 from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
@@ -28,7 +28,6 @@ def run(
     *,
     learner: str,
     agent: str,
-    check_memory: Callable[[Any, int, int], None] | None = None,
 ) -> int:
     """Trains with the settings of the command line; the exit code.
 
@@ -41,8 +40,6 @@ def run(
       learner: "module:class" that follows `tfrl.training.trainer.Learner`, made of the settings, the session
         and the agent's class.
       agent: "module:class" of the algorithm's agent.
-      check_memory: raises UserError if what a worker keeps of the envs does not fit, of the settings, the
-        number of workers, and how many of these share this machine; by default for rollouts.
     """
     with endings.before_training():
         config = settings.parse(reader, arguments)
@@ -50,7 +47,7 @@ def run(
         cluster = None if leading else tf_config.for_strategy(config.strategy)
         evaluates = cluster is not None and cluster.is_evaluator
         if not evaluates:
-            _check(config, cluster, check_memory or _check_rollouts)
+            check(config, cluster)
     if evaluates:
         with quiet_start():
             from tfrl.training import evaluator
@@ -65,7 +62,7 @@ def run(
         return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
 
 
-def _check(config: Any, cluster: TFConfig | None, check_memory: Callable[[Any, int, int], None]) -> None:
+def check(config: Any, cluster: TFConfig | None = None) -> None:
     """Raises UserError where the settings do not fit this machine or its workers, or the run's folder."""
     check_ray(config)
     if leads(config):  # on this machine, or spread over the nodes of a Ray
@@ -74,7 +71,7 @@ def _check(config: Any, cluster: TFConfig | None, check_memory: Callable[[Any, i
         workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
-    check_memory(config, workers, here)
+    _check_memory(config, workers, here)
     config.check_resources()
     if not has_checkpoint(config.run_dir):
         _check_beginning(config)
@@ -88,9 +85,13 @@ def _check_beginning(config: Any) -> None:
         torso_weights.check(config)
 
 
-def _check_rollouts(config: Any, workers: int, here: int) -> None:
-    steps = config.num_steps * config.rollouts_held
-    rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers, here)
+def _check_memory(config: Any, workers: int, here: int) -> None:
+    """Raises UserError where the memory has no room for the replay or the rollouts of a worker."""
+    if hasattr(config, "replay_size"):
+        replay_memory.check_memory(config, workers, here)
+    else:
+        steps = config.steps_per_env * config.rollouts_held
+        rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers, here)
 
 
 def _load(name: str) -> Any:
