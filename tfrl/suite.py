@@ -48,8 +48,9 @@ _REPORT_PATIENCE = 600.0  # seconds to wait for another suite that writes the sa
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
 _SUMMARY = """Trains every game with every seed by every algorithm, skips what is done, and writes
-LOGDIR/report.html. All other flags are those of the algorithms' commands, and the same for every run. Several
-machines that share LOGDIR and get the same command divide the runs among themselves."""
+LOGDIR/report.html. All other flags are those of the algorithms' commands, and the same for every run; they
+may stand after --. Several machines that share LOGDIR and get the same command divide the runs among
+themselves."""
 
 
 @dataclass(frozen=True)
@@ -238,22 +239,14 @@ def _last_line(file: Path, start: int) -> str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
-    """The suite's own flags, and those of its runs."""
-    own: list[str] = []
-    rest: list[str] = []
-    tokens = list(reversed(arguments))
-    while tokens:
-        token = tokens.pop()
-        name = token.partition("=")[0]
-        if name not in ("--algorithms", "--envs", "--seeds", "--workers", "--help", "-h"):
-            rest.append(token)
-            continue
-        own.append(token)
-        if token == name and tokens and name not in ("--help", "-h"):
-            own.append(tokens.pop())
+    """The suite's own flags, and those of its runs: all others, and whatever stands after a --."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest = list(arguments[:end])
+    own = command_line.take(rest, [flag(field.name) for field in dataclasses.fields(Options)])
+    own += [token for token in rest if token in ("-h", "--help")]
     _, options = command_line.parse(Options, own, _USAGE, _SUMMARY)
     check_ranges(options, {"workers": Range(1, _RUNS_PER_CORE * machine.cores())})
-    return options, rest
+    return options, [*rest, *arguments[end + 1 :]]
 
 
 def plan(options: Options, rest: Sequence[str]) -> list[_Task]:

@@ -48,6 +48,8 @@ def test_a_suite_is_games_times_seeds():
         (["--workers", "0"], "--workers must be at least 1"),
         (["--workers", "1000"], "--workers must be at least 1 and at most"),
         (["--workers", "two"], "--workers must be a whole number"),
+        (["--seeds", "1", "--", "--num-levels", "x"], "--num-levels must be a whole number"),
+        (["--", "--seeds", "1"], "--seeds"),
     ],
 )
 def test_a_suite_is_checked_before_it_starts(arguments, sentence, monkeypatch):

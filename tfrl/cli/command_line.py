@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from tfrl.cli.errors import UserError
@@ -31,6 +31,25 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     kinds = typing.get_type_hints(options)
     words, flags = _split(argv, kinds)
     return words, options(**read_flags(kinds, {}, flags))
+
+
+def take(argv: list[str], names: Collection[str]) -> list[str]:
+    """Removes flags that take a value from `argv`, wherever they stand; each as `--name=value`.
+
+    One without its value stays without it, for `parse` to refuse.
+    """
+    taken, rest = [], []
+    tokens = list(reversed(argv))
+    while tokens:
+        token = tokens.pop()
+        if token.partition("=")[0] not in names:
+            rest.append(token)
+        elif "=" in token or not tokens or tokens[-1].startswith("--"):
+            taken.append(token)
+        else:
+            taken.append(f"{token}={tokens.pop()}")
+    argv[:] = rest
+    return taken
 
 
 def one(words: Sequence[str], what: str, usage: str) -> str:
