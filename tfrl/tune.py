@@ -5,38 +5,39 @@ What is done stays and what was cut off goes on, so the same command finishes an
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import os
+import stat
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import yaml
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import nearest
+from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
 from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
-from tfrl.config.sweep import Sweep, plan
+from tfrl.config.sweep import Sweep, plan, reader_of, trial_name
 from tfrl.evaluation.levels import evaluation_columns
-from tfrl.reporting.sweep import PLOT_FILE, cell, plot
+from tfrl.remote import trial
+from tfrl.remote.trial import Outcome
+from tfrl.reporting.sweep import PLOT_FILE, Watch, cell, plot
 from tfrl.run import files, lock
 from tfrl.run.metrics import PROGRESS_FILE
-
-if TYPE_CHECKING:
-    from tfrl.remote.trial import Outcome
+from tfrl.training import command
 
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and tells which are best: {_EXAMPLE}. --grid and
---sample may be given several times. What stands after -- are an algorithm and the flags of all its trials."""
+--sample may be given several times. The algorithm and the flags of all its trials may stand after --."""
 _PLAN_FILE = "sweep.yaml"
-_REPEATED = ("--grid", "--sample")
 
 
 @dataclass(frozen=True)
@@ -66,82 +67,95 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the sweep, or goes on with it; the exit code."""
     options, sweep = _read(arguments)
     logdir = Path(expand_home(options.logdir)).absolute()
+    for index, settings in enumerate(sweep.trials):
+        config = sweep.config(settings)
+        _check_metric(sweep.metric, config)
+        command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"sweeps need Ray, which is not installed: {how_to_install_ray()}")
     from tfrl.remote import sweep as on_ray  # which imports Ray Tune, of which packages may be missing
 
-    _check_writable(logdir)
+    os.umask(os.umask(0) | 0o022)
+    files.make_folder(logdir)
+    check_owner(logdir)
+
+    def outcomes() -> list[Outcome]:
+        return [trial.outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
+
     with lock.locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-        outcomes, stopped = on_ray.run(sweep, logdir, options.parallel, _show)
+        with Watch(outcomes):
+            stopped = on_ray.run(sweep, logdir, options.parallel, _show)
         if stopped:
             _show("Stopped; the same command goes on.")
             return signals.STOP_CODES[stopped]
-        return _conclude(sweep, outcomes, logdir, on_ray.command_of)
+        return _conclude(sweep, outcomes(), logdir)
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
-    """The flags before the --, and the sweep that they and those after it describe. Raises UserError."""
-    mine = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    repeated = {name: _take(mine, name) for name in _REPEATED}
+    """The sweep's own flags, and the sweep that they and its trials' describe. Raises UserError."""
+    mine, trials = _split(arguments)
+    grids, samples = (
+        [t.partition("=")[2] for t in command_line.take(mine, [n])] for n in ("--grid", "--sample")
+    )
     words, options = command_line.parse(Options, mine, _USAGE, _SUMMARY)
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_EXAMPLE}")
-    if "--" not in arguments or arguments[-1] == "--":
-        raise UserError(f"an algorithm and its flags are to stand after --: {_EXAMPLE}")
+    if not trials:
+        raise UserError(f"give an algorithm and its flags: {_EXAMPLE}")
     check_ranges(options, {"trials": NATURAL, "parallel": COUNT, "seed": NATURAL})
-    algorithm, *flags = arguments[arguments.index("--") + 1 :]
     sweep = plan(
-        algorithm,
-        flags,
-        grids=repeated["--grid"],
-        samples=repeated["--sample"],
-        trials=options.trials or (8 if repeated["--sample"] else 1),
+        trials[0],
+        trials[1:],
+        grids=grids,
+        samples=samples,
+        trials=options.trials or (8 if samples else 1),
         seed=options.seed,
         scheduler=options.scheduler,
         metric=options.metric,
     )
-    _check_metric(sweep)
     return options, sweep
 
 
-def _check_metric(sweep: Sweep) -> None:
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sweep's own flags, and what its trials get: the algorithm and its flags.
+
+    Without a -- the algorithm's name divides them; the flags that only a sweep has may also stand after it.
+    """
+    if "--" in arguments:
+        end = arguments.index("--")
+        return list(arguments[:end]), list(arguments[end + 1 :])
+    end = 0
+    while end < len(arguments) and arguments[end].startswith("-"):
+        end += 1 if "=" in arguments[end] or arguments[end] in ("-h", "--help") else 2
+    mine, trials = list(arguments[:end]), list(arguments[end:])
+    if trials:
+        own = {flag(field.name) for field in dataclasses.fields(Options)}
+        mine += command_line.take(trials, own - {flag(name) for name in reader_of(trials[0]).flag_kinds})
+    return mine, trials
+
+
+def check_owner(logdir: Path) -> None:
+    """Raises UserError where other users may write into a sweep's folder, or have written there."""
+    for path in (logdir, *logdir.iterdir()):
+        found = path.stat()
+        if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+            raise UserError(
+                f"other users may write {path}, and so decide what a sweep does: chown it to yourself and "
+                "chmod go-w it, or give another --logdir."
+            )
+
+
+def _check_metric(metric: str, config: Any) -> None:
     """Raises UserError where no progress.csv can have the metric; of updates' metrics, runs will tell."""
-    for config in map(sweep.config, sweep.trials):
-        columns = evaluation_columns(config.level_sets)
-        if sweep.metric in columns or sweep.metric.partition("/")[0] in ("rollout", "train", "time"):
-            continue
+    columns = evaluation_columns(config.level_sets)
+    if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):
         raise UserError(
-            f"--metric {sweep.metric} is no column of progress.csv{nearest(sweep.metric, columns)}; "
+            f"--metric {metric} is no column of progress.csv{nearest(metric, columns)}; "
             f"evaluations of {config.env} have {columns[0]} and its like, updates those under rollout/, "
             "train/ and time/."
         )
-
-
-def _take(arguments: list[str], name: str) -> list[str]:
-    """Removes a flag wherever it stands; its values."""
-    values = []
-    rest, tokens = [], iter(arguments)
-    for token in tokens:
-        if token == name:
-            values.append(next(tokens, ""))
-        elif token.startswith(f"{name}="):
-            values.append(token.removeprefix(f"{name}="))
-        else:
-            rest.append(token)
-    arguments[:] = rest
-    return values
-
-
-def _check_writable(logdir: Path) -> None:
-    """Makes the sweep's folder. Raises UserError where it cannot be, or cannot be written in."""
-    try:
-        files.make_folder(logdir)
-        with tempfile.TemporaryDirectory(dir=logdir, prefix=".tfrl-"):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write in {logdir}: {files.reason(error)}.") from None
 
 
 def _claim(logdir: Path, sweep: Sweep) -> None:
@@ -158,24 +172,29 @@ def _claim(logdir: Path, sweep: Sweep) -> None:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
 
 
-def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path, command_of: Callable[..., str]) -> int:
+def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
     """Shows the table, the best command and where the plot is.
 
     Raises TrainingError if trials failed, or none has the metric.
     """
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
     names = list(sweep.trials[0])
-    table = Table("trial", *names, sweep.metric, "env steps", "run")
+    table = Table("trial", *names, sweep.metric, "env steps", "state", "run")
     for each in ranked:
         row = (each.name, *(cell(each.settings[name]) for name in names), cell(each.value))
-        table.add_row(*row, f"{each.env_steps:,}", each.run.name if each.error is None else "failed")
+        table.add_row(*row, f"{each.env_steps:,}", each.state, each.run.name)
     console().print(table)
-    good = [each for each in ranked if each.value is not None and each.error is None]
+    ended = [each for each in ranked if each.state in ("done", "ended early")]
+    good = [each for each in ended if each.value is not None]
     if good:
         plot([(each.settings, each.value) for each in good], sweep.metric, logdir / PLOT_FILE)
         _show(f"plot: {logdir / PLOT_FILE}")
-        _show(f"best: {command_of(sweep, good[0].settings)}")
-    failed = [f"{each.name} ({each.error})" for each in outcomes if each.error is not None]
+        _show(f"best: {sweep.command(good[0].settings)}")
+    failed = [
+        f"{each.name} ({each.error or 'its process on Ray was killed'})"
+        for each in outcomes
+        if each not in ended
+    ]
     if failed:
         raise TrainingError(f"{len(failed)} of {len(outcomes)} trials failed: {'; '.join(failed)}")
     if not good:

@@ -1,11 +1,15 @@
 """The plan of a sweep: its trials and their flags, drawn by a seed, and what is refused."""
 
 import dataclasses
+import io
+import os
 
 import pytest
+from launching import until
 from made_runs import make_run
 from processes import Answer, assert_refused
 from refusals import refusal
+from rich.console import Console
 
 from tfrl import config as settings
 from tfrl import tune
@@ -13,6 +17,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
 from tfrl.config.sweep import Sampled, plan
 from tfrl.remote.trial import Outcome
+from tfrl.reporting.sweep import Watch
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
@@ -122,8 +127,13 @@ def test_what_cannot_work_is_one_sentence(wrong, words):
 def test_the_command_refuses_before_anything_starts(tmp_path):
     where = ("--logdir", tmp_path / "sweep")
     for flags, part in (
-        (["--grid", "lr=1e-3"], "an algorithm and its flags are to stand after --"),
-        (["--grid=gamma=7", "--", "ppo", *CATCH], "--gamma must be at least 0"),
+        (["--grid", "lr=1e-3"], "give an algorithm and its flags"),
+        (["--grid=gamma=7", "ppo", *CATCH], "--gamma must be at least 0"),
+        (["--gird", "lr=1", "--", "ppo", *CATCH], "--gird (did you mean --grid?)"),
+        (
+            ["--grid", "lr=1e-3,1e-4", "--", "impala", *CATCH, "--start-from", tmp_path / "nowhere"],
+            f"{tmp_path / 'nowhere'}",
+        ),
         (
             ["--metric", "eval_test/retrun", "--grid", "lr=1e-3", "--", "ppo", *CATCH],
             "mean eval_test/return?",
@@ -148,16 +158,74 @@ def test_a_folder_is_one_sweep_s(tmp_path):
         assert "sweep.yaml is damaged" in refusal(tune._claim, tmp_path, one)
 
 
+@pytest.mark.parametrize("word", [[], ["--"]], ids=["bare", "--"])
+def test_the_algorithm_and_its_flags_stand_with_or_without_a_separator(word):
+    trials = ["ppo", "--env", "catch", "--seed", "7"]
+    mine, rest = tune._split(
+        ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1", *word, *trials]
+    )
+    assert rest == trials and mine == ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1"]
+
+
+def test_flags_that_only_a_sweep_has_may_stand_after_the_algorithm():
+    mine, rest = tune._split(["--logdir", "x", "ppo", "--grid", "lr=1", "--seed", "7", "--parallel", "2"])
+    assert rest == ["ppo", "--seed", "7"] and mine == ["--logdir", "x", "--grid=lr=1", "--parallel=2"]
+
+
+def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
+    """Before anything in it is read."""
+    sweep = tmp_path / "sweep"
+    (sweep / "trial-000").mkdir(mode=0o755, parents=True)
+    tune.check_owner(sweep)
+    (sweep / "trial-000").chmod(0o775)
+    assert "other users may write" in refusal(tune.check_owner, sweep)
+    (sweep / "trial-000").chmod(0o755)
+    sweep.chmod(0o777)
+    words = ["--logdir", str(sweep), "--grid", "lr=1e-3", "--", "ppo", *CATCH]
+    assert "other users may write" in refusal(tune.main, words)
+    sweep.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(sweep / "trial-000", 65534, 65534)
+        assert "other users may write" in refusal(tune.check_owner, sweep)
+
+
+def trial(tmp_path, **changes):
+    plain = Outcome("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
+    return plain._replace(**changes)
+
+
+def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
+    screen = io.StringIO()
+    shown = Console(file=screen, force_terminal=True, width=100)
+    with Watch(lambda: [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")], shown):
+        pass
+    for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
+        assert part in screen.getvalue()
+
+
+def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path):
+    """One each time that a trial has moved."""
+    screen, now = io.StringIO(), [trial(tmp_path), trial(tmp_path, name="trial-001", env_steps=0)]
+    with Watch(lambda: now, Console(file=screen), interval=0.01):
+        until(lambda: screen.getvalue())
+        now[0] = trial(tmp_path, env_steps=14_400)
+        until(lambda: screen.getvalue().count("\n") == 2)
+    assert screen.getvalue() == (
+        "trial-000 (lr 0.001): 7,200 env steps, return 0.5\n"
+        "trial-000 (lr 0.001): 14,400 env steps, return 0.5\n"
+    )
+
+
 @pytest.mark.parametrize(("metric", "hint"), [("train/entropie", "train/entropy"), ("time/nothing", "")])
 def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path, metric, hint):
     """And a trial that has failed is not the best one, whatever it had before."""
     sweep = dataclasses.replace(planned(grids=["lr=1e-3"]), metric=metric)
     run = make_run(tmp_path)
-    done = Outcome("trial-000", run, sweep.trials[0], None, 0, None)
+    done = trial(run, settings=sweep.trials[0], state="done")
     with pytest.raises(TrainingError, match=f"no trial has the column {metric}") as caught:
-        tune._conclude(sweep, [done], tmp_path, str)
+        tune._conclude(sweep, [done], tmp_path)
     assert (hint in str(caught.value)) and ("did you mean" in str(caught.value)) == bool(hint)
-    failed = done._replace(value=1.0, error="killed by signal 9")
+    failed = done._replace(value=1.0, state="failed", error="killed by signal 9")
     with pytest.raises(TrainingError, match=r"1 of 1 trials failed: trial-000 \(killed by signal 9\)"):
-        tune._conclude(sweep, [failed], tmp_path, str)
+        tune._conclude(sweep, [failed], tmp_path)
     assert not (tmp_path / "sweep.png").exists()

@@ -11,7 +11,7 @@ from launching import until
 
 from tfrl.cli.errors import TrainingError
 from tfrl.config.sweep import Sweep
-from tfrl.remote.trial import Part, Trial, leave, next_part
+from tfrl.remote.trial import Part, Trial, begin, current, is_over, leave, outcome
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE
 
@@ -111,16 +111,6 @@ def test_a_run_that_does_not_come_to_its_end_says_why(make, program, words):
         trial.run()
 
 
-def test_a_run_that_is_still_saving_is_waited_for(make, tmp_path):
-    trial = make(
-        "first = not (place / 'tried').exists()\n(place / 'tried').touch()\n"
-        "first and sys.exit(print('error: it is in use: process 7 trains it') or 2)\n"
-        "(place / 'results.json').write_text('{}')"
-    )
-    trial.run()
-    assert trial.told == []  # no row had the metric
-
-
 # The weights of another trial
 
 
@@ -133,9 +123,17 @@ def donor(logdir, *updates, name="trial-003"):
     return {"trial": "trial-003", "part": Part(name, evaluations=4, seen=2000)}
 
 
+def sweep_of(scheduler="pbt"):
+    return Sweep("ppo", (), ({"lr": 1e-3},), (), scheduler, METRIC, 30_000)
+
+
+def begun(logdir, told, lr=1e-3):
+    return begin(sweep_of(), logdir, "trial-000", {"lr": lr}, told)
+
+
 def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_name(tmp_path):
     told = donor(tmp_path, 1, 2, 3)
-    part = next_part(tmp_path, "trial-000", {"lr": 1e-3}, told)
+    part = begun(tmp_path, told)
     assert part.run.startswith("trial-000-at-2000-")
     assert part == Part(part.run, f"{part.run}/weights-of-trial-003", 2000, 4)
     kept = CheckpointStore(tmp_path / part.start / "checkpoints", keep=1).load(pytest.fail)
@@ -144,30 +142,32 @@ def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_n
     assert (tmp_path / part.start / "config.yaml").read_text() == "algorithm: ppo\n"
 
 
-def test_each_exploit_has_a_run_of_its_own_and_the_same_one_goes_on(tmp_path):
+def test_a_sweep_that_goes_on_finds_the_part_that_each_trial_is_in(tmp_path):
+    (tmp_path / "trial-000").mkdir()
+    assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (Part("trial-000"), {"lr": 1e-3})
     told = donor(tmp_path, 2)
-    one, other = (next_part(tmp_path, "trial-000", {"lr": lr}, told) for lr in (1e-3, 2e-3))
+    one, other = (begun(tmp_path, told, lr) for lr in (2e-3, 4e-3))
     assert one.run != other.run and one.offset == other.offset == 2000
-    donor(tmp_path, 5)  # which goes on meanwhile
-    again = next_part(tmp_path, "trial-000", {"lr": 1e-3}, told)
-    assert again == one
-    later = {**told, "part": told["part"]._replace(seen=5000)}
-    assert next_part(tmp_path, "trial-000", {"lr": 1e-3}, later).run.startswith("trial-000-at-5000-")
+    assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (other, {"lr": 4e-3})
+    assert begun(tmp_path, None, 4e-3) == other
+    rows = f"env_steps,{METRIC}\n100,1.0\n200,2.0\n300,3.0\n"
+    (tmp_path / other.run / "progress.csv").write_text(rows)
+    again = begun(tmp_path, None, 4e-3)  # PBT compares what there is now, and not what there was
+    assert again == other._replace(seen=200, evaluations=other.evaluations + 2)
+    assert not is_over(tmp_path, "trial-000")
+    leave(tmp_path, "trial-000", None)
+    assert is_over(tmp_path, "trial-000")
+    found = outcome(sweep_of(), tmp_path, 0)
+    assert (found.run, found.settings) == (tmp_path / other.run, {"lr": 4e-3})
 
 
 def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_counted(tmp_path):
-    part = next_part(tmp_path, "trial-000", {"lr": 1e-3}, donor(tmp_path, 1, 3, 4))
+    part = begun(tmp_path, donor(tmp_path, 1, 3, 4))
     assert part.offset == 3000 and part.run.startswith("trial-000-at-3000-")
     # Of a run that has itself begun with another's weights, all env steps count.
     told = donor(tmp_path, 2, name="trial-003-at-7000-abcdef")
     told["part"] = told["part"]._replace(offset=7000)
-    assert next_part(tmp_path, "trial-000", {"lr": 1e-3}, told).offset == 9000
-
-
-def test_a_trial_goes_on_with_its_own_part(tmp_path):
-    assert next_part(tmp_path, "trial-000", {}, None) == Part("trial-000")
-    own = Part("trial-000-at-5-ab", "start", 5, 2, 10)
-    assert next_part(tmp_path, "trial-000", {}, {"trial": "trial-000", "part": list(own)}) == own
+    assert begun(tmp_path, told).offset == 9000
 
 
 def test_the_runs_of_a_trial_that_are_left_are_marked(tmp_path):

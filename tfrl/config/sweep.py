@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +84,10 @@ class Sweep:
         """The flags of a trial with these settings of its own."""
         return [*self.flags, *(f"{flag(name)}={_typed(value)}" for name, value in trial.items())]
 
+    def command(self, trial: Mapping[str, Any]) -> str:
+        """The command to type for a run of its own with the settings of a trial."""
+        return shlex.join(["python", "-m", f"tfrl.{self.algorithm}", *self.arguments(trial)])
+
     def config(self, trial: Mapping[str, Any]) -> Any:
         """All settings of a trial with these of its own. Raises UserError where they cannot be together."""
         return reader_of(self.algorithm).parse([*self.arguments(trial), *_APART])
@@ -96,16 +102,12 @@ class Sweep:
 
     def content(self) -> dict[str, Any]:
         """All of it in plain lists and numbers, for a file that tells whether a sweep is this one."""
-        return settings_as_lists(dataclasses.asdict(self))
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
-def settings_as_lists(value: Any) -> Any:
-    """A nest of mappings and sequences as dicts and lists."""
-    if isinstance(value, Mapping):
-        return {name: settings_as_lists(each) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [settings_as_lists(each) for each in value]
-    return value
+def trial_name(index: int) -> str:
+    """The name of a trial, which its run's folder has, too."""
+    return f"trial-{index:03d}"
 
 
 def reader_of(algorithm: str) -> Reader:

@@ -1,10 +1,8 @@
-"""A trial of a sweep: its run, made by the command in a process of its own, and what is told of it."""
+"""A trial of a sweep: its runs, each made by the command in a process of its own, and what they tell."""
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import hashlib
 import json
 import math
 import signal
@@ -17,15 +15,17 @@ from typing import Any, NamedTuple
 
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.config.sweep import Sweep
-from tfrl.run import files
+from tfrl.config.sweep import Sweep, trial_name
+from tfrl.reporting import runs
+from tfrl.run import files, lock
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
-from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, SETTINGS_FILE, has_checkpoint
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, SETTINGS_FILE, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
-_OUTPUT = "output.txt"  # in a run's folder: what it would have shown
+# In a run's folder:
+_OUTPUT = "output.txt"  # what the run would have shown
+_PART = "part.json"  # the part that it is, and the trial's settings in it
 _POLL_EVERY = 0.5  # seconds
-_IN_USE = 60  # tries of a run whose process before is still saving
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,22 +48,26 @@ class Part(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The end of a trial.
+    """A trial as its folders show it.
 
     Attributes:
       name: of the trial.
-      run: the folder of its run, the last one where it has gone on from another's.
+      run: the folder of its run, the last one where it has gone on from another's weights.
+      state: waiting, running, done, ended early or failed.
       settings: the run's own.
-      value: of the metric; None where there is none.
-      env_steps: at which it had it, with those that its weights had before.
+      env_steps: that its weights have had.
+      episode_return: the mean of its last training episodes; NaN before the first one has ended.
+      value: the last one of the sweep's metric; None where there is none.
       error: why it failed, in a line; None if it did not.
     """
 
     name: str
     run: Path
+    state: str
     settings: Mapping[str, Any]
-    value: float | None
     env_steps: int
+    episode_return: float
+    value: float | None
     error: str | None
 
 
@@ -74,56 +78,107 @@ class Row(NamedTuple):
     value: float
 
 
-def next_part(logdir: Path, name: str, own: Mapping[str, Any], told: Mapping[str, Any] | None) -> Part:
+def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
+    """The trial of an index as it is now."""
+    name = trial_name(index)
+    part, settings = current(logdir, name, sweep.trials[index])
+    run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
+    env_steps, episode_return, rows = part.offset, math.nan, []
+    try:
+        found = runs.load(run)
+    except (UserError, OSError):  # it has not begun
+        pass
+    else:
+        env_steps += found.env_steps
+        episode_return = found.training_return(found.env_steps)
+        rows = rows_with(run / PROGRESS_FILE, sweep.metric)
+    if error is not None:
+        state = "failed"
+    elif (run / RESULTS_FILE).is_file():
+        state = "done"
+    elif (run / LEFT_FILE).exists():
+        state = "ended early"
+    else:
+        state = "running" if lock.is_held(run) else "waiting"
+    value = rows[-1].value if rows else None
+    return Outcome(name, run, state, settings, env_steps, episode_return, value, error)
+
+
+def failure_file(logdir: Path, name: str) -> Path:
+    """The file that says why a trial failed; it is there while the trial counts as failed."""
+    return logdir / f"{name}.failed"
+
+
+def is_over(logdir: Path, name: str) -> bool:
+    """True if a trial has come to its end, or its scheduler has ended it."""
+    run = _newest(logdir, name)
+    return (run / RESULTS_FILE).is_file() or (run / LEFT_FILE).exists()
+
+
+def current(logdir: Path, name: str, planned: Mapping[str, Any]) -> tuple[Part, Mapping[str, Any]]:
+    """The part that a trial is in, told of nothing yet, and its settings there; at first those planned."""
+    found = read_json(_newest(logdir, name) / _PART)
+    return (Part(name), planned) if found is None else (Part(*found["part"]), found["settings"])
+
+
+def _newest(logdir: Path, name: str) -> Path:
+    of_trial = (logdir / name, *logdir.glob(f"{name}-at-*"))
+    return max(of_trial, key=lambda run: (not (run / LEFT_FILE).exists(), files.last_change([run / _PART])))
+
+
+def begin(
+    sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], told: Mapping[str, Any] | None
+) -> Part:
     """The part that a trial goes on with; where it was given another's weights, a run that begins with them.
 
-    That run is named by the env steps of these weights, and by whose they are and its own settings: another
-    that begins at the same point is another run, and the same one, cut off before it told anything, goes on.
-
     Args:
-      logdir: of the sweep.
+      sweep, logdir: whose trial it is, and the sweep's folder.
       name: of the trial.
       own: its settings.
-      told: the `trial` that last told of the weights, and its `part`; None: it begins.
+      told: the `trial` that last told of the weights, and its `part`; None: it begins, or its sweep goes on.
 
     Raises:
-      TrainingError: that run has no checkpoint to begin with.
+      TrainingError: the other trial's run has no checkpoint to begin with.
     """
     if told is None:
-        return Part(name)
-    donor = Part(*told["part"])
-    if told["trial"] == name:
-        return donor
-    identity = json.dumps([donor.run, donor.seen, dict(own)], sort_keys=True)
-    key = hashlib.sha256(identity.encode()).hexdigest()[:6]
-    begun = (path for path in logdir.glob(f"{name}-at-*-{key}") if has_checkpoint(_start(path, donor.run)))
-    run = next(begun, None)
-    if run is None:
-        found = _evaluated(logdir / donor.run, donor.seen)
-        run = logdir / f"{name}-at-{donor.offset + found.env_steps}-{key}"
-        _keep(found, logdir / donor.run, _start(run, donor.run))
-    offset = int(run.name.split("-")[-2])
-    return Part(run.name, str(_start(run, donor.run).relative_to(logdir)), offset, donor.evaluations)
+        part = current(logdir, name, own)[0]
+        rows = rows_with(logdir / part.run / PROGRESS_FILE, sweep.metric)
+        if sweep.scheduler == "pbt" and len(rows) > 1:  # which is to compare what there is now
+            evaluations = part.evaluations + len(rows) - 1
+            part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
+    elif told["trial"] == name:
+        part = Part(*told["part"])
+    else:
+        part = _taken_over(logdir, name, Part(*told["part"]))
+    place = logdir / part.run
+    if not (place / _PART).exists():
+        files.make_folder(place)
+        files.write(place / _PART, json.dumps({"part": part, "settings": dict(own)}))
+    leave(logdir, name, part.run)
+    return part
 
 
-def _start(run: Path, donor: str) -> Path:
-    return run / f"weights-of-{donor}"
+def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
+    """The part that begins with another trial's weights, which are copied."""
+    found = _evaluated(logdir / donor.run, donor.seen)
+    offset, number = donor.offset + found.env_steps, len(list(logdir.glob(f"{name}-at-*")))
+    run = logdir / f"{name}-at-{offset}-{number}"
+    start = run / f"weights-of-{donor.run}"
+    _keep(found, logdir / donor.run, start)
+    return Part(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
 
 
 def _evaluated(run: Path, env_steps: int) -> Checkpoint:
     """The checkpoint of an evaluation or, once that is pruned, the next one that is still there."""
-    for _ in range(_IN_USE):
-        store, found = CheckpointStore(run / "checkpoints", keep=1), []
-        for update in store.updates():
-            try:
-                found.append(store.load(lambda sentence: None, update))
-            except UserError:  # pruned since, or damaged
-                continue
-        if found:
-            later = [each for each in found if each.env_steps >= env_steps]
-            return later[0] if later else found[-1]
-        time.sleep(_POLL_EVERY)
-    raise TrainingError(f"{run} has no checkpoint that another trial could go on from")
+    store, found = CheckpointStore(run / "checkpoints", keep=1), []
+    for update in store.updates():
+        try:
+            found.append(store.load(lambda sentence: None, update))
+        except UserError:  # pruned since, or damaged
+            continue
+    if not found:
+        raise TrainingError(f"{run} has no checkpoint that another trial could go on from")
+    return next((each for each in found if each.env_steps >= env_steps), found[-1])
 
 
 def _keep(found: Checkpoint, run: Path, place: Path) -> None:
@@ -175,19 +230,11 @@ class Trial:
 
     def run(self) -> None:
         """Trains to the end. Raises TrainingError, which says why, where the run does not come there."""
-        if self._part.offset >= self._sweep.total_steps:
-            return
-        for _ in range(_IN_USE):
-            if self._is_finished:
-                self._tell_last()
-                return
+        if not self._is_finished:
             code = self._process()
-            words = last_line(self._place / _OUTPUT)
-            if code == UserError.exit_code and "is in use" in words:
-                time.sleep(2 * _POLL_EVERY)
-            elif not (code == 0 and self._is_finished):
-                raise TrainingError(_reason(code, words))
-        raise TrainingError(words)
+            if not (code == 0 and self._is_finished):
+                raise TrainingError(_reason(code, last_line(self._place / _OUTPUT)))
+        self._tell_last()
 
     @property
     def _is_finished(self) -> bool:
@@ -261,13 +308,9 @@ def _reason(code: int, words: str) -> str:
 
 def rows_with(path: Path, metric: str) -> list[Row]:
     """The rows of a progress.csv that are whole and have a number for the metric."""
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-    except OSError:
-        return []
-    rows = csv.DictReader(line for line in lines if line.endswith("\n"))
-    found = [Row(int(float(row["env_steps"])), float(row[metric])) for row in rows if row.get(metric)]
-    return [row for row in found if not math.isnan(row.value)]
+    progress = runs.read_progress(path)
+    pairs = zip(progress[runs.STEPS], progress.get(metric, ()), strict=False)
+    return [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]
 
 
 def last_line(file: Path) -> str:

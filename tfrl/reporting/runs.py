@@ -124,7 +124,7 @@ def load(path: Path) -> Run:
     Raises:
       UserError: there is no such folder, or it is not a run's.
     """
-    run = Run(path, settings(path), _read_progress(path / PROGRESS_FILE), results.read(path))
+    run = Run(path, settings(path), read_progress(path / PROGRESS_FILE), results.read(path))
     ended = (run.results or {}).get("env_steps")
     # Those of fewer steps are of the shorter run that this one was before it went on.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps
@@ -174,7 +174,8 @@ def published_applies(config: Any) -> bool:
     return same and normalized_return(config.env, "easy", 0.0) is not None
 
 
-def _read_progress(path: Path) -> dict[str, np.ndarray]:
+def read_progress(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a progress.csv, as in `Run.progress`; without the file, no rows. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

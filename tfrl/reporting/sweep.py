@@ -1,11 +1,19 @@
-"""A sweep for people: a table of its trials, and a plot of each setting against the metric."""
+"""A sweep for people: its trials while they run, and a plot of each setting against the metric."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tfrl.cli.streams import Unbreakable
 
 PLOT_FILE = "sweep.png"
 _MOST_COLUMNS = 3
@@ -64,3 +72,66 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else "-"
     return "-" if value is None else str(value)
+
+
+class Trial(Protocol):
+    """The state of a trial, to be shown."""
+
+    name: str
+    state: str
+    settings: Mapping[str, Any]
+    env_steps: int
+    episode_return: float
+
+
+class Watch:
+    """Shows the trials while they run: a live table on a terminal, else lines about those that have moved.
+
+    Args:
+      trials: gives all of them as they are now.
+      console: where to; None: stdout.
+      interval: seconds between lines.
+    """
+
+    def __init__(
+        self, trials: Callable[[], Sequence[Trial]], console: Console | None = None, interval: float = 10.0
+    ) -> None:
+        self._trials, self._interval = trials, interval
+        self._console = console or Console(file=Unbreakable(sys.stdout), markup=False, emoji=False)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Watch:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=1)
+            self._live.start()
+        else:
+            self._thread = threading.Thread(target=self._lines, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._thread.join()
+
+    def _table(self) -> Table:
+        trials = self._trials()
+        names = list(trials[0].settings)
+        table = Table("trial", "state", *names, "env steps", "return")
+        for each in trials:
+            settings = (cell(each.settings[name]) for name in names)
+            row = (each.name, each.state, *settings, f"{each.env_steps:,}", cell(each.episode_return))
+            table.add_row(*row)
+        return table
+
+    def _lines(self) -> None:
+        shown: dict[str, int] = {}
+        while not self._ended.wait(self._interval):
+            for each in self._trials():
+                if each.env_steps > shown.get(each.name, 0):
+                    shown[each.name] = each.env_steps
+                    settings = ", ".join(f"{name} {cell(value)}" for name, value in each.settings.items())
+                    words = f"{each.env_steps:,} env steps, return {cell(each.episode_return)}"
+                    print(f"{each.name} ({settings}): {words}", file=self._console.file, flush=True)
