@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -17,7 +18,7 @@ from cluster.places import Place, local_places, remote_places
 from cluster.team import LOST, NOTICE, Team
 from tfrl.cli import endings, signals
 from tfrl.cli.errors import UserError
-from tfrl.workers.tf_config import RESTARTED
+from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
 
@@ -116,6 +117,7 @@ class Launcher:
         self._terminal = terminal
         self._called = called
         self._signals = StopSignals()
+        self._name = uuid.uuid4().hex
 
     def run(self) -> int:
         """Runs the workers to the end; returns the exit code."""
@@ -124,9 +126,8 @@ class Launcher:
             places = self._find_places(lambda: bool(self._signals.code), self._output.tell)
             if self._signals.code:
                 break
-            if restarts:
-                again = {RESTARTED: str(restarts)}
-                places = [replace(place, environment={**place.environment, **again}) for place in places]
+            about = {LAUNCH: self._name, **({RESTARTED: str(restarts)} if restarts else {})}
+            places = [replace(place, environment={**place.environment, **about}) for place in places]
             ending = self._attempt(places)
             if ending.culprit is None:
                 return ending.code

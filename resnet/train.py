@@ -12,6 +12,7 @@ from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.signals import held_back
+from tfrl.run import restart
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
             )
         workers = 1 if cluster is None else cluster.num_workers
         check_topology(config, workers * max(1, config.replicas))
+        if cluster is None or cluster.is_chief:
+            restart.check(config, arguments)
         with take_run(config, cluster, from_yaml) as config:
             with quiet_start(), held_back():
                 from resnet.supervised import trainer

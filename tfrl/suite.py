@@ -271,6 +271,8 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                     tasks.append(_Task(settings.parse(reader, arguments), arguments))
                 except UserError as error:
                     raise _of_one(error, algorithm, algorithms) from None
+    if tasks[0].config.resume == "restart":
+        raise UserError("a suite cannot --resume restart: it goes on. Give another --logdir.")
     for task in tasks:  # nothing should fail in the middle of the night that can be seen now
         check_folder(task.config)
         is_done(task.config)

@@ -65,9 +65,9 @@ class Run:
     run_name: str | None = None
     """Name of the run; None: one that follows from the other settings, so that the same command goes on with
     its run."""
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Literal["auto", "never", "must", "restart"] = "auto"
     """Dealing with an existing run. auto: go on from its checkpoint, if any; never: refuse it; must: refuse a
-    new one."""
+    new one; restart: remove its files, after a question, and begin anew."""
     checkpoint_every: int = 10
     """Updates between checkpoints."""
     keep_checkpoints: int = 3
@@ -83,6 +83,8 @@ class Command:
     over what it has from its own preset."""
     print_config: bool = False
     """Print the settings that result, as YAML, and end."""
+    yes: bool = False
+    """Answer the question of --resume restart with yes."""
 
 
 MAY_CHANGE = frozenset(
@@ -147,6 +149,7 @@ class Reader(Generic[Settings]):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+        flags.pop("yes", None)  # for the command, which asks
         file = self._read_file(path, flags.get("preset")) if path else {}
         given = {**self.implied(file), **file, **self.implied(flags), **flags}
         config = self._going_on(self._in_full(given, self.defaults))

@@ -90,7 +90,7 @@ def complete(config: Any, *, alone: int = 0) -> Any:
 def kept(config: Any) -> dict[str, Any]:
     """The settings that may be left open, of the run in their folder, if there is one of this algorithm."""
     file = config.run_dir / SETTINGS_FILE
-    if config.resume == "never" or not file.is_file() or algorithm_of(file) != config.algorithm:
+    if config.resume in ("never", "restart") or not file.is_file() or algorithm_of(file) != config.algorithm:
         return {}
     try:
         there = from_yaml(file)

@@ -69,7 +69,7 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
     goes_on = has_checkpoint(run)
     if config.resume == "must" and not goes_on:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
-    if not any((run / trace).exists() for trace in _TRACES):
+    if not holds_run(run):
         _check_unused(run)
         return config
     if config.resume == "never":
@@ -80,15 +80,26 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
         raise UserError(
             f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
         )
-    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
-        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
+    check_same_trainer(config)
     existing = read(run / SETTINGS_FILE)
     config = as_it_began(config, existing)
-    if is_foreign(run / PROGRESS_FILE):
-        raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
     if not goes_on:
         _check_young(run, existing)
     return config
+
+
+def holds_run(run: Path) -> bool:
+    """True if there is a run in the folder, or what is left of one."""
+    return any((run / trace).exists() for trace in _TRACES)
+
+
+def check_same_trainer(config: RunSettings) -> None:
+    """Raise UserError if the run in the folder is of another trainer, or its progress of another program."""
+    run = config.run_dir
+    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
+        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
+    if is_foreign(run / PROGRESS_FILE):
+        raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
 
 
 def as_it_began(config: Settings, existing: Settings, *, instead: str = "--run-name") -> Settings:
@@ -187,7 +198,7 @@ def _check_young(run: Path, existing: RunSettings) -> None:
     if found:
         raise UserError(
             f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
-            "choose another --run-name, or remove the folder to begin again."
+            "choose another --run-name, or give --resume restart to begin anew."
         )
 
 

@@ -9,6 +9,7 @@ after a kill finds it free. Who only reads a run (reports, the evaluator) does n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -20,8 +21,8 @@ from typing import IO
 
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.streams import tell
-from tfrl.run import files
-from tfrl.run.folder import Settings, check_run
+from tfrl.run import files, restart
+from tfrl.run.folder import Settings, check_run, check_run_folder
 from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
@@ -44,17 +45,32 @@ def take_run(
     Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:
     whoever starts workers again, on other machines say, may come before their predecessors have ended.
 
+    With --resume restart the chief removes the run that is there. The other workers look at nothing: they
+    may come before that or after.
+
     Raises:
       UserError: on entry, for what `check_run` refuses, and where another process trains this run.
       PeerError: a chief has waited for it for too long. Where all are started again, it may be gone.
     """
-    check_run(config, read)  # before anything is made
+    begins_anew = config.resume == "restart"
+    if begins_anew:
+        check_run_folder(config)
+        config = dataclasses.replace(config, resume="auto")
+    else:
+        check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
         if cluster is None:
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
-        yield check_run(config, read)  # as it is now that nobody else writes there
+        if not begins_anew:
+            yield check_run(config, read)  # as it is now that nobody else writes there
+        elif cluster is not None and not cluster.is_chief:
+            yield config
+        else:
+            config = config if restart.remove(config.run_dir) else check_run(config, read)
+            restart.note(config.run_dir)
+            yield config
 
 
 @contextlib.contextmanager

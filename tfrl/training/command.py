@@ -15,6 +15,7 @@ from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
 from tfrl.experience import replay_memory, rollout
 from tfrl.networks import torso_weights
+from tfrl.run import restart
 from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.training import learners, start_from
@@ -48,12 +49,15 @@ def run(
         evaluates = cluster is not None and cluster.is_evaluator
         if not evaluates:
             check(config, cluster)
+        if cluster is None or cluster.is_chief:
+            restart.check(config, arguments)
     if evaluates:
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
     if leading:
-        return learners.lead(config, reader.prog.removeprefix("python -m "), arguments)
+        agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
+        return learners.lead(config, reader.prog.removeprefix("python -m "), agreed)
     with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
         with quiet_start(), held_back():
             from tfrl.training import trainer
@@ -73,7 +77,7 @@ def check(config: Any, cluster: TFConfig | None = None) -> None:
     check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
     _check_memory(config, workers, here)
     config.check_resources()
-    if not has_checkpoint(config.run_dir):
+    if config.resume == "restart" or not has_checkpoint(config.run_dir):
         _check_beginning(config)
 
 
