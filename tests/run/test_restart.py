@@ -11,6 +11,7 @@ from made_runs import make_run
 from processes import ROOT
 from refusals import refusal
 
+from tfrl import suite
 from tfrl.cli.settings import to_yaml
 from tfrl.config.of_run import settings
 from tfrl.config.ppo import from_yaml
@@ -85,6 +86,12 @@ def test_a_folder_of_another_program_is_left_alone(tmp_path):
     (config.run_dir / "config.yaml").unlink()
     (config.run_dir / "progress.csv").write_text("a,b\n1,2\n")
     assert "the progress.csv of another program" in refusal(restart.check, config, ["--yes"])
+
+
+def test_a_suite_does_not_begin_its_runs_anew(tmp_path):
+    """It passes over those that are done."""
+    flags = ["--envs", "catch", "--logdir", str(tmp_path), "--resume", "restart", "--yes"]
+    assert "a suite cannot --resume restart" in refusal(suite.main, flags)
 
 
 def test_without_a_terminal_it_needs_yes(tmp_path):
