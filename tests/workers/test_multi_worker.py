@@ -7,11 +7,13 @@ process to end. Workers have one core each, and a process alone has two.
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from launching import until
 from worker_pair import (
     BATCH,
     FAULTY,
@@ -32,6 +34,7 @@ from worker_pair import (
 )
 
 from benchmarks import namespaces
+from cluster.places import free_ports
 from tfrl.cli.settings import to_yaml
 from tfrl.config.ppo import parse
 from tfrl.envs.registry import LEVEL_SETS
@@ -133,6 +136,29 @@ def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
         ends = [ended(process) for process in processes]
     assert [code for code, _ in ends] == [0, 0], ends
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+
+
+def refused_from(place, address, port):
+    """True if nobody listens there for who comes from a place; False if somebody answers."""
+    program = f"import socket; socket.create_connection(({address!r}, {port}), timeout=5)"
+    done = subprocess.run([*place, sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 or "ConnectionRefusedError" in done.stderr, done.stderr
+    return done.returncode != 0
+
+
+@pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
+def test_workers_with_loopback_addresses_listen_for_nobody_on_other_machines(tmp_path):
+    ports, here = free_ports(2), namespaces.ADDRESSES[0]
+    command = [*TRAIN, *flags(tmp_path, "--torso", "linear", updates=4000)]
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    with (
+        namespaces.two_machines() as (inside, outside),
+        started(command, command, cluster=cluster, places=[inside, inside]),
+    ):
+        until((tmp_path / "run" / "progress.csv").exists, PATIENCE)
+        for port in ports:
+            assert not refused_from(inside, "127.0.0.1", port)
+            assert refused_from(outside, here, port)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,23 @@ def test_a_taken_port_is_found_and_a_free_one_is_left_free(taken_port):
     tf_config.check_port_free(config)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "bound"),
+    [
+        (("localhost", "127.0.0.1"), "127.0.0.1"),
+        (("127.0.0.2", "127.0.0.1"), "127.0.0.2"),
+        (("[::1]", "localhost"), "::1"),
+        (("localhost", "a"), "::"),
+    ],
+)
+def test_a_worker_listens_elsewhere_only_if_another_one_is_elsewhere(hosts, bound):
+    with tf_config.listen(0) as listener:
+        port = listener.getsockname()[1]
+    config = tf_config.parse(config_text({"worker": [f"{hosts[0]}:{port}", f"{hosts[1]}:2222"]}))
+    with tf_config.reserve_port(config) as listener:
+        assert listener.getsockname()[:2] == (bound, port)
+
+
 def test_an_unlisted_evaluator_needs_no_port():
     tf_config.check_port_free(tf_config.parse(config_text(TWO, "evaluator")))
 

@@ -15,7 +15,7 @@ from tfrl.cli.streams import tell
 from tfrl.workers import agreement, strategy
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.strategy import Runtime
-from tfrl.workers.tf_config import CHOSEN_PORT, RESTARTED, TFConfig
+from tfrl.workers.tf_config import CHOSEN_PORT, RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 
@@ -55,6 +55,12 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
         try:
             with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet():
                 runtime = strategy.make(config, cluster)
+            if together and cluster.is_local and not close_to_network(cluster) and cluster.is_chief:
+                ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)
+                tell(
+                    f"warning: TensorFlow's ports {ports} are open to the network without a password; close "
+                    "them as cluster/README.md says under Security."
+                )
             watchdog.beat("preparing")
             yield runtime, watchdog
         except tf.errors.OpError as error:

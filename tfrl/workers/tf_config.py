@@ -11,8 +11,10 @@ import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfrl.cli.errors import UserError
@@ -21,7 +23,6 @@ EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worke
 ROLES = ("chief", "worker", "evaluator")
 
 _ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 RESTARTED = "TFRL_RESTARTED"
 """An environment variable that a launcher sets for workers that it starts again after a failure."""
@@ -82,6 +83,12 @@ class TFConfig:
         """This process's own "host:port"; None for an evaluator that is not listed (as in a TFJob)."""
         addresses = self.cluster.get(self.task_type, ())
         return addresses[self.task_index] if addresses else None
+
+    @property
+    def is_local(self) -> bool:
+        """True if all addresses are of the loopback interface, so that nobody need come from elsewhere."""
+        addresses = [address for of_role in self.cluster.values() for address in of_role]
+        return all(_is_loopback(split_address(address)[0]) for address in addresses)
 
     def name(self, worker: int) -> str:
         """The name of a worker in messages: "worker 1 (b:2222)"."""
@@ -150,8 +157,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host, port
 
 
-def listen(port: int) -> socket.socket:
-    """A socket that listens on `port` on all interfaces, as TensorFlow's server will. Raises OSError."""
+def listen(port: int, host: str = "") -> socket.socket:
+    """A socket that listens on `port`, on all interfaces like TensorFlow's server, or on `host`'s alone.
+
+    Raises OSError.
+    """
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(
@@ -164,6 +177,38 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=512)
 
 
+def close_to_network(config: TFConfig) -> bool:
+    """Closes this process's TensorFlow server to all connections but those from this machine.
+
+    TensorFlow lets its server listen on all interfaces and takes no address for it. Linux can bind the
+    listening socket to the loopback interface afterwards, for any user from version 5.7 on.
+
+    Returns:
+      False where the server stays open.
+    """
+    port, closed = split_address(config.address)[1], False
+    with contextlib.suppress(OSError):
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # it is closed since
+                if stat.S_ISSOCK(path.stat().st_mode):
+                    with socket.socket(fileno=os.dup(int(path.name))) as each:
+                        if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and _port(each) == port:
+                            each.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+                            closed = True
+    return closed
+
+
+def _port(of: socket.socket) -> int | None:
+    return of.getsockname()[1] if of.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def reserve_port(config: TFConfig) -> socket.socket:
     """A listening socket on this process's own port, which nobody else can take until it is closed.
 
@@ -171,9 +216,10 @@ def reserve_port(config: TFConfig) -> socket.socket:
     """
     if config.address is None:
         raise UserError(f"TF_CONFIG lists no address for this {config.task_type}")
-    _, port = split_address(config.address)
+    host, port = split_address(config.address)
+    own = "127.0.0.1" if host.lower() == "localhost" else host
     try:
-        return listen(port)
+        return listen(port, own if config.is_local else "")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(
@@ -236,7 +282,7 @@ def _check_duplicates(cluster: Mapping[str, list[str]]) -> None:
     for role in ROLES:
         for index, address in enumerate(cluster.get(role, ())):
             host, port = split_address(address)
-            key = ("loopback" if host.lower() in _LOOPBACK else host.lower(), port)
+            key = ("loopback" if _is_loopback(host) else host.lower(), port)
             if key in seen:
                 raise UserError(
                     f"TF_CONFIG gives {address!r} to {seen[key]} and to {role} {index}; "
