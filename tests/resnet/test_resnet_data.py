@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +210,29 @@ def test_that_a_set_is_made_is_said_where_it_is(monkeypatch, tmp_path):
     for _ in range(2):
         data.prepare("procgen_frames/tiny", said.append)
     assert len(said) == 1 and said[0].startswith(f"Preparing procgen_frames/tiny in {tmp_path}/")
+
+
+def test_workers_with_different_images_do_not_train_together(monkeypatch, tmp_path):
+    """Each is one of two; the other's set is of as many images, or of fewer."""
+    folders, numbers = {}, []
+    for count in (40, 20):
+        config = FramesConfig(name=f"tiny{count}", **{**MAKERS["games"], "train": count})
+        folders[count] = ProcgenFrames(config=config, data_dir=tmp_path)
+
+    def load(count, others):
+        monkeypatch.setattr(data, "_builder", lambda name: folders[count])
+
+        def gather(mine):
+            numbers.append(mine)
+            return np.concatenate([mine, *others])
+
+        runtime = SimpleNamespace(is_chief=True, all_agree=lambda ok: ok, gather_envs=gather)
+        return data.load_on_all("procgen_frames/tiny", 0, runtime, print)
+
+    load(20, [])
+    with pytest.raises(UserError, match="workers have different images of procgen_frames/tiny"):
+        load(40, numbers[:1])
+    assert len(load(40, numbers[1:]).train) == 40
 
 
 @pytest.fixture

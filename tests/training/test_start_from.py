@@ -5,6 +5,9 @@ import functools
 import importlib
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from processes import Answer, assert_refused
 from refusals import refusal
 
 from tfrl import config as settings
+from tfrl.cli.errors import UserError
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -153,6 +157,44 @@ def test_an_export_alone_gives_weights_their_slow_copies_and_their_scaling(runs,
         assert state["observations/count"] == 256
         np.testing.assert_allclose(state["observations/variance"], there["observations/variance"], rtol=1e-5)
         assert not state["optimizer/000"]
+
+
+def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path, monkeypatch):
+    """Two workers, in threads, whose folders of one name are on disks of their own."""
+    monkeypatch.setattr(start_from, "_AGAIN", 0.0)
+    for worker in range(2):
+        exported = tmp_path / str(worker)
+        shutil.copytree(runs("ppo"), exported, ignore=shutil.ignore_patterns("checkpoints"))
+    path = tmp_path / "1" / "export" / "weights.npz"
+
+    def begin():
+        said, everyone = [0, 0], threading.Barrier(2, timeout=60)
+
+        def of_workers(worker, number):
+            said[worker] = number
+            everyone.wait()
+            numbers = np.array(said)
+            everyone.wait()
+            return numbers
+
+        def read(worker):
+            session = SimpleNamespace(
+                console=Console(enabled=False), of_workers=functools.partial(of_workers, worker)
+            )
+            config = config_of("ppo", tmp_path, "second", "--start-from", tmp_path / str(worker))
+            try:
+                return start_from.read(config, session).state
+            except UserError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(2) as workers:
+            return list(workers.map(read, range(2)))
+
+    assert all(map(np.array_equal, *(state.values() for state in begin())))
+    with np.load(path) as weights:
+        changed = {name: weights[name] * 2 for name in weights.files}
+    np.savez(path, **changed)
+    assert all("the workers do not see the same weights in --start-from" in said for said in begin())
 
 
 def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
