@@ -47,7 +47,7 @@ def gradient_step(algorithm: str, config: Any) -> float:
     """Additions and multiplications of a gradient step of an algorithm with replay, on vectors."""
     from tfrl.envs import registry
 
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     hidden = [int(units) for units in config.hidden.split(",")]
     inputs, of_actor, of_critic = observation.shape[0], *_passes(algorithm, config)
     if algorithm == "dqn":

@@ -59,7 +59,7 @@ def replay_seconds(algorithm: str, flags: Sequence[str], steps: int = 5000) -> d
         from tfrl.experience.replay import Replay
 
     config = settings.reader(algorithm).parse(flags)
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     rows = min(100_000, config.replay_size)
     replay = Replay([0], rows, observation=observation, action=action, gamma=config.gamma)
     shown = Step(
@@ -96,7 +96,7 @@ def _agent(config: Any) -> Callable[[], Any]:
 
 def _rows(config: Any) -> list[np.ndarray]:
     """Observations, actions, rewards, discounts, next observations and noise, [32, rows, ...] each."""
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     generator, shape = np.random.default_rng(0), (_LOOP, config.batch_size)
     sizes = (*observation.shape, *action.shape, None, None, *observation.shape, 2 * action.shape[0])
     found = [generator.normal(size=shape if n is None else (*shape, n)).astype(np.float32) for n in sizes]

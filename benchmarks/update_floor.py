@@ -46,7 +46,7 @@ def measure(preset: str, seconds: float, *, compiled: bool) -> float:
 
 def _update(tf: Any, config: Any, compiled: bool) -> Callable[[], Any]:
     """All minibatches of an update."""
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     hidden = [int(units) for units in config.hidden.split(",")]
     outputs = 1 if config.free_deviation else 2
     generator = np.random.default_rng(0)

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -118,6 +117,31 @@ class Spaced(_Made):
         return shown.astype(self.observation_space.dtype), 0.0, False, False, {}
 
 
+class Frames(Spaced):
+    """Shows frames of 20 x 20, each darker than the last, channels first, as a stack of frames has them."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(0, 255, (4, 20, 20), np.uint8), _DISCRETE)
+
+    def show(self):
+        frame = np.arange(400, dtype=np.uint8).reshape(20, 20)
+        return np.stack([frame // 2 ** (i + self.time % 2) for i in range(4)])
+
+
+class Sized(_Made):
+    """Needs the length of what it shows; its info has a mask of actions."""
+
+    def __init__(self, size):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        shown, _ = super().reset(seed=seed)
+        return shown, {"action_mask": np.ones(3, np.int8)}
+
+    def show(self):
+        return np.full(self.observation_space.shape, self.place)
+
+
 class Faulty(_Made):
     """Has a fault, from the first call or only from step 30 of all episodes, each of 12 steps, on."""
 
@@ -151,7 +175,7 @@ class Faulty(_Made):
         if self.has("step-four"):
             return shown, reward, ended, info
         if self.has(self.fault):
-            rewards = {"none": None, "two": np.ones(2), "nan": np.nan, "inf": np.inf}
+            rewards = {"large": 1e300, "none": None, "two": np.ones(2), "nan": np.nan, "inf": np.inf}
             shows = {"shape-short": shown[:1], "shape-long": np.ones(3), "shown-none": None}
             shows |= {"shown-nan": np.array([0, np.nan]), "shown-inf": np.array([-np.inf, 0])}
             reward = rewards[self.fault[7:]] if self.fault.startswith("reward-") else reward
@@ -197,6 +221,8 @@ _register(
     shown=spaces.Box(-np.inf, np.inf, (2,), np.float64),
     taken=spaces.Box(np.array([0.0, -3.0]), np.array([0.5, 1.0]), dtype=np.float64),
 )
+_register("Frames", Frames)
+_register("Sized", Sized)
 _register("Depth", Spaced, shown=spaces.Box(0, 1, (8, 8, 1), np.float32), taken=_DISCRETE)
 _register("Dict", Spaced, shown=spaces.Dict(a=_VECTOR), taken=_DISCRETE)
 _register("Tuple", Spaced, shown=spaces.Tuple([_VECTOR]), taken=_DISCRETE)
@@ -210,7 +236,15 @@ for _name, _most, _type in (
 _register("Whole", Spaced, shown=_VECTOR, taken=spaces.Box(0, 9, (2,), np.int64))
 for _fault in (
     *("step-raises", "step-library", "step-quits", "step-four", "reset-raises", "reset-bare", "reset-none"),
-    *("reward-none", "reward-two", "reward-nan", "reward-inf", "terminated-none", "info-none"),
+    *(
+        "reward-large",
+        "reward-none",
+        "reward-two",
+        "reward-nan",
+        "reward-inf",
+        "terminated-none",
+        "info-none",
+    ),
     *("shape-short", "shape-long", "shown-none", "shown-nan", "shown-inf"),
 ):
     _register(_fault, Faulty, fault=_fault)
@@ -224,11 +258,12 @@ def made(name):
     return f"made_envs:made/{name}-v0"
 
 
-def vector(name, indices, seed=3, render=False):
+def vector(name, indices, seed=3, **settings):
     """A GymnasiumVec of envs `indices`."""
     from tfrl.envs.gymnasium import GymnasiumVec
+    from tfrl.envs.spec import EnvSpec
 
-    return GymnasiumVec(SimpleNamespace(name=name, seed=seed, render=render), indices)
+    return GymnasiumVec(EnvSpec(name, num_envs=len(indices), seed=seed, **settings), indices)
 
 
 def play(env, steps, seed=0):

@@ -52,4 +52,4 @@ def still(observations, noise):
 
 def scripted(monkeypatch, lengths, returns):
     monkeypatch.setattr(registry, "make", lambda spec, indices: Scripted(lengths, returns))
-    return EnvSpec(name="catch", num_envs=len(lengths), seed=0)
+    return EnvSpec(env="catch", num_envs=len(lengths), seed=0)

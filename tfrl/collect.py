@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         files.make_folder(out.parent)
         with files.replacing(out) as staged, files.tensorflow_writes():
             staged.mkdir()
-            writer = _writer(tfds, staged, task.env, options.shard_episodes)
+            writer = _writer(tfds, staged, task, options.shard_episodes)
             play(
                 player,
                 level_spec(task, levels, num_envs, Use.COLLECTION),
@@ -116,14 +116,14 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
         check_no_run(words)
         task = task_without_run(options.random, options.seed)
         out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
-        return task, out, lambda: UniformPolicy(registry.specs(task.env)[1])
+        return task, out, lambda: UniformPolicy(registry.specs(task)[1])
     run = folder(command_line.one(words, "run", _USAGE))
     out = Path(options.out) if options.out else run / "trajectories"
     source = policy_files.find(run, options.checkpoint) if options.policy == "run" else None
     config = source.config if source else settings(run)
     task = config if options.seed is None else dataclasses.replace(config, seed=options.seed)
     if source is None:
-        return task, out, lambda: UniformPolicy(registry.specs(task.env)[1])
+        return task, out, lambda: UniformPolicy(registry.specs(task)[1])
 
     def load() -> Player:
         from tfrl.evaluation import policy
@@ -131,7 +131,7 @@ def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[],
         if options.epsilon is None:
             return policy.load(source, greedy=options.greedy)
         best = policy.load(source, greedy=True)
-        return EpsilonGreedyPolicy(best, registry.specs(task.env)[1], options.epsilon)
+        return EpsilonGreedyPolicy(best, registry.specs(task)[1], options.epsilon)
 
     return task, out, load
 
@@ -197,9 +197,9 @@ def _step(observation: np.ndarray, action: np.ndarray, **flags: bool) -> dict[st
     return step | {"is_first": False, "is_last": False, "is_terminal": False} | flags
 
 
-def _writer(tfds: Any, out: Path, env: str, shard_episodes: int) -> Any:
+def _writer(tfds: Any, out: Path, task: Any, shard_episodes: int) -> Any:
     """Returns a writer of the data set: its features are those of the env's specs."""
-    observation_spec, action_spec = registry.specs(env)
+    observation_spec, action_spec = registry.specs(task)
     scalar = tfds.features.Scalar
     step = {
         "observation": _observation_feature(tfds, observation_spec),
@@ -213,11 +213,11 @@ def _writer(tfds: Any, out: Path, env: str, shard_episodes: int) -> Any:
     features = tfds.features.FeaturesDict(
         {"steps": tfds.features.Dataset(step), "episode_id": np.int64, "env_index": np.int64}
     )
-    name = re.sub(r"\W", "_", env)  # of a Python class, for tfds
+    name = re.sub(r"\W", "_", task.env)  # of a Python class, for tfds
     identity = tfds.core.dataset_info.DatasetIdentity(
         name=f"{name}_episodes", version=tfds.core.Version("1.0.0"), data_dir=str(out), module_name="tfrl"
     )
-    info = tfds.core.DatasetInfo(builder=identity, features=features, description=_description(env))
+    info = tfds.core.DatasetInfo(builder=identity, features=features, description=_description(task))
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=shard_episodes)
     writer.initialize_splits(["train"])
     return writer
@@ -238,12 +238,13 @@ def _action_feature(tfds: Any, spec: ActionSpec) -> Any:
     return tfds.features.Tensor(shape=spec.shape, dtype=kind, doc=doc)
 
 
-def _description(env: str) -> str:
-    spec = registry.specs(env)[1]
+def _description(task: Any) -> str:
+    spec = registry.specs(task)[1]
     if not isinstance(spec, Box):
-        return f"Episodes of {env}."
+        from_ = f" Action 0 stands for the env's own {spec.start}." if spec.start else ""
+        return f"Episodes of {task.env}.{from_}"
     low, high = list(spec.low), list(spec.high)
-    return f"Episodes of {env}. Actions from -1 to 1 stand for the env's own from {low} to {high}."
+    return f"Episodes of {task.env}. Actions from -1 to 1 stand for the env's own from {low} to {high}."
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _task(config: Any, game: str, options: Options) -> Any:
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
     check_task(task)
-    if registry.specs(task.env) != registry.specs(config.env):
+    if registry.specs(task) != registry.specs(config):
         raise UserError(
             f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
         )

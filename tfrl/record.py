@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 def _record_random(options: Options) -> int:
     task = task_without_run(options.random, options.seed)
     check_level_set(task.env, options.levels)
-    player = UniformPolicy(registry.specs(task.env)[1])
-    with _window(task.env, options) as window:
+    player = UniformPolicy(registry.specs(task)[1])
+    with _window(task, options) as window:
         if window is not None:
             recording.show(player, task, window, options, player.probabilities)
             return 0
@@ -83,7 +83,7 @@ def _record_run(run: Path, options: Options) -> int:
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     config = dataclasses.replace(source.config, seed=seed)
     check_level_set(config.env, options.levels)
-    with _window(config.env, options) as window:
+    with _window(config, options) as window:
         with quiet_start():
             from tfrl.evaluation import policy
             from tfrl.run import metrics
@@ -111,11 +111,11 @@ def _save(player: Any, task: Any, path: Path, options: Options) -> np.ndarray:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
 
 
-def _window(env: str, options: Options) -> contextlib.AbstractContextManager[Any]:
+def _window(task: Any, options: Options) -> contextlib.AbstractContextManager[Any]:
     """Returns the window that was asked for, opened before anything that takes long; else None."""
     if not options.window:
         return contextlib.nullcontext()
-    return Window(env, fps=registry.frames_per_second(env))
+    return Window(task.env, fps=registry.frames_per_second(task))
 
 
 if __name__ == "__main__":

@@ -341,10 +341,10 @@ def test_the_video_is_in_tensorboard(run):
 
 
 def test_procgen_is_rendered_in_full_size():
-    spec = EnvSpec(name="coinrun", num_envs=2, seed=0, render=True)
+    spec = EnvSpec(env="coinrun", num_envs=2, seed=0, render=True)
     env = registry.make(spec)
     frames = env.render()
-    plain = registry.make(EnvSpec(name="coinrun", num_envs=2, seed=0))
+    plain = registry.make(EnvSpec(env="coinrun", num_envs=2, seed=0))
     np.testing.assert_array_equal(env.observe().observation, plain.observe().observation)
     assert [f.shape for f in frames] == [(512, 512, 3)] * 2
     assert np.asarray(frames[0]).std() > 5

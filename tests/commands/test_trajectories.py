@@ -18,7 +18,7 @@ class Examples:
 
 
 def test_trajectories_are_what_the_envs_did():
-    spec = EnvSpec(name="catch", num_envs=3, seed=5, num_levels=0)
+    spec = EnvSpec(env="catch", num_envs=3, seed=5, num_levels=0)
     examples = Examples()
     buffer = collect.EpisodeBuffer(3, 2, examples)
     played = play(UniformPolicy(Discrete(3)), spec, range(3), episodes_each=2, watcher=buffer)

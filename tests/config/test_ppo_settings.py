@@ -82,8 +82,8 @@ def test_a_flag_wins_over_what_a_preset_says_by_another_flag():
 BAD = [
     ("--lr-schedule constant --anneal-lr", "--anneal-lr is --lr-schedule linear, not constant; give one"),
     ("--env NoSuch-v1", "there is no env 'NoSuch-v1'"),
-    ("--env cartpole-v1", "there is no env 'cartpole-v1' (did you mean CartPole-v1?)."),
-    ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)."),
+    ("--env cartpole-v1", "there is no env 'cartpole-v1' (did you mean CartPole-v1?)"),
+    ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)"),
     ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
     ("--env made_envs:made/Dict-v0", "shows a Dict, which cannot be learned from"),
     ("--env made_envs:made/Many-v0", "takes a MultiDiscrete, which is not supported"),

@@ -407,7 +407,7 @@ def test_a_suite_refuses_what_its_runs_would():
 
 
 def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
-    games, sizes = registry.specs("coinrun")[0], (1_000_000, 2000)
+    games, sizes = registry.specs(Config())[0], (1_000_000, 2000)
     sentence = refusal(check_memory, games, *sizes, 1)
     assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 fill 24.6 TB with observations, and")
     assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, games, *sizes, 2)

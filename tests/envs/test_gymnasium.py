@@ -12,7 +12,7 @@ import pytest
 from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_ids import make_env, specs_of, time_limit
+from tfrl.envs.gymnasium_ids import facts_of, make_env
 from tfrl.envs.gymnasium_spaces import actions_of
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
@@ -243,7 +243,7 @@ def test_an_episode_too_long_to_replay_begins_anew_and_its_state_stays_small(mon
     third.set_state(vector(made("Lopsided"), [0, 1]).get_state())
     assert third.exact_state  # it speaks of the last set_state
     play(env, 100)
-    assert max(map(len, env.get_state())) <= size
+    assert max(map(len, env.get_state())) <= size + 8  # digits
 
 
 def test_one_long_episode_does_not_hinder_its_neighbour(monkeypatch):
@@ -263,7 +263,7 @@ def test_one_long_episode_does_not_hinder_its_neighbour(monkeypatch):
 def test_actions_and_observations_are_converted():
     """Ints start at 5 there; a Box from 0 to 0.5 and -3 to 1 is acted upon in [-1, 1]; pixels stay pixels."""
     ints = vector(made("Ints"), [0, 1])
-    assert (ints.observation_spec, ints.action_spec) == (ArraySpec((3,), "float32"), Discrete(3))
+    assert (ints.observation_spec, ints.action_spec) == (ArraySpec((3,), "float32"), Discrete(3, start=5))
     ints.act(np.array([0, 2], np.int32))
     assert ints.observe().observation.tolist() == [[5.0] * 3, [7.0] * 3]
     box = vector(made("Lopsided"), [0, 1, 2])
@@ -276,10 +276,51 @@ def test_actions_and_observations_are_converted():
         inputs = actions_of(name, make_env(made(name)).action_space).inputs
         given = inputs(np.array([[-1, 1], [0, 0.5]], np.float32))
         np.testing.assert_allclose(given, np.float32([[-most, most], [0, most / 2]]), rtol=1e-3)
+    frames, shown = vector(made("Frames"), [0]), make_env(made("Frames")).reset(seed=0)[0]
+    assert frames.observation_spec == ArraySpec((20, 20, 4), "uint8", channels_first=True)
+    np.testing.assert_array_equal(frames.observe().observation[0], np.moveaxis(shown, 0, -1))
     pixels = vector(made("Pixels"), [0])
     assert pixels.observation_spec == ArraySpec((8, 6, 3), "uint8")
     assert play(pixels, 1)[0].observation.dtype == np.uint8
-    assert specs_of("Pendulum-v1") == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
+    assert facts_of("Pendulum-v1")[:2] == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
+
+
+def test_a_skip_of_frames_sums_rewards_to_the_end_of_the_episode():
+    steps = play(vector(made("Fifty"), [0], frame_skip=3), 18)
+    assert [step.reward[0] for step in steps] == [3.0] * 16 + [2.0, 3.0]
+    assert [step.first[0] for step in steps] == [False] * 16 + [True, False]
+
+
+@pytest.mark.parametrize("settings", [{"max_episode_steps": 25}, {"max_episode_steps": 25, "frame_skip": 3}])
+def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
+    """Of CartPole's 500 steps and of a made env's 60, with an exact state at each step."""
+    env = vector(made("Hidden"), [0, 1, 2], **settings)
+    plain = vector(made("Hidden"), [0, 1, 2], frame_skip=settings.get("frame_skip"))
+    for one, two in zip(play(env, 7), play(plain, 7), strict=True):
+        assert same(one, two)
+    lengths = np.full(3, 7)
+    for step in range(60):
+        other = vector(made("Hidden"), [5, 6, 7], seed=9, **settings)
+        other.set_state(env.get_state())
+        assert other.exact_state and same(other.observe(), env.observe())
+        after = play(env, 1, seed=step)[0]
+        assert same(play(other, 1, seed=step)[0], after)
+        lengths += 1
+        assert (after.truncated == (lengths == 25)).all() or after.terminated.any()
+        lengths[after.first] = 0
+    assert vector("CartPole-v1", [0], max_episode_steps=501)._envs[0].spec.max_episode_steps is None
+
+
+@needs("ale_py")
+@pytest.mark.parametrize("skip", [None, 2])
+def test_a_time_limit_of_atari_is_in_its_state(skip):
+    settings = {"max_episode_steps": 30, "frame_skip": skip}
+    env, other = vector("ALE/Pong-v5", [0, 1], **settings), vector("ALE/Pong-v5", [3, 4], **settings)
+    play(env, 25)
+    other.set_state(env.get_state())
+    steps, again = play(env, 40, seed=1), play(other, 40, seed=1)
+    assert all(same(*pair) for pair in zip(steps, again, strict=True))
+    assert [i for i, step in enumerate(steps) if step.truncated.all()] == [4, 34]
 
 
 def test_success_is_what_the_env_says_of_its_last_episode():
@@ -295,8 +336,8 @@ def test_success_is_what_the_env_says_of_its_last_episode():
 
 @needs("ale_py")
 def test_atari_has_the_usual_preprocessing():
-    assert specs_of("ALE/Pong-v5") == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
-    assert specs_of("ALE/Pong-v5") == specs_of("PongNoFrameskip-v4") and time_limit("ALE/Pong-v5") == 27_000
+    assert facts_of("ALE/Pong-v5")[:2] == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
+    assert facts_of("ALE/Pong-v5") == facts_of("PongNoFrameskip-v4")
     steps = play(vector("ALE/Pong-v5", [0]), 20)
     for before, after in zip(steps, steps[1:], strict=False):  # frames move through the stack
         np.testing.assert_array_equal(after.observation[..., :3], before.observation[..., 1:])

@@ -1,12 +1,16 @@
 """What Gymnasium knows of an id, and what is wrong with one, in a sentence."""
 
 import importlib.util
+import re
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from made_envs import made
 from processes import without_display
 
-from tfrl.envs.gymnasium_ids import can_repeat, reward_threshold, specs_of, time_limit
+from tfrl.envs.gymnasium_ids import can_repeat, facts_of, reward_threshold
+from tfrl.envs.gymnasium_spaces import observation_spec
 
 
 @pytest.mark.parametrize(
@@ -19,8 +23,11 @@ from tfrl.envs.gymnasium_ids import can_repeat, reward_threshold, specs_of, time
         ("HalfCheeta-v5", "did you mean HalfCheetah-v5?"),
         ("Hopper-v3", "Hopper-v3 is an old version that Gymnasium no longer has (did you mean Hopper-v5?)"),
         ("GymV21Environment-v0", "is a shell for an env of old Gym, which must be given to it in Python"),
-        pytest.param("PongNoFrameskip-v4", "missing: pip install ale-py", id="atari-old"),
-        pytest.param("Pong-v5", "missing: pip install ale-py", id="atari-bare"),
+        (
+            "Xqzzy-v0",
+            "there is no env 'Xqzzy-v0'; an env that a module of yours registers is named MODULE:Xqzzy-v0",
+        ),
+        ("made_envs:made/Pixel-v0", "(did you mean made_envs:made/Pixels-v0?)"),
         ("coin run", "'coin run' is no id of an env"),
         ("", "'' is no id of an env"),
         ("a:b:CartPole-v1", "a:b"),
@@ -43,11 +50,11 @@ from tfrl.envs.gymnasium_ids import can_repeat, reward_threshold, specs_of, time
 )
 def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
     package = {"box2d": "Box2D", "dm_control": "shimmy"}
-    package |= dict.fromkeys(("atari", "atari-old", "atari-bare"), "ale_py")
+    package["atari"] = "ale_py"
     if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):
         pytest.skip("its package is installed")
     with pytest.raises(ValueError) as error:
-        specs_of(name)
+        facts_of(name)
     assert complaint in str(error.value) and "\n" not in str(error.value) and ". " not in str(error.value)
 
 
@@ -58,10 +65,38 @@ def test_a_missing_mujoco_is_named(tmp_path):
     )
 
 
+IMAGES = [  # as an env shows them, and the axis of their channels, if it can be told
+    *(((84, 84, 4), 2), ((7, 7, 3), 2), ((8, 6, 3), 2), ((8, 8, 12), 2), ((40, 60, 24), 2), ((10, 5, 1), 2)),
+    *(((4, 84, 84), 0), ((1, 60, 40), 0), ((12, 8, 8), 0), ((3, 96, 128), 0)),
+    *(((3, 3, 3), None), ((64, 64, 64), None), ((4, 84, 4), None), ((2, 50, 3), None), ((6, 9, 8), None)),
+]
+
+
+@pytest.mark.parametrize(("shape", "axis"), IMAGES)
+def test_the_shape_of_an_image_tells_where_its_channels_are(shape, axis):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    if axis is None:
+        with pytest.raises(ValueError, match="does not tell whether the first or the last number counts"):
+            observation_spec("It-v0", space)
+        return
+    spec = observation_spec("It-v0", space)
+    assert spec.channels_first is (axis == 0) and spec.env_shape == shape
+    assert spec.shape == (shape if axis == 2 else (*shape[1:], shape[0]))
+
+
+def test_keyword_arguments_decide_what_an_env_shows():
+    sizes = [facts_of(made("Sized"), f'{{"size": {size}}}').observation.shape for size in (3, 8)]
+    assert sizes == [(3,), (8,)]
+    for kwargs, sentence in (
+        ("{}", "cannot be made: TypeError"),
+        ('{"sise": 3}', '--env-kwargs {"sise": 3}'),
+    ):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            facts_of(made("Sized"), kwargs)
+
+
 def test_what_gymnasium_knows_of_an_id():
-    assert (reward_threshold("CartPole-v1"), time_limit("CartPole-v1")) == (475.0, 500)
-    assert (reward_threshold("InvertedDoublePendulum-v5"), time_limit("HalfCheetah-v5")) == (9100.0, 1000)
-    assert (reward_threshold("Pendulum-v1"), time_limit(made("Endless"))) == (None, None)
+    assert (reward_threshold("CartPole-v1"), reward_threshold("Pendulum-v1")) == (475.0, None)
     assert can_repeat("CartPole-v1") and not can_repeat(made("Unseeded"))
     with pytest.raises(ValueError, match="no env"):
-        time_limit("CartPole-v7")
+        reward_threshold("CartPole-v7")

@@ -14,7 +14,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
 from tfrl.envs.apart import Apart
 from tfrl.envs.gymnasium import GymnasiumVec
-from tfrl.envs.gymnasium_ids import specs_of
+from tfrl.envs.gymnasium_ids import facts_of
 from tfrl.envs.spec import EnvSpec
 
 HERE = Path(made_envs.__file__)
@@ -52,10 +52,11 @@ FAULTS = {
     "shape-short": "shows an observation of float64 [1] where its observation_space says numbers [2]",
     "shape-long": "shows an observation of float64 [3] where its observation_space says numbers [2]",
     "shown-none": "shows an observation of None where its observation_space says numbers [2]",
-    "reward-nan": "gave a reward that is not a finite number: nan",
-    "reward-inf": "gave a reward that is not a finite number: inf",
-    "shown-nan": "gave an observation that is not a finite number: nan",
-    "shown-inf": "gave an observation that is not a finite number: -inf",
+    "reward-nan": "gave a reward that is not a number (NaN)",
+    "reward-large": "gave a reward that is infinite, or too large for float32",
+    "reward-inf": "gave a reward that is infinite, or too large for float32",
+    "shown-nan": "gave an observation that is not a number (NaN)",
+    "shown-inf": "gave an observation that is infinite, or too large for float32",
 }
 
 
@@ -63,7 +64,7 @@ FAULTS = {
 def test_a_fault_from_the_start_is_found_by_the_settings_check(fault):
     """Before TensorFlow is imported, or an actor is started."""
     with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
-        specs_of(f"made_envs:made/{fault}-v0")
+        facts_of(f"made_envs:made/{fault}-v0")
 
 
 # Those that a step cannot tell from others when an env begins with them later, or has them from its class.
@@ -72,7 +73,7 @@ LATER_WORDS = {
     "reset-bare": "shows an observation of float64 []",
     "reset-none": "raised TypeError: cannot unpack non-iterable NoneType object, in reset(",
     "step-four": "raised ValueError: not enough values to unpack (expected 5, got 4), in step(action)",
-    "reward-none": "gave a reward that is not a finite number: nan",
+    "reward-none": "gave a reward that is not a number (NaN)",
     "reward-two": "raised ValueError: setting an array element with a sequence",
     "info-none": "raised AttributeError: 'NoneType' object has no attribute 'get'",
 }
@@ -94,7 +95,7 @@ def test_a_time_limit_hides_no_fault(limit):
         f"made/limited-{limit}-v0", made_envs.Faulty, max_episode_steps=limit, kwargs={"fault": "step-four"}
     )
     with pytest.raises(EnvError, match="gives 4 values"):
-        specs_of(f"made/limited-{limit}-v0")
+        facts_of(f"made/limited-{limit}-v0")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +105,10 @@ def test_a_time_limit_hides_no_fault(limit):
 def test_an_image_that_a_cast_would_wrap_is_refused(shown, what, monkeypatch):
     monkeypatch.setattr(made_envs.Spaced, "show", lambda self: shown)
     monkeypatch.setattr(made_envs.Spaced, "step", lambda self, action: (shown, 0.0, False, False, {}))
-    specs_of.cache_clear()
+    facts_of.cache_clear()
     with pytest.raises(EnvError, match=re.escape(f"{what} where its observation_space says uint8")):
-        specs_of("made_envs:made/Pixels-v0")
-    specs_of.cache_clear()
+        facts_of("made_envs:made/Pixels-v0")
+    facts_of.cache_clear()
 
 
 def test_numbers_of_any_type_are_taken_as_before():
@@ -144,13 +145,13 @@ def test_it_is_the_same_from_a_process_apart(monkeypatch):
 def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):
     monkeypatch.setattr(signals.OURS, "first", 15)
     with pytest.raises(SystemExit):
-        specs_of("made_envs:made/step-quits-v0")
+        facts_of("made_envs:made/step-quits-v0")
 
 
 def test_spaces_that_are_missing_are_one_sentence():
     gymnasium.register("made/spaceless-v0", type("Spaceless", (gymnasium.Env,), {}))
     with pytest.raises(ValueError, match="made/spaceless-v0 shows a NoneType"):
-        specs_of("made/spaceless-v0")
+        facts_of("made/spaceless-v0")
 
 
 def test_a_run_ends_with_one_sentence_that_says_what_is_kept(tmp_path, monkeypatch):
@@ -176,5 +177,5 @@ def test_a_run_ends_with_one_sentence_that_says_what_is_kept(tmp_path, monkeypat
         f"({line_of('the motor is on fire')}); the checkpoint of update 1 is kept\n"
     )
     answer = Answer("--env", "made_envs:made/reset-none-v0", *size, "--logdir", tmp_path)
-    assert (answer.code, answer.stdout) == (1, "TensorFlow imported: False\n")
+    assert (answer.code, answer.stdout) == (2, "TensorFlow imported: False\n")
     assert answer.stderr.startswith("error: made_envs:made/reset-none-v0") and answer.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfrl.config.ppo import Config
+from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 
@@ -41,7 +42,7 @@ def test_modes_are_procgens_and_begin_with_easy_and_hard(env):
 def test_a_family_is_what_its_envs_are(family):
     name = (*family.names, "CartPole-v1")[0]
     env = registry.make(EnvSpec(name, num_envs=2, seed=1))
-    assert (env.observation_spec, env.action_spec) == family.specs(name) == registry.specs(name)
+    assert (env.observation_spec, env.action_spec) == registry.specs(Task(name))
     shown = env.observe().observation
     assert (shown.shape, shown.dtype) == ((2, *env.observation_spec.shape), env.observation_spec.dtype)
     env.close()
@@ -73,13 +74,13 @@ def test_a_game_is_of_one_family():
 )
 def test_a_name_that_is_none_is_told_from_both_games_and_ids(typed, meant):
     with pytest.raises(ValueError) as error:
-        registry.check(typed)
+        registry.check(Task(typed))
     assert f"there is no env {typed!r} (did you mean {meant}?)" in str(error.value)
 
 
 def test_nothing_is_proposed_for_what_is_like_nothing():
     with pytest.raises(ValueError, match="^there is no env 'xqzzy'; known: bigfish"):
-        registry.check("xqzzy")
+        registry.check(Task("xqzzy"))
 
 
 def test_names_of_files_have_no_character_that_a_path_or_a_shell_takes_for_its_own():

@@ -104,7 +104,7 @@ def test_unseen_levels_are_all_of_the_same_mode():
     assert (train.num_levels, train.start_level) == (500, 7)
     assert (test.num_levels, test.start_level) == (0, 0)
     for spec in (train, test):
-        assert (spec.name, spec.distribution_mode, spec.num_envs) == ("coinrun", "hard", 4)
+        assert (spec.env, spec.distribution_mode, spec.num_envs) == ("coinrun", "hard", 4)
 
 
 def test_the_gap_is_one_of_scores_or_else_of_returns():
@@ -118,7 +118,7 @@ def test_the_gap_is_one_of_scores_or_else_of_returns():
 
 
 def test_any_worker_plays_the_same_episodes():
-    spec = EnvSpec(name="catch", num_envs=6, seed=3, num_levels=0)
+    spec = EnvSpec(env="catch", num_envs=6, seed=3, num_levels=0)
 
     def act(observations, uniforms):
         return (uniforms[:, 0] * 3).astype(np.int32)
@@ -147,7 +147,7 @@ def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
     levels, noise = set(), set()
     for seed in (1, 2):
         config = Config(env="coinrun", num_levels=0, seed=seed)
-        training = EnvSpec(name="coinrun", num_envs=4, seed=seed, num_levels=0)
+        training = EnvSpec(env="coinrun", num_envs=4, seed=seed, num_levels=0)
         specs = [training, *(level_spec(config, level_set, 4, use) for use, level_set in USES)]
         for spec in specs:
             env = registry.make(spec)
@@ -184,6 +184,6 @@ def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
 
 
 def test_an_env_that_cannot_be_made_is_one_sentence(monkeypatch):
-    spec = EnvSpec(name="GymV21Environment-v0", num_envs=1, seed=0)
+    spec = EnvSpec(env="GymV21Environment-v0", num_envs=1, seed=0)
     with pytest.raises(UserError, match=r"GymV21Environment-v0.*\.$"):
         play(Acting(still), spec, [0], episodes_each=1)

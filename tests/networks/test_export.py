@@ -1,10 +1,10 @@
 """The SavedModel of a run: what it gives is what the env takes."""
 
 import gymnasium
-import made_envs  # noqa: F401
 import numpy as np
 import pytest
 import tensorflow as tf
+from made_envs import made
 
 from tfrl import config as settings
 from tfrl import networks
@@ -15,13 +15,16 @@ from tfrl.networks.export import _as_env_takes, export
 LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows the one that it was given
 
 
-def exported_action(folder, config, observations):
+def exported_action(folder, config, observations, as_seen=None):
+    """Of the exported policy, and of the network, which may see the observations in another layout."""
     network = networks.of_settings(config, "float32")
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.get_weights().items()}
     network.set_weights(weights)
     export(folder, config, weights, precision="float32")
-    outputs = network.forward_pass(on_gpu=False, at_once=1)(tf.constant(observations))
+    outputs = network.forward_pass(on_gpu=False, at_once=1)(
+        tf.constant(observations if as_seen is None else as_seen)
+    )
     saved = tf.saved_model.load(str(folder / "policy"))
     return saved.policy(tf.constant(observations))["action"].numpy(), network.greedy(outputs).numpy()
 
@@ -47,6 +50,21 @@ def test_an_action_is_never_outside_of_bounds_that_float32_rounds():
         found = _as_env_takes(tf.fill([1, 2], action), Box(tuple(low), tuple(high))).numpy()
         assert found.dtype == np.float32 and space.contains(found[0].astype(np.float64))
         np.testing.assert_allclose(found[0], low if action < 0 else high, rtol=1e-6)
+
+
+def test_an_action_and_an_image_are_those_of_the_env(tmp_path):
+    """Its actions begin with 5; its images have their channels first."""
+    ints = settings.reader("ppo").parse(["--env", made("Ints"), "--hidden", "8"])
+    observations = np.random.default_rng(1).normal(size=(32, 3)).astype(np.float32)
+    found, greedy = exported_action(tmp_path / "ints", ints, observations)
+    np.testing.assert_array_equal(found, greedy + 5)
+    frames = settings.reader("ppo").parse(["--env", made("Frames"), "--torso", "cookbook"])
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (32, 4, 20, 20), np.uint8) * (rng.random((32, 4, 20, 20)) < 0.01)
+    images = images.astype(np.uint8)
+    found, greedy = exported_action(tmp_path / "frames", frames, images, as_seen=np.moveaxis(images, 1, -1))
+    np.testing.assert_array_equal(found, greedy)
+    assert len(set(found.tolist())) > 1
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

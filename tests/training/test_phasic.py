@@ -277,12 +277,12 @@ def test_a_run_that_is_longer_than_asked_for_is_refused(small, capfd):
 
 
 @pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
-def test_a_run_tells_how_many_auxiliary_phases_it_has(small, capfd, updates, phases):
-    learner = make(small(total_steps=updates * 128))
+def test_a_run_tells_how_many_auxiliary_phases_it_has(small, updates, phases):
+    config = small(total_steps=updates * 128)
+    learner = make(config)
     assert learner.agent.summary["auxiliary phase"].startswith(f"{phases} in all, one every 2 updates")
-    learner.begin()
     words = "comes after --policy-updates 2: it never has one, and is PPO with --epochs 1."
-    assert (words in capfd.readouterr().err) == (phases == 0)
+    assert (words in " ".join(config.notes)) == (phases == 0)
 
 
 def test_a_new_run_needs_room_for_its_checkpoints_too(small, monkeypatch):

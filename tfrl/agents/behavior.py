@@ -89,7 +89,7 @@ class ReplayBehavior:
     def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
         gpus = tf.config.list_logical_devices("GPU")
         self._config = config
-        self._spec = registry.specs(config.env)[1]
+        self._spec = registry.specs(config)[1]
         self._device = "/gpu:0" if gpus else "/cpu:0"
         with tf.device(self._device):
             self._network = networks.of_settings(config, precision)

@@ -5,6 +5,7 @@ command line (`1e6` is a whole number in both), and every mistake gets one sente
 """
 
 import difflib
+import json
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -107,11 +108,13 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         return coerce(value, closed, where)
     if typing.get_origin(kind) is typing.Literal:
         return _choice(value, typing.get_args(kind), where)
-    readers = {bool: _bool, int: _int, float: _float, str: _str}
+    kind = typing.get_origin(kind) or kind
+    readers = {bool: _bool, int: _int, float: _float, str: _str, dict: _mapping}
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    wanted[dict] = 'a JSON object, such as {"size": 8}'
     try:
         return readers[kind](value)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         raise UserError(f"{where} must be {wanted[kind]}; got {shown(value)}.") from None
 
 
@@ -155,6 +158,21 @@ def _str(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError
     return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A JSON object, from its text or as YAML has it; in the second case its values must be JSON's too."""
+    mapping = json.loads(value if isinstance(value, str) else _json(value))
+    if not isinstance(mapping, dict):
+        raise ValueError
+    return mapping
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except TypeError:  # a date, a set
+        raise ValueError from None
 
 
 def is_switch(kind: Any) -> bool:

@@ -7,6 +7,7 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import textwrap
@@ -113,7 +114,7 @@ class Reader(Generic[Settings]):
       prog: how the command is called.
       summary: what --help says before the flags.
       defaults: what a command line begins with otherwise than the dataclass; files do not.
-      default_preset: the preset of a task that is given none, by its `env`; None: the dataclass's.
+      default_preset: the preset of settings that are given none, by these; None: the dataclass's.
       aliases: further names of fields.
       before: what was used before there was a setting, where that is not what every preset says now: a run's
         own file of then has all of its section but this.
@@ -131,7 +132,7 @@ class Reader(Generic[Settings]):
     summary: str
     preset_summaries: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    default_preset: Callable[[str], str] | None = None
+    default_preset: Callable[[Settings], str] | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda flags: {}
@@ -245,8 +246,9 @@ class Reader(Generic[Settings]):
         """All settings: these, and the rest by their preset and the defaults."""
         preset = values.get("preset")
         if preset is None:
-            env = values.get("env", defaults.get("env", getattr(self.kind, "env", "")))
-            preset = self.default_preset(env) if self.default_preset else self.kind.preset
+            preset = self.kind.preset
+            if self.default_preset:
+                preset = self.default_preset(self.kind(**{**defaults, **values}))
         return self.kind(**{**defaults, **self.presets[preset], **values, "preset": preset})
 
     def _help(self, argv: Sequence[str]) -> NoReturn:
@@ -265,12 +267,34 @@ class Reader(Generic[Settings]):
         flags = dataclasses.make_dataclass("Flags", fields)
         presets = map(self._preset_help, self.presets)
         description = "\n\n".join([self.summary, "The presets:", *presets])
-        tyro.cli(flags, prog=self.prog, description=description, args=list(argv))
+        with _json_in_help():
+            tyro.cli(flags, prog=self.prog, description=description, args=list(argv))
         raise SystemExit(0)
 
     def _preset_help(self, name: str) -> str:
         changes, summary = preset_in_words(self.presets[name]), self.preset_summaries.get(name, "")
         return f"{name}{summary and f' ({summary})'}{changes and f': {changes}'}."
+
+
+def _json_in_help() -> Any:
+    """Has tyro show a mapping as one value of JSON; it would leave out the flag of an empty one."""
+    import tyro
+
+    rules = tyro.constructors.ConstructorRegistry()
+
+    @rules.primitive_rule
+    def _(kind: Any) -> Any:
+        if typing.get_origin(kind.type) is not dict:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="JSON",
+            instance_from_str=lambda text: json.loads(text[0]),
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [json.dumps(value)],
+        )
+
+    return rules
 
 
 def algorithm_of(path: Path) -> str | None:

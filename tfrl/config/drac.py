@@ -60,7 +60,7 @@ class Config(DrAC, ppo.Config):
     @property
     def augmentations(self) -> tuple[str, ...]:
         """The names of those that are used: one, or all that suit the env's images."""
-        return fitting(registry.specs(self.env)[0].shape) if self.augment == UCB else (self.augment,)
+        return fitting(registry.specs(self)[0].shape) if self.augment == UCB else (self.augment,)
 
     @property
     def idle(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ def fitting(shape: Sequence[int]) -> tuple[str, ...]:
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     ppo.validate(config, RANGES)
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     if len(observation.shape) != 3:
         raise UserError(f"drac changes images, and {config.env} shows vectors; ppo trains it.")
     if not isinstance(action, Discrete):

@@ -208,10 +208,9 @@ RANGES: dict[str, Range] = {
 }
 
 
-def default_preset(env: str) -> str:
+def default_preset(task: Task) -> str:
     """The preset of a command that names none: the Gymnasium envs', or that of games for all with images."""
-    env = registry.own_name(env)
-    of_vectors = registry.family(env).preset == "gymnasium" and not network.shows_images(env)
+    of_vectors = registry.family(task.env).preset == "gymnasium" and not network.shows_images(task)
     return "gymnasium" if of_vectors else "procgen"
 
 

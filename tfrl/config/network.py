@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import resnet
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import WIDTH
 from tfrl.envs import registry
@@ -58,21 +58,21 @@ class Network(Torso):
 RANGES = {"torso_width": WIDTH}
 
 
-def resolved_torso(torso: str, env: str) -> str:
-    """The torso's name, with `auto` chosen by the observations of `env`, if there is such an env."""
+def resolved_torso(config: Any) -> str:
+    """The torso's name, with `auto` chosen by the observations of the env, if there is such an env."""
     by_rank = {1: "mlp", 3: "impala"}
-    return by_rank.get(_observation_rank(env), torso) if torso == "auto" else torso
+    return by_rank.get(_observation_rank(config), config.torso) if config.torso == "auto" else config.torso
 
 
-def shows_images(env: str) -> bool:
-    """True if `env` shows images; False for an env that does not exist."""
-    return _observation_rank(env) == 3
+def shows_images(task: Any) -> bool:
+    """True if the task's env shows images; False for an env that does not exist."""
+    return _observation_rank(task) == 3
 
 
-def _observation_rank(env: str) -> int:
+def _observation_rank(task: Any) -> int:
     try:
-        return len(registry.specs(env)[0].shape)
-    except ValueError:  # said by the task's own check
+        return len(registry.specs(task)[0].shape)
+    except (ValueError, EnvError):  # said by the task's own check
         return 0
 
 
@@ -101,9 +101,9 @@ def hidden_units(network: Torso) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def check(network: Torso, env: str) -> None:
-    """Raise UserError if the zoo has no such torso, or none that takes what `env` shows."""
-    shape = registry.specs(env)[0].shape
+def check(network: Any) -> None:
+    """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
+    env, shape = network.env, registry.specs(network)[0].shape
     fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
     if network.torso not in fitting:
         takes_no = f"takes no {'images' if len(shape) == 3 else 'vectors'}, which {env} shows"

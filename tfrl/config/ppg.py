@@ -100,7 +100,7 @@ class Config(PPG, ppo.Config):
     @property
     def phase_bytes(self) -> int:
         """The size of a phase's observations, value targets and logits, all workers together."""
-        observation, action = registry.specs(self.env)
+        observation, action = registry.specs(self)
         each = math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.n
         return self.policy_updates * self.steps_per_update * each
 
@@ -134,8 +134,9 @@ class Config(PPG, ppo.Config):
     def notes(self) -> tuple[str, ...]:
         """Sentences about what these settings come to that nobody may have meant."""
         if self.num_updates >= self.policy_updates:
-            return ()
+            return super().notes
         return (
+            *super().notes,
             f"The run has {self.num_updates} updates, and its first auxiliary phase comes after "
             f"--policy-updates {self.policy_updates}: it never has one, and is PPO with --epochs "
             f"{self.epochs}.",
@@ -217,7 +218,7 @@ def validate(config: Config) -> None:
         raise UserError(
             "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
         )
-    if not isinstance(action := registry.specs(config.env)[1], Discrete):
+    if not isinstance(action := registry.specs(config)[1], Discrete):
         raise UserError(
             f"ppg is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
         )

@@ -183,16 +183,15 @@ RANGES: dict[str, Range] = {
 }
 
 
-def default_preset(env: str) -> str:
+def default_preset(task: Task) -> str:
     """The preset of a command that names none: the env's own, or its family's."""
-    return OF_ENVS.get(registry.own_name(env)) or family_preset(env)
+    return OF_ENVS.get(registry.own_name(task.env)) or family_preset(task)
 
 
-def family_preset(env: str) -> str:
+def family_preset(task: Task) -> str:
     """The preset of the env's family, or that of games where a Gymnasium env shows images."""
-    env = registry.own_name(env)
-    preset = registry.family(env).preset
-    return "openai-easy" if preset == "gymnasium" and network.shows_images(env) else preset
+    preset = registry.family(task.env).preset
+    return "openai-easy" if preset == "gymnasium" and network.shows_images(task) else preset
 
 
 def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
@@ -215,7 +214,7 @@ def check_normalization(config: Any) -> None:
     """Raise UserError if observations that are no vectors are to be normalised."""
     if config.normalize_random_steps and not config.normalize_observations:
         raise UserError("--normalize-random-steps needs --normalize-observations.")
-    if config.normalize_observations and network.shows_images(config.env):
+    if config.normalize_observations and network.shows_images(config):
         raise UserError(
             f"--normalize-observations is for vectors, and {config.env} shows images, which the network "
             "scales by itself; leave it out."

@@ -230,7 +230,7 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
 
 
 def _check_actions(config: Any) -> None:
-    action = registry.specs(config.env)[1]
+    action = registry.specs(config)[1]
     if isinstance(action, config.action_spaces):
         return
     needed = " or ".join(space.kind for space in config.action_spaces)

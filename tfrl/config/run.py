@@ -74,7 +74,7 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
         "event_megabytes",
         "record_every",
     ),
-    *("env_threads", "solved_at"),
+    *("env_threads", "max_episodes", "solved_at"),
 }
 
 
@@ -135,13 +135,13 @@ class RLSettings:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what these settings come to that nobody may have meant."""
-        return ()
+        return task.notes(self)
 
     @property
     def idle(self) -> dict[str, str]:
         """The names of settings that have no effect beside the others, each with why."""
         found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
-        if hasattr(self, "free_deviation") and not isinstance(registry.specs(self.env)[1], Box):
+        if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
         return found
 
@@ -197,7 +197,7 @@ class RLSettings:
 def complete(config: Any) -> Any:
     """The settings with the env's own name, the torso's, and the run's folder filled in."""
     env = task.own_name(config.env)
-    config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config.torso, env))
+    config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config))
     name = config.default_run_name if config.run_name is None else config.run_name
     paths = {"logdir": config.logdir, "start_from": config.start_from}
     paths |= {"torso_weights": config.torso_weights} if hasattr(config, "torso_weights") else {}
@@ -210,7 +210,7 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
     check_ranges(config, {**RANGES, **ranges})
     check_folder_names(config)
     task.check(config)
-    network.check(config, config.env)
+    network.check(config)
     if config.strategy == "one-device" and config.replicas > 1:
         raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
 

@@ -64,7 +64,7 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
-    if config.noise_correlation and isinstance(registry.specs(config.env)[1], Discrete):
+    if config.noise_correlation and isinstance(registry.specs(config)[1], Discrete):
         raise UserError(
             f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
             "leave it out."
@@ -76,7 +76,7 @@ READER = Reader(
     sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
     presets=PRESETS,
     preset_summaries=SUMMARIES,
-    default_preset=lambda env: OF_ENVS.get(env, "default"),
+    default_preset=lambda task: OF_ENVS.get(task.env, "default"),
     defaults={"env": "Pendulum-v1"},
     complete=replay.complete,
     before={"alpha_lr": None},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tfrl.cli.errors import UserError
-from tfrl.cli.settings import MOST, NATURAL, Range
+from tfrl.cli.errors import EnvError, UserError
+from tfrl.cli.settings import COUNT, MOST, NATURAL, Range
 from tfrl.envs import registry
 
 
@@ -16,8 +16,16 @@ class Task:
     """The task to learn."""
 
     env: str = "coinrun"
-    """A procgen game, a toy or a Gymnasium id; coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0
-    are the same."""
+    """A procgen game, a toy or a Gymnasium id; my_package.my_module:MyEnv-v0 imports the module that
+    registers the id. coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
+    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'; in a YAML file also as a mapping."""
+    frame_skip: int | None = None
+    """Times that a Gymnasium env takes each action; rewards are summed, and the last frame is shown. None: 4
+    of Atari's games, else 1."""
+    max_episode_steps: int | None = None
+    """Steps of the agent after which an episode is truncated, in training and evaluation. It replaces the
+    limit that a Gymnasium env is registered with. None: the env's own limit."""
     preset: str = "openai-easy"
     """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
@@ -28,6 +36,8 @@ class Task:
     """The first training level; needs --num-levels."""
     total_steps: int = 25_000_000
     """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
+    max_episodes: int | None = None
+    """End early, as done, after the update in which so many training episodes have ended; None: never."""
     solved_at: float | None = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
     start_from: str | None = None
@@ -38,6 +48,9 @@ class Task:
 
 
 RANGES = {
+    "frame_skip": Range(1, 1000),
+    "max_episode_steps": COUNT,
+    "max_episodes": COUNT,
     "num_levels": NATURAL,
     "start_level": NATURAL,
     "total_steps": Range(1, 1e15),
@@ -61,11 +74,25 @@ def has_unseen_levels(task: Task) -> bool:
     return levels and task.num_levels > 0 and task.distribution_mode != "exploration"
 
 
+def notes(task: Task) -> tuple[str, ...]:
+    """Sentences about what the env gives or needs, and training does not use or have."""
+    found = []
+    if task.distribution_mode == "memory":
+        found.append(
+            "--distribution-mode memory is made for policies with memory; this policy sees one frame alone."
+        )
+    if registry.gives_action_mask(task):
+        found.append(
+            f'{task.env} gives info["action_mask"], which is ignored: the policy may take forbidden actions.'
+        )
+    return tuple(found)
+
+
 def check(task: Task) -> None:
-    """Raise UserError if the env, its distribution mode or its levels do not exist."""
+    """Raise UserError if the env, its distribution mode or its levels do not exist, or the env fails."""
     try:
-        registry.check(task.env)
-    except ValueError as error:
+        registry.check(task)
+    except (ValueError, EnvError) as error:
         raise UserError(f"{error}.") from None
     _check_levels(task)
     if task.start_level and not has_unseen_levels(task):

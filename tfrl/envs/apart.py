@@ -36,7 +36,7 @@ class Apart:
     def __init__(self, make: MakeEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._name = spec.name
+        self._name = spec.env
         self._process = context.Process(target=_serve, args=(theirs, make, spec, list(indices)), daemon=True)
         self._process.start()
         theirs.close()

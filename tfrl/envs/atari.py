@@ -13,12 +13,12 @@ NO_SKIP = {"frameskip": 1, "obs_type": "grayscale"}
 """Arguments for `gymnasium.make`: the preprocessing, not the emulator, skips frames and makes them grey."""
 
 
-def preprocess(env: gymnasium.Env) -> gymnasium.Env:
-    """Up to 30 no-ops, every 4th frame, grey, 84 x 84, the last 4 of them: uint8 [84, 84, 4].
+def preprocess(env: gymnasium.Env, frame_skip: int = FRAME_SKIP) -> gymnasium.Env:
+    """Up to 30 no-ops, every `frame_skip`th frame, grey, 84 x 84, the last 4 of them: uint8 [84, 84, 4].
 
     Rewards stay raw, and a life lost ends no episode. `env` is made with NO_SKIP.
     """
-    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=FRAME_SKIP), STACK)
+    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), STACK)
     space = gymnasium.spaces.Box(0, 255, (84, 84, STACK), np.uint8)
     return TransformObservation(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.envs import atari
-from tfrl.envs.gymnasium_calls import RESET, STEP, Calling, all_finite, check_finite, fitting
-from tfrl.envs.gymnasium_ids import can_repeat, close, make_env, rendering_error, specs_of
-from tfrl.envs.gymnasium_spaces import actions_of
+from tfrl.envs.gymnasium_ids import can_repeat, close, facts_of, make_env, rendering_error
+from tfrl.envs.gymnasium_spaces import (
+    RESET,
+    STEP,
+    Calling,
+    actions_of,
+    all_finite,
+    check_finite,
+    fitting,
+)
 from tfrl.envs.vec_env import Step
 
 if TYPE_CHECKING:
@@ -41,18 +49,20 @@ class GymnasiumVec:
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
-        self.observation_spec, self.action_spec = specs_of(spec.name)
-        self.exact_state = can_repeat(spec.name)
-        self._name, self._renders = spec.name, spec.render
-        self._envs = [make_env(spec.name, render=spec.render) for _ in indices]
+        name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
+        self.observation_spec, self.action_spec, *_ = facts_of(name, kwargs)
+        self.exact_state = can_repeat(name, kwargs)
+        self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
+        options = {"frame_skip": spec.frame_skip, "unlimited": spec.max_episode_steps is not None}
+        self._envs = [make_env(name, kwargs, render=spec.render, **options) for _ in indices]
         self._plays = [env.step for env in self._envs]
-        self._resetting, self._stepping = (Calling(spec.name, self._envs[0], call) for call in (RESET, STEP))
+        self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
         self._snapshots = atari.is_atari(self._envs[0])
         self._replays = self.exact_state and not self._snapshots
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
-        self._inputs = actions_of(spec.name, self._envs[0].action_space).inputs
+        self._inputs = actions_of(name, self._envs[0].action_space).inputs
         self._shape = self.observation_spec.shape
         self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was looked at
         self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
@@ -93,12 +103,13 @@ class GymnasiumVec:
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         final, ndarray, shape = [], np.ndarray, self._shape
         self._clock += 1
-        with self._stepping:
+        started_by = self._clock - self._limit  # an episode that is as old is cut off
+        with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
                 if type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
                     shown = self._fitting(shown)
-                if terminated or truncated:
+                if terminated or truncated or self._began[i] <= started_by:
                     first[i], cut[i] = True, not terminated
                     if not terminated:
                         final.append(shown.astype(observation.dtype))
@@ -159,6 +170,7 @@ class GymnasiumVec:
         about = {
             "stream": self._streams[i],
             "episode": self._episodes[i],
+            "steps": self._clock - self._began[i],
             "reward": float(step.reward[i]),
             "first": bool(step.first[i]),
             "truncated": bool(step.truncated[i]),
@@ -182,9 +194,12 @@ class GymnasiumVec:
         """
         self.exact_state = self._replays or self._snapshots
         opened = [_unpack(state) for state in states]
-        played = [len(arrays.get("actions", ())) for _, arrays in opened]
+        played = [
+            about["steps"] if self._snapshots else len(arrays.get("actions", ())) for about, arrays in opened
+        ]
         self._oldest, self._clock = 0, max(played)
-        history = np.zeros((self._clock, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
+        acts = self._clock if self._replays else 0
+        history = np.zeros((acts, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
         step = Step(*(x.copy() for x in self._step[:4]), None)
         final = []
         for i, (about, arrays) in enumerate(opened):
@@ -194,7 +209,8 @@ class GymnasiumVec:
             step.observation[i] = arrays["observation"]
             if self._resume(i, about, arrays):
                 self._began[i] = self._clock - played[i]
-                history[self._began[i] :, i] = arrays.get("actions", 0)
+                if self._replays:
+                    history[self._began[i] :, i] = arrays["actions"]
             else:
                 self.exact_state = False
                 self._episodes[i] += 1

@@ -1,4 +1,7 @@
-"""Gymnasium's ids: the env of one, its specs, what is published of it, and what is wrong with a wrong one."""
+"""Gymnasium's ids: the env of one, its specs, its registered facts, and a sentence for an unknown one.
+
+`kwargs` are keyword arguments of the env as JSON text, so that functions can be cached by them.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import json
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from tfrl.envs import atari
-from tfrl.envs.gymnasium_calls import RESET, STEP, Calling, check_calls
-from tfrl.envs.gymnasium_spaces import actions_of, observation_spec
+from tfrl.envs.gymnasium_spaces import RESET, STEP, Calling, actions_of, check_calls, observation_spec
 from tfrl.envs.spec import ActionSpec, ArraySpec
 
 # By the namespace of ids: the packages whose import registers them, and what to install.
@@ -43,20 +46,60 @@ _EXTRAS = {
 }
 
 
-def make_env(env_id: str, *, render: bool = False) -> gymnasium.Env:
+class FrameSkip(gymnasium.Wrapper):
+    """Takes each action `skip` times, or until the episode ends; sums the rewards, shows the last frame."""
+
+    def __init__(self, env: gymnasium.Env, skip: int) -> None:
+        super().__init__(env)
+        self._skip = skip
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One action; what `gymnasium.Env.step` gives."""
+        total = 0.0
+        for _ in range(self._skip):
+            shown, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return shown, total, terminated, truncated, info
+
+
+def make_env(
+    env_id: str,
+    kwargs: str = "{}",
+    *,
+    frame_skip: int | None = None,
+    unlimited: bool = False,
+    render: bool = False,
+) -> gymnasium.Env:
     """One env without wrappers that only check, and with its family's usual preprocessing.
 
-    Atari's is `tfrl.envs.atari.preprocess`; the dicts that dm_control shows are flattened. `render` makes
-    `env.render()` give frames uint8 [H, W, 3].
+    Atari's is `tfrl.envs.atari.preprocess`; the dicts that dm_control shows are flattened.
+
+    Args:
+      env_id: Gymnasium's id, or module:id.
+      kwargs: as above.
+      frame_skip: times that each action is taken; None: 4 of Atari's games, else 1.
+      unlimited: leaves out the time limit that the env is registered with.
+      render: makes `env.render()` give frames uint8 [H, W, 3].
 
     Raises:
-      ValueError: one sentence: there is no such id, a package is missing, or it gives no pictures.
+      ValueError: one sentence: there is no such id, a package is missing, it does not take these arguments,
+        or it gives no pictures.
     """
     spec = copy.deepcopy(_find(env_id))
     spec.order_enforce = False
-    options = {"render_mode": "rgb_array"} if render else {}
-    is_atari = spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type") != "ram"
+    if unlimited:
+        spec.max_episode_steps = None
+    options = json.loads(kwargs) | ({"render_mode": "rgb_array"} if render else {})
+    obs_type = options.get("obs_type", spec.kwargs.get("obs_type"))
+    is_atari = spec.entry_point == "ale_py.env:AtariEnv" and obs_type != "ram"
     if is_atari:
+        if taken := atari.NO_SKIP.keys() & options.keys():
+            raise ValueError(
+                f"the preprocessing of {env_id} sets {min(taken)}, which --env-kwargs may not (--frame-skip "
+                "chooses how often each action is taken)"
+            )
         options |= atari.NO_SKIP
     if render:
         _draw_off_screen()
@@ -66,12 +109,17 @@ def make_env(env_id: str, *, render: bool = False) -> gymnasium.Env:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of versions before the newest, and of render modes
             shown = not render or _has_pictures(maker)  # if not, it may not even take the option
-            env = gymnasium.make(spec, disable_env_checker=True, **(options if shown else {}))
-            env = atari.preprocess(env) if is_atari else env
+            if not shown:
+                del options["render_mode"]
+            env = gymnasium.make(spec, disable_env_checker=True, **options)
+            env = atari.preprocess(env, frame_skip or atari.FRAME_SKIP) if is_atari else env
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ValueError(f"{env_id} needs a package that is missing{_remedy(spec, error)}") from error
     except Exception as error:  # an env of anybody's, which may raise anything
-        raise ValueError(f"{env_id} cannot be made: {_cause(error)}") from error
+        given = f" with --env-kwargs {kwargs}" if kwargs != "{}" else ""
+        raise ValueError(f"{env_id} cannot be made{given}: {_cause(error)}") from error
+    if not is_atari and frame_skip not in (None, 1):
+        env = FrameSkip(env, frame_skip)
     if render and not (shown and _has_pictures(env)):
         raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
     if env_id.startswith("dm_control/") and isinstance(env.observation_space, gymnasium.spaces.Dict):
@@ -148,10 +196,11 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
         return known
     if known is not None and re.match(r"GymV\d+Environment", base):
         raise ValueError(f"{env_id} is a shell for an env of old Gym, which must be given to it in Python")
-    hint = _hint(namespace, base)
-    if known is None or known.entry_point is None:
-        raise ValueError(f"there is no env {env_id!r}{hint}")
-    raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{hint}")
+    hint = nearest(name, module=module)
+    if known is not None and known.entry_point is not None:
+        raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{hint}")
+    where = "" if module else f"; an env that a module of yours registers is named MODULE:{name}"
+    raise ValueError(f"there is no env {env_id!r}{hint}{where}")
 
 
 def _import(module: str, env_id: str, packages: str = "") -> None:
@@ -177,69 +226,51 @@ def _can_be_made(spec: gymnasium.envs.registration.EnvSpec) -> bool:
     return made is not None and not of_gymnasium and not re.match(r"GymV\d+Environment", spec.name)
 
 
-def _newest() -> dict[str, str]:
-    """The newest id of each name, NAMESPACE/NAME, that can be made."""
-    newest: dict[str, tuple[int, str]] = {}
-    for spec in filter(_can_be_made, registry.values()):
-        name = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
-        newest[name] = max(newest.get(name, (-1, "")), (spec.version or 0, spec.id))
-    return {name: env_id for name, (_, env_id) in newest.items()}
+def nearest(typed: str, others: Iterable[str] = (), module: str = "") -> str:
+    """` (did you mean CartPole-v1?)`: the id, or other name, that is most like `typed`, or nothing.
 
-
-def _hint(namespace: str | None, base: str) -> str:
-    """` (did you mean CartPole-v1?)`: the newest version of that name, else of the nearest ones.
-
-    Where there are none, or the name is of Atari's older ids, and they are missing: what to install for them.
+    `module` stands before the suggested id, as before the typed one.
     """
-    newest, asked = _newest(), f"{namespace}/{base}" if namespace else base
-    kin = {name: newest[name] for name in newest if name.rpartition("/")[0] == (namespace or "")}
-    missing = namespace is None and not importlib.util.find_spec("ale_py")
-    near = (
-        []
-        if missing and re.search("NoFrameskip|Deterministic|-ram", base)
-        else _near(asked, kin or newest, 2)
-    )
-    if missing and not near:
-        return f" (Atari's games need a package that is missing: pip install {_PLUGINS['ALE'][1]})"
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    ids = [spec.id for spec in registry.values() if _can_be_made(spec)]
+    by_lower = {name.lower(): name for name in (*ids, *others)}
+    close = difflib.get_close_matches(typed.lower(), by_lower, n=1)
+    return f" (did you mean {module and f'{module}:'}{by_lower[close[0]]}?)" if close else ""
 
 
-def _near(asked: str, ids: Mapping[str, str], most: int) -> list[str]:
-    """The ids whose names are like `asked`: the one that has it in other letters, else up to `most`."""
-    by_lower = {name.lower(): env_id for name, env_id in ids.items()}
-    asked = asked.lower()
-    found = [asked] if asked in by_lower else difflib.get_close_matches(asked, by_lower, n=most)
-    return [by_lower[name] for name in found]
+class Facts(NamedTuple):
+    """Facts about an env.
 
+    Attributes:
+      observation, action: the specs.
+      action_mask: its info has an "action_mask", which no algorithm here uses.
+      fps: its own speed for people, 30 where it names none.
+    """
 
-def nearest(typed: str, others: Sequence[str]) -> str | None:
-    """The id, or one of the other names, that was probably meant by what is neither, if one is like it."""
-    written = re.match(r"(?s)\s*(?P<name>.*?)(?P<version>-v\d+|\Z)", typed)  # what follows it is too much
-    exact = f"{written['name']}{written['version']}"
-    if exact in registry and _can_be_made(registry[exact]):
-        return exact
-    return next(iter(_near(written["name"].strip(), _newest() | {name: name for name in others}, 1)), None)
+    observation: ArraySpec
+    action: ActionSpec
+    action_mask: bool
+    fps: float
 
 
 @functools.cache
-def specs_of(env_id: str) -> tuple[ArraySpec, ActionSpec]:
-    """The specs of an env's observations and actions.
+def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
+    """The facts about an env, from its first reset and step.
 
     Raises:
       ValueError: as `make_env`, or this program cannot handle the env's observations or actions.
       EnvError: its first reset or step fails, or does not give what it should.
     """
-    with _open(env_id) as env:
+    with _open(env_id, kwargs) as env:
         spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
         observation, actions = observation_spec(env_id, next(spaces)), actions_of(env_id, next(spaces))
-        check_calls(env_id, env, observation)
-        return observation, actions.spec
+        masks = check_calls(env_id, env, observation)
+        return Facts(observation, actions.spec, masks, float(env.metadata.get("render_fps") or 30))
 
 
 @contextlib.contextmanager
-def _open(env_id: str) -> Iterator[gymnasium.Env]:
+def _open(env_id: str, kwargs: str) -> Iterator[gymnasium.Env]:
     """An env that is closed again. Raises as `make_env`."""
-    env = make_env(env_id)
+    env = make_env(env_id, kwargs)
     try:
         yield env
     finally:
@@ -253,13 +284,13 @@ def close(env: gymnasium.Env) -> None:
 
 
 @functools.cache
-def can_repeat(env_id: str) -> bool:
+def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
     """True if two runs of 20 steps from one seed are the same, and the id is not marked nondeterministic.
 
-    Replaying an episode brings back the state of such an env alone. Raises as `specs_of`.
+    Replaying an episode brings back the state of such an env alone. Raises as `facts_of`.
     """
-    specs_of(env_id)
-    with _open(env_id) as env:
+    facts_of(env_id, kwargs)
+    with _open(env_id, kwargs) as env:
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(20)]
         outlines = [_outline(env_id, env, actions) for _ in range(2)]
@@ -279,16 +310,6 @@ def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
     return seen
 
 
-def time_limit(env_id: str) -> int | None:
-    """Steps after which an episode is cut off; None if there is no limit, or only the env knows it.
-
-    Of Atari games, whose limit is in frames, steps of 4 frames. Raises ValueError if there is no such id.
-    """
-    spec = _find(env_id)
-    frames = spec.kwargs.get("max_num_frames_per_episode")
-    return frames // atari.FRAME_SKIP if frames else spec.max_episode_steps
-
-
 def reward_threshold(env_id: str) -> float | None:
     """The mean return from which Gymnasium counts an env as solved; None if it names none.
 
@@ -296,12 +317,6 @@ def reward_threshold(env_id: str) -> float | None:
     """
     threshold = _find(env_id).reward_threshold
     return None if threshold is None else float(threshold)
-
-
-def frames_per_second(env_id: str) -> float:
-    """The env's own speed for people, 30 where it names none. Raises as `specs_of`."""
-    with _open(env_id) as env:
-        return float(env.metadata.get("render_fps") or 30)
 
 
 # Modules whose envs draw by pygame, or by an emulator of their own, and not by OpenGL.

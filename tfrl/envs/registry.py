@@ -6,12 +6,17 @@ Nothing here imports an env's library until an env of its family is asked for.
 from __future__ import annotations
 
 import importlib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSpec
 from tfrl.envs.vec_env import VecEnv
+
+if TYPE_CHECKING:
+    from tfrl.envs.gymnasium_ids import Facts
 
 TRAIN, TEST = LEVEL_SETS = ("train", "test")
 """The level sets of an env that has levels; one without levels has `test` alone."""
@@ -24,9 +29,8 @@ class Family:
     Attributes:
       module, kind: the class is `kind` of `module`; it is made of an `EnvSpec` and the global indices of the
         wanted envs, and follows `VecEnv`.
-      names: what `--env` takes; empty for a family that knows its names itself.
-      specs: the observation and action spec of an env by name; raises ValueError with a sentence for a name
-        that it does not know.
+      names: what `--env` takes; empty for Gymnasium, which knows its names itself.
+      specs: the observation and action spec of its envs; None where each env has its own.
       level_sets: those that evaluations play.
       preset: of PPO, for an env of this family.
       fps: frames a second at which people see its envs play; 0: each env has its own.
@@ -38,7 +42,7 @@ class Family:
     module: str
     kind: str
     names: tuple[str, ...]
-    specs: Callable[[str], tuple[ArraySpec, ActionSpec]]
+    specs: tuple[ArraySpec, ActionSpec] | None
     level_sets: tuple[str, ...]
     preset: str
     steps_beside: bool = True
@@ -59,14 +63,8 @@ _PROCGEN_MODES = {
 _EASY_AND_HARD = ("easy", "hard")
 
 
-def _images(*shape: int, actions: int) -> Callable[[str], tuple[ArraySpec, ActionSpec]]:
-    return lambda name: (ArraySpec(shape, "uint8"), Discrete(actions))
-
-
-def _gymnasium_specs(name: str) -> tuple[ArraySpec, ActionSpec]:
-    from tfrl.envs.gymnasium_ids import specs_of
-
-    return specs_of(name)
+def _images(*shape: int, actions: int) -> tuple[ArraySpec, ActionSpec]:
+    return ArraySpec(shape, "uint8"), Discrete(actions)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -79,7 +77,7 @@ FAMILIES: Mapping[str, Family] = {
         *("openai-easy", True, 15, _EASY_AND_HARD),
     ),
     "gymnasium": Family(
-        *("tfrl.envs.gymnasium", "GymnasiumVec", (), _gymnasium_specs, (TEST,)),
+        *("tfrl.envs.gymnasium", "GymnasiumVec", (), None, (TEST,)),
         *("gymnasium", False, 0),
     ),
 }
@@ -87,26 +85,48 @@ FAMILIES: Mapping[str, Family] = {
 
 def family(env: str) -> Family:
     """The family of an env, by name; of an unknown name, Gymnasium's, which looks further."""
+    env = own_name(env)
     return next((known for known in FAMILIES.values() if env in known.names), FAMILIES["gymnasium"])
 
 
-def specs(env: str) -> tuple[ArraySpec, ActionSpec]:
-    """The specs of an env's observations and actions. Raises ValueError, a sentence, if it is unknown."""
-    return family(env).specs(env)
+def specs(task: Any) -> tuple[ArraySpec, ActionSpec]:
+    """The specs of the observations and actions of the env that a task, or an `EnvSpec`, names.
+
+    Raises:
+      ValueError: one sentence: there is no such env, or it cannot be learned.
+      EnvError: its first reset or step fails.
+    """
+    return family(task.env).specs or _facts(task)[:2]
 
 
-def check(env: str) -> None:
-    """Raise ValueError, with a sentence for the user, if there is no env of that name that can be learned."""
-    # Gymnasium's ids end in a version; anything else is meant to be a game.
-    if family(env).names or re.fullmatch(r"\S+-v\d+", env):
-        specs(env)
-        return
-    from tfrl.envs.gymnasium_ids import nearest
+def gives_action_mask(task: Any) -> bool:
+    """True if the info of the task's env has an "action_mask". Raises as `specs`."""
+    return not family(task.env).names and _facts(task).action_mask
 
-    near = nearest(env, env_names())
-    hint = f" (did you mean {near}?)" if near else ""
-    known = ", ".join(env_names())
-    raise ValueError(f"there is no env {env!r}{hint}; known: {known}, and Gymnasium's ids, CartPole-v1 say")
+
+def _facts(task: Any) -> Facts:
+    from tfrl.envs.gymnasium_ids import facts_of
+
+    return facts_of(task.env, json.dumps(dict(task.env_kwargs), sort_keys=True))
+
+
+def check(task: Any) -> None:
+    """Raise as `specs`, also where the family of the task's env does not take its settings."""
+    env = task.env
+    if family(env).names:
+        for name in ("env_kwargs", "frame_skip"):
+            if getattr(task, name):
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is none: leave it out")
+    elif not re.fullmatch(r"\S+-v\d+", env):  # as Gymnasium's ids do; anything else is meant to be a game
+        from tfrl.envs.gymnasium_ids import nearest
+
+        known = ", ".join(env_names())
+        raise ValueError(
+            f"there is no env {env!r}{nearest(env, env_names())}; known: {known}, Gymnasium's ids, and "
+            "MODULE:ID of your own"
+        )
+    specs(task)
 
 
 def own_name(env: str) -> str:
@@ -137,13 +157,9 @@ def level_set_title(env: str, level_set: str) -> str:
     return {TRAIN: "training levels", TEST: "unseen levels"}[level_set]
 
 
-def frames_per_second(env: str) -> float:
-    """The speed at which people see an env play."""
-    if fps := family(env).fps:
-        return fps
-    from tfrl.envs.gymnasium_ids import frames_per_second
-
-    return frames_per_second(env)
+def frames_per_second(task: Any) -> float:
+    """The speed at which people see the task's env play, in steps of the agent. Raises as `specs`."""
+    return family(task.env).fps or _facts(task).fps / (task.frame_skip or 1)
 
 
 def reward_threshold(env: str) -> float | None:
@@ -176,7 +192,8 @@ def distribution_modes(env: str) -> tuple[str, ...]:
 def in_words() -> str:
     """The names of all families, for --help."""
     named = [f"{name}: {', '.join(known.names)}" for name, known in FAMILIES.items() if known.names]
-    return "; ".join([*named, "gymnasium: ids of Gymnasium, such as CartPole-v1"])
+    gymnasium = "gymnasium: ids of Gymnasium, such as CartPole-v1, or my_package.my_module:MyEnv-v0"
+    return "; ".join([*named, f"{gymnasium}, where the module registers the id"])
 
 
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
@@ -187,13 +204,13 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     Raises:
       ValueError: there is no such env, or not in this distribution mode.
     """
-    known = family(spec.name)
-    modes = distribution_modes(spec.name)
+    known = family(spec.env)
+    modes = distribution_modes(spec.env)
     if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
-        raise ValueError(f"{spec.name} has no distribution mode {spec.distribution_mode!r}")
+        raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
     kind = getattr(importlib.import_module(known.module), known.kind)
     indices = list(range(spec.num_envs) if indices is None else indices)
-    if spec.render and draws_with_opengl(spec.name):
+    if spec.render and draws_with_opengl(spec.env):
         from tfrl.envs.apart import Apart
 
         return Apart(kind, spec, indices)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +17,21 @@ class ArraySpec:
     Attributes:
       shape: (H, W, C) of images or (D,) of vectors, when it is an observation.
       dtype: NumPy's name: "uint8" of images, "float32" of vectors.
+      channels_first: the env itself shows images [C, H, W], which are transposed to `shape`.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    channels_first: bool = False
+
+    @property
+    def env_shape(self) -> tuple[int, ...]:
+        """The shape as the env shows it: (C, H, W) if `channels_first`."""
+        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
+
+    def __str__(self) -> str:
+        text = f"{self.dtype} {list(self.shape)}"
+        return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
 
 
 class ActionSpec(ABC):
@@ -53,9 +65,13 @@ class ActionSpec(ABC):
 
 @dataclass(frozen=True)
 class Discrete(ActionSpec):
-    """One of `n` actions: an int32 scalar, 0 ... n - 1."""
+    """One of `n` actions: an int32 scalar, 0 ... n - 1.
+
+    The env itself counts from `start`; the env family adds it.
+    """
 
     n: int
+    start: int = 0
 
     dtype: ClassVar[str] = "int32"
     kind: ClassVar[str] = "discrete"
@@ -64,6 +80,9 @@ class Discrete(ActionSpec):
     def shape(self) -> tuple[int, ...]:
         """The shape of one action: a scalar."""
         return ()
+
+    def __str__(self) -> str:
+        return f"{self.n} discrete actions, {self.start} to {self.start + self.n - 1}"
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, int32 [count]."""
@@ -92,6 +111,9 @@ class Box(ActionSpec):
         """The shape of one action: (D,)."""
         return (len(self.low),)
 
+    def __str__(self) -> str:
+        return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
+
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""
         return generator.uniform(-1.0, 1.0, (count, *self.shape)).astype(np.float32)
@@ -107,9 +129,10 @@ class EnvSpec:
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, and `render`, which makes `VecEnv.render` possible, change the speed alone.
+    `env_kwargs`, `frame_skip` and `max_episode_steps` are as in `tfrl.config.task.Task`.
     """
 
-    name: str
+    env: str
     num_envs: int
     seed: int
     distribution_mode: str = "easy"
@@ -117,3 +140,14 @@ class EnvSpec:
     start_level: int = 0
     num_threads: int = 2
     render: bool = False
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    frame_skip: int | None = None
+    max_episode_steps: int | None = None
+
+    @classmethod
+    def of(cls, task: Any, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
+        """A vector of the env of `task`, settings that have the same names; `changes` win over them."""
+        names = ("env", "distribution_mode", "num_levels", "start_level")
+        names += ("env_kwargs", "frame_skip", "max_episode_steps")
+        shared = {name: getattr(task, name) for name in names}
+        return cls(num_envs=num_envs, seed=seed, **{**shared, **changes})

@@ -117,7 +117,7 @@ def play(
         step += 1
     env.close()
     if tally.cut:
-        tell(f"warning: {tally.cut} episodes of {spec.name} were cut off after {LONGEST_EPISODE:,} steps.")
+        tell(f"warning: {tally.cut} episodes of {spec.env} were cut off after {LONGEST_EPISODE:,} steps.")
     return tally.played
 
 

@@ -29,11 +29,10 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
       num_envs: how many; env i is the same in any number of them.
       use: what is played for. Evaluations in training, afterwards and beside it play the same.
     """
-    return EnvSpec(
-        name=task.env,
+    return EnvSpec.of(
+        task,
         num_envs=num_envs,
         seed=rng.env_seed(task.seed, use, LEVEL_SETS.index(level_set)),
-        distribution_mode=task.distribution_mode,
         num_levels=task.num_levels if level_set == TRAIN else 0,
         start_level=task.start_level if level_set == TRAIN else 0,
     )

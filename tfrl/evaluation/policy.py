@@ -93,4 +93,4 @@ def _build(config: Any, precision: str, *, greedy: bool) -> Policy:
         parts.one_thread_each()
     precision = resolve_precision(precision, small=config.small_network)
     network = networks.of_settings(config, precision)
-    return Policy(network, registry.specs(config.env)[0], precision, greedy=greedy)
+    return Policy(network, registry.specs(config)[0], precision, greedy=greedy)

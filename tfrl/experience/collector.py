@@ -213,4 +213,4 @@ class Collector:
 
 def _steps_beside(spec: EnvSpec) -> bool:
     """Whether the env's `act` returns while it still steps, so that two groups gain time."""
-    return registry.family(spec.name).steps_beside
+    return registry.family(spec.env).steps_beside

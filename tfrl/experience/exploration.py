@@ -67,14 +67,14 @@ def correlated_noise(config: Any, envs: int) -> CorrelatedNoise | None:
     correlation = getattr(config, "noise_correlation", 0.0)
     if not correlation:
         return None
-    return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config.env)[1].shape))
+    return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
 
 
 def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
     """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none."""
     if iteration * config.iteration_steps >= config.learning_starts:
         return None
-    spec = registry.specs(config.env)[1]
+    spec = registry.specs(config)[1]
     generators = (rng.generator(config.seed, rng.Use.EXPLORATION, iteration, i) for i in indices)
     return np.stack([spec.uniform(g, config.steps_per_env) for g in generators], axis=1)
 

@@ -17,7 +17,7 @@ _SHARE = 0.8  # of the memory: the rest is TensorFlow's, the networks', and what
 
 def replay_bytes(config: Any) -> int:
     """The memory of the settings' replay, of all workers, without truncated episodes' last observations."""
-    observation, action = registry.specs(config.env)
+    observation, action = registry.specs(config)
     row = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in (observation, action))
     row += 4 + 2  # the reward and two flags
     if config.prioritized_replay:

@@ -63,7 +63,7 @@ def of_settings(config: Any, precision: str) -> ActorAlone:
     Raises:
       ValueError: the zoo cannot build its torso.
     """
-    observation_spec, action_spec = registry.specs(config.env)
+    observation_spec, action_spec = registry.specs(config)
     seeds = seeds_of(config.seed, 2)
     torso = torso_for(config, observation_spec, precision, seeds[0])
     size = distribution_for(action_spec).parameters_size

@@ -127,7 +127,7 @@ def of_settings(config: Any, precision: str) -> DeterministicActor | StochasticA
     Raises:
       ValueError: the zoo cannot build their torso.
     """
-    observation_spec, action_spec = registry.specs(config.env)
+    observation_spec, action_spec = registry.specs(config)
     num_critics = 1 if config.algorithm == "ddpg" else 2
     seeds = seeds_of(config.seed, 1 + num_critics)
     parameters = distribution_for(action_spec).parameters_size

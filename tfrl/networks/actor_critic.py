@@ -250,7 +250,7 @@ def of_settings(config: Any, precision: str) -> ActorCritic:
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
-    observation_spec, action_spec = registry.specs(config.env)
+    observation_spec, action_spec = registry.specs(config)
     return build(
         torso=config.torso,
         torso_options=config.torso_options,

@@ -28,7 +28,7 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     one, and what else the algorithm's network tells (PPO's: `logits` float32 [B, A], or `parameters` of
     continuous actions, and `value` float32 [B]). Continuous actions are in the env's own units, float32
     [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
-    [-1, 1]. Discrete ones are integers [B] from 0, whatever the `start` of Gymnasium's space.
+    [-1, 1]. Discrete ones are integers [B] from the `start` of Gymnasium's space; `logits` begin with it.
 
     It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
     on return.
@@ -41,12 +41,14 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     network = networks.of_settings(config, precision)
     network.set_weights(weights)
     forward = network.forward_pass(on_gpu=True, at_once=1)  # whole, on whatever device it runs
-    spec, action_spec = registry.specs(config.env)
+    spec, action_spec = registry.specs(config)
     module = tf.Module()
     module.network = network
-    signature = tf.TensorSpec((None, *spec.shape), spec.dtype, name="observations")
+    signature = tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")
 
     def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
+        if spec.channels_first:
+            observations = tf.transpose(observations, (0, 2, 3, 1))
         outputs = network.exported(forward(observations))
         return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
 
@@ -56,9 +58,9 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
 
 
 def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
-    """Actions of a network in the env's own units: [-1, 1] becomes [low, high]."""
+    """Actions of a network in the env's own units: [-1, 1] becomes [low, high], and 0 becomes `start`."""
     if not isinstance(spec, Box):
-        return actions
+        return actions + spec.start if spec.start else actions
     low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
     # Rounding may not take a bound out of an env's of float64.
     low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)

@@ -83,7 +83,7 @@ def of_settings(config: Any, precision: str) -> QNetwork:
     Raises:
       ValueError: the zoo cannot build its torso.
     """
-    observation_spec, action_spec = registry.specs(config.env)
+    observation_spec, action_spec = registry.specs(config)
     seeds = seeds_of(config.seed, 3)
     torso = torso_for(config, observation_spec, precision, seeds[0])
     features = torso.output_shape[-1]

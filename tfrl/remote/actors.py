@@ -141,7 +141,7 @@ class RayCollector(Seated):
         beat: Callable[[], None],
     ) -> None:
         self.indices = list(indices)
-        self.observation_spec, self.action_spec = registry.specs(config.env)
+        self.observation_spec, self.action_spec = registry.specs(config)
         self._size = (replicas, config.steps_per_env, len(indices) // replicas)
         self._rollout: Rollout | None = None
         share = config.num_envs // config.actors

@@ -208,7 +208,7 @@ def _children(pid: int) -> list[int]:
 
 def store_bytes(config: Any, num_envs: int) -> int:
     """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
-    observation = registry.specs(config.env)[0]
+    observation = registry.specs(config)[0]
     size = observation_bytes(observation, num_envs * (config.steps_per_env + 1))
     return int(1.2 * (config.lag + 2) * size)
 

@@ -58,7 +58,7 @@ def save(
     files.make_folder(path.parent)
     with files.replacing(path) as staged:
         staged.touch()  # says what is wrong better than the encoder would
-        with Writer(staged, fps=frames_per_second(task.env)) as writer:
+        with Writer(staged, fps=frames_per_second(task)) as writer:
             grid = _play(player, task, writer, options, probabilities, scale=scale)
     return grid.preview
 

@@ -40,7 +40,7 @@ def read(run: Path) -> dict[str, Any] | None:
 
 
 def are_of_all(found: Mapping[str, Any] | None, config: Any, env_steps: float | None = None) -> bool:
-    """True if results are of a run's end by these settings, at --total-steps or --solved-at.
+    """True if results are of a run's end by these settings: --total-steps, --max-episodes or --solved-at.
 
     Args:
       found: the results, None where there are none.
@@ -51,7 +51,9 @@ def are_of_all(found: Mapping[str, Any] | None, config: Any, env_steps: float | 
         return False
     reached, at = (_number(found.get(name)) for name in ("episode_return", "env_steps"))
     at = at if env_steps is None else env_steps
-    return at >= config.run_steps or (config.solved_at is not None and reached >= config.solved_at)
+    enough = config.max_episodes is not None and _number(found.get("episodes")) >= config.max_episodes
+    solved = config.solved_at is not None and reached >= config.solved_at
+    return at >= config.run_steps or enough or solved
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -48,7 +48,7 @@ def summaries(
     """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
 
     Args:
-      settings: name to value; None becomes text.
+      settings: name to value; None and mappings become text.
       chosen: names of those that tell this run from others, which come first.
       charts: the algorithm's own, titles of groups -> titles of charts -> metrics.
       run: its folder.
@@ -67,7 +67,10 @@ def summaries(
         )
         for title, group in {**_CHARTS, **charts}.items()
     ]
-    values = {name: "None" if value is None else value for name, value in settings.items()}
+    values = {
+        name: str(value) if value is None or isinstance(value, dict) else value
+        for name, value in settings.items()
+    }
     return [
         # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
         Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),

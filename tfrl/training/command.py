@@ -95,7 +95,7 @@ def _check_memory(config: Any, workers: int, here: int) -> None:
         replay_memory.check_memory(config, workers, here)
     else:
         steps = config.steps_per_env * config.rollouts_held
-        rollout.check_memory(registry.specs(config.env)[0], config.num_envs, steps, workers, here)
+        rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
 
 
 def _load(name: str) -> Any:

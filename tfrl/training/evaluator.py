@@ -51,7 +51,7 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     warn = once(console.warn)
     any_checkpoint = not (config.eval_every or config.eval_every_steps)
     evaluated, updates = (0, 0), store.updates()  # updates and env steps
-    while not (updates and updates[-1] >= config.num_updates) and not _is_solved(config):
+    while not (updates and updates[-1] >= config.num_updates) and not _ended_early(config):
         now = (updates[-1], store.env_steps()) if updates else evaluated
         is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
         if is_due and not _is_between(config, store, updates[-1]):
@@ -83,12 +83,12 @@ def _is_between(config: Any, store: CheckpointStore, update: int) -> bool:
     return store.env_steps() >= (update + 1) * config.steps_per_update
 
 
-def _is_solved(config: Any) -> bool:
-    """True if the run has ended before its last update, at --solved-at."""
+def _ended_early(config: Any) -> bool:
+    """True if the run has ended before its last update, at --max-episodes or --solved-at."""
+    if config.solved_at is None and config.max_episodes is None:
+        return False
     results = config.run_dir / RESULTS_FILE
-    return (
-        config.solved_at is not None and results.is_file() and runs.load(config.run_dir).is_done_for(config)
-    )
+    return results.is_file() and runs.load(config.run_dir).is_done_for(config)
 
 
 def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:

@@ -36,7 +36,7 @@ class LearnerBase:
         self._session = session
         self._runtime = session.runtime
         self.agent = _make_agent(config, session, make_agent)
-        self._distribution = distribution_for(registry.specs(config.env)[1])
+        self._distribution = distribution_for(registry.specs(config)[1])
         self._episodes = EpisodeStatistics(config.num_envs)
 
     def begin(self) -> None:
@@ -126,12 +126,17 @@ class LearnerBase:
 
     @property
     def is_over(self) -> bool:
-        """True, on all workers, where the run is as long as it is to be, or has come to --solved-at.
+        """True, on all workers, where the run is as long as it is to be, or has come to --max-episodes or
+        --solved-at.
 
         An update that is under way is never the end: its weights are neither those of the update before nor
         those that it will leave.
         """
-        return not self.steps_within and (self.env_steps >= self._config.run_steps or self.is_solved)
+        if self.steps_within:
+            return False
+        most = self._config.max_episodes
+        enough = most is not None and self._episodes.episodes >= most
+        return self.env_steps >= self._config.run_steps or enough or self.is_solved
 
     @property
     def is_solved(self) -> bool:
@@ -163,13 +168,10 @@ class LearnerBase:
 
 def env_spec(config: Any) -> EnvSpec:
     """The global vector of training envs that the settings describe."""
-    return EnvSpec(
-        name=config.env,
+    return EnvSpec.of(
+        config,
         num_envs=config.num_envs,
         seed=config.seed,
-        distribution_mode=config.distribution_mode,
-        num_levels=config.num_levels,
-        start_level=config.start_level,
         # A few step tens of thousands of frames a second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
     )

@@ -45,7 +45,7 @@ class OffPolicyLearner(LearnerBase):
         super().__init__(config, session, make_agent)
         self.envs: Playing = (PlayedAhead if config.is_ahead else PlayedInTurn)(config, session)
         self.columns = (*_COLUMNS, *self.envs.columns)
-        observation, action = registry.specs(config.env)
+        observation, action = registry.specs(config)
         self.replay = Replay(
             self.envs.indices,
             config.replay_size // config.num_envs,
@@ -78,7 +78,7 @@ class OffPolicyLearner(LearnerBase):
         return self._conclude(iteration)
 
     def _new_iteration(self) -> Iteration:
-        action = registry.specs(self._config.env)[1]
+        action = registry.specs(self._config)[1]
         return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._taken)
 
     @property

@@ -231,5 +231,5 @@ def make_collector(config: Any, runtime: Runtime) -> Collector:
     try:
         return Collector(env_spec(config), runtime.local_envs(config.num_envs), **sizes)
     except MemoryError:
-        spec = registry.specs(config.env)[0]
+        spec = registry.specs(config)[0]
         raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None

@@ -46,7 +46,7 @@ class Periodic:
         self._runtime = session.runtime
         self._warn = once(session.console.warn)
         self._table = EvaluationTable(session.console, config.level_sets)
-        self._sees_images = len(registry.specs(config.env)[0].shape) == 3
+        self._sees_images = len(registry.specs(config)[0].shape) == 3
         self._draws = not self._sees_images and not registry.draws_with_opengl(config.env)
         self._drawing = 0.0  # seconds so far
 

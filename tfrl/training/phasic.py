@@ -220,8 +220,6 @@ class PhasicLearner(OnPolicyLearner):
         super().begin()
         self._keep_phases_of(())
         self._check_disk()
-        for note in self._config.notes if self._session.runtime.is_chief else ():
-            self._session.console.warn(note)
 
     def _check_disk(self) -> None:
         """Raises UserError on all workers if there is no room for checkpoints beside the rollouts."""

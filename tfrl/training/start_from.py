@@ -59,7 +59,7 @@ def _check_same_network(name: str, config: Any, there: Any) -> None:
         raise UserError(
             f"{name} is a run of {there.algorithm}, whose networks {config.algorithm} cannot begin with."
         )
-    if registry.specs(config.env) != registry.specs(there.env):
+    if registry.specs(config) != registry.specs(there):
         raise UserError(
             f"{name} is of another network: it was trained on {there.env}, whose observations or actions are "
             f"not those of {config.env}."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
 from tfrl.agents.agent import Agent
+from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.run.session import Session
 from tfrl.run.summary import folder, hardware, network, tensorboard
@@ -59,14 +61,21 @@ def next_commands(config: Any) -> list[str]:
 
 
 def _env(config: Any) -> dict[str, str]:
+    observation, action = registry.specs(config)
+    limit = config.max_episode_steps
+    more = {"observes": str(observation), "takes": str(action)} | (
+        {"episodes": f"truncated after {limit:,} steps"} if limit else {}
+    )
     if TRAIN not in config.level_sets:
-        return {"env": config.env}
+        kwargs = f", {json.dumps(config.env_kwargs)}" if config.env_kwargs else ""
+        skip = f", each action {config.frame_skip} times" if config.frame_skip else ""
+        return {"env": f"{config.env}{kwargs}{skip}", **more}
     levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
     if not config.num_levels:
         levels = "all levels"
     if config.distribution_mode == "exploration":
         levels = "a single level"
-    return {"game": f"{config.env}, {config.distribution_mode}, {levels}"}
+    return {"game": f"{config.env}, {config.distribution_mode}, {levels}", **more}
 
 
 def _actors(config: Any) -> dict[str, str]:

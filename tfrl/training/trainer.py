@@ -211,6 +211,9 @@ class Trainer:
     def _advice(self) -> str:
         """How to go on with a run that is complete."""
         if self._env_steps < self._config.run_steps:
+            most = self._config.max_episodes
+            if most is not None and self._learner.episode_metrics()["rollout/episodes"] >= most:
+                return "without --max-episodes, or with a higher one, it would go on"
             open_again = dataclasses.replace(self._config, solved_at=None)
             open_again = settings.reader(self._config.algorithm).complete(open_again)
             without = "without --solved-at, or " if open_again.solved_at is None else ""
@@ -325,6 +328,8 @@ class Trainer:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
             session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
         session.console.summary(summary.rows(config, session, agent, logged, self._place))
+        for note in config.notes if session.runtime.is_chief and session.found is None else ():
+            session.console.warn(note)
         learner = self._learner
         session.console.start(config.run_steps, learner.position, work=learner.work)
         session.console.taken(self._steps_taken)
@@ -372,6 +377,7 @@ class Trainer:
             "updates": session.step,
             "seconds": session.seconds,
             "env_steps_per_second": self._env_steps / session.seconds,
+            "episodes": int(episodes["rollout/episodes"]),
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],
             "solved": self._learner.is_solved,

@@ -1,0 +1,71 @@
+"""Settings of the env itself: a run with all of them, interrupted, and its evaluations."""
+
+import json
+
+import pytest
+from learners import train
+from made_envs import made
+
+from tfrl import config as settings
+from tfrl.config.of_run import settings as of_run
+from tfrl.evaluation.levels import level_spec
+from tfrl.run.session import Session
+from tfrl.run.stop import Stopped
+from tfrl.training.learner import env_spec
+
+COMMAND = [
+    "--env",
+    made("Sized"),
+    "--env-kwargs",
+    '{"size": 3}',
+    "--frame-skip",
+    "2",
+    "--max-episode-steps",
+    "9",
+]
+COMMAND += ["--max-episodes", "60", "--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4"]
+COMMAND += ["--minibatch-size", "0", "--eval-episodes", "4", "--hidden", "8", "--checkpoint-every", "1"]
+
+
+def stop_at(update):
+    def obey(session):
+        if session.step >= update:
+            raise Stopped(0)
+
+    return obey
+
+
+def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly(
+    tmp_path, monkeypatch, capfd
+):
+    reader, found = settings.reader("ppo"), {}
+    for name in ("whole", "parts"):
+        config = reader.parse([*COMMAND, "--logdir", str(tmp_path), "--run-name", name])
+        if name == "parts":
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "obey", stop_at(2))
+                assert train(config) == 0
+            capfd.readouterr()
+        assert train(config) == 0
+        found[name] = json.loads((config.run_dir / "results.json").read_text())
+        told = capfd.readouterr()
+        mask = f'{made("Sized")} gives info["action_mask"], which is ignored'
+        assert told.out.count(mask) == (name == "whole")  # once, where the run begins
+    assert "observes      float32 [3]" in told.out and "3 discrete actions, 0 to 2" in told.out
+    assert 'size": 3}, each action 2 times' in told.out and "truncated after 9 steps" in told.out
+    whole, parts = found.values()
+    assert whole["weights_sha256"] == parts["weights_sha256"]
+    assert 60 <= whole["episodes"] == parts["episodes"] < 60 + 8 * 16 / 2
+    assert whole["env_steps"] == 128 * whole["updates"] < config.run_steps
+    assert whole["eval"]["test"]["episode_length"] <= 9
+    for spec in (env_spec(of_run(config.run_dir)), level_spec(of_run(config.run_dir), "test", 4)):
+        assert (spec.env_kwargs, spec.frame_skip, spec.max_episode_steps) == ({"size": 3}, 2, 9)
+    assert train(config) == 0 and "without --max-episodes, or with a higher one" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["env_kwargs: {size: 3}", "env_kwargs: '{\"size\": 3}'"])
+def test_keyword_arguments_in_a_file_are_a_mapping_or_json(tmp_path, text):
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"env: {made('Sized')}\n{text}\n")
+    config = settings.reader("dqn").parse(["--config", str(file)])
+    assert config.env_kwargs == {"size": 3} and config.torso == "mlp"
