@@ -15,7 +15,7 @@ UPDATES = 30  # enough of them for a kill in their midst
 FLAGS = "--num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 2 --seed 3 --eval-episodes 2"
 FLAGS = [*FLAGS.split(), "--checkpoint-every", "1", "--total-steps", str(UPDATES * 256)]
 SETTINGS = {
-    "CartPole-v1": [],
+    "CartPole-v1": ["--max-episode-steps", "30", "--env-kwargs", '{"sutton_barto_reward": true}'],
     "InvertedDoublePendulum-v5": ["--torso", "mlp", "--hidden", "32,32"],
 }
 

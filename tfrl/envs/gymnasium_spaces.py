@@ -1,4 +1,4 @@
-"""What Gymnasium's envs show and take: the specs of spaces, and one sentence where an env's calls fail.
+"""Gymnasium's spaces and calls: the specs of spaces, and one sentence where an env's call fails.
 
 To support another action space: a function here like `_discrete`, and its line in `_ACTIONS`.
 """

@@ -363,6 +363,11 @@ class Trainer:
                     f"Solved after {self._env_steps:,} env steps: the mean return of the last 100 episodes, "
                     f"{outcome['episode_return']:.2f}, has reached the threshold of {config.solved_at:g}."
                 )
+            elif config.max_episodes is not None and outcome["episodes"] >= config.max_episodes:
+                session.console.message(
+                    f"Ended after {self._env_steps:,} env steps: {outcome['episodes']:,} training episodes "
+                    f"have reached --max-episodes {config.max_episodes:,}."
+                )
             session.console.results(*results.table(outcome), summary.next_commands(config))
         return session.leave(0)
 
