@@ -169,7 +169,7 @@ class _Runs:
         self._say(index, "starts")
         command = [sys.executable, *task.trainer, *task.arguments]
         handed, passed = ({}, []) if taken is None else lock.hand_over(taken)
-        with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as opened:
             output, environment = None, os.environ | handed
             if self._workers > 1:
                 share = max(1, machine.cores() // self._workers)
@@ -177,7 +177,7 @@ class _Runs:
                 if not task.config.env_threads:
                     command += ["--env-threads", str(max(1, share // 2))]
                 task.config.run_dir.mkdir(parents=True, exist_ok=True)
-                output = files.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
+                output = opened.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
                 self._output_from[index] = output.tell()
             self._running[index] = subprocess.Popen(
                 command,
@@ -199,7 +199,7 @@ class _Runs:
             code = signals.STOP_CODES.get(-code, code)  # in its first moments the signal itself ends a run
             said = self.agenda.ended(index, code)
             if code and self._workers > 1:
-                last = _last_line(self._tasks[index].config.run_dir / _OUTPUT, self._output_from[index])
+                last = files.last_line(self._tasks[index].config.run_dir / _OUTPUT, self._output_from[index])
                 was_stopped = code in signals.STOP_CODES.values()
                 said = (last or said) if was_stopped else f"{said}: {last or 'nothing was said'}"
             self._say(index, said)
@@ -230,12 +230,6 @@ def _show(line: str) -> None:
 def _tensorflow_threads(count: int) -> dict[str, str]:
     """The environment variables by which TensorFlow computes with so many threads."""
     return {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
-
-
-def _last_line(file: Path, start: int) -> str:
-    """What a run said last in its file from `start` on, such as its error; empty if it said nothing."""
-    lines = [line.strip() for line in file.read_bytes()[start:].decode(errors="replace").splitlines()]
-    return next(filter(None, reversed(lines)), "")
 
 
 def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
@@ -334,7 +328,9 @@ def check_disk(tasks: Sequence[_Task], workers: int) -> int:
       UserError: the disk has no room for them, so that the suite would end in the middle.
     """
     coming = [task.config for task in tasks if not is_done(task.config)]
-    needed, left = _disk_needs(coming, workers)
+    needs = [_rollout_bytes(config) for config in coming]
+    left = sum(left for _, left in needs)
+    needed = left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers])
     if not needed:
         return 0
     held = files.total_size(file for config in coming for file in config.run_dir.glob("phase/*.npy"))
@@ -344,39 +340,10 @@ def check_disk(tasks: Sequence[_Task], workers: int) -> int:
     if needed > free:
         raise UserError(
             f"the suite's runs take up to {size(needed)} of disk for rollouts, {size(left)} of which stay "
-            f"when all are done, and {there} has {size(free)}; {_advice(coming, workers, free)}."
+            f"when all are done, and {there} has {size(free)}; lower --policy-updates or --workers, train "
+            "fewer runs, or choose another --logdir."
         )
     return needed
-
-
-def _disk_needs(configs: Sequence[Any], workers: int) -> tuple[int, int]:
-    """What runs keep of rollouts on the disk: the most, `workers` at once, and what is left at the end."""
-    needs = [_rollout_bytes(config) for config in configs]
-    left = sum(left for _, left in needs)
-    return left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers]), left
-
-
-def _advice(configs: Sequence[Any], workers: int, free: int) -> str:
-    """What would make room for the rollouts of runs that need more than is free."""
-    ways = []
-    for name in ppg.DISK_SETTINGS:
-        if _disk_needs([ppg.at_least(config, name) for config in configs], workers)[0] <= free:
-            alone = (
-                "" if all(hasattr(c, name) for c in configs) else f" in a suite of {_having(configs, name)}"
-            )
-            ways.append(f"lower {flag(name)}{alone}")
-    if _disk_needs(configs, 1)[0] <= free:
-        ways.append("lower --workers")
-    least = min(filter(None, (_rollout_bytes(config)[0] for config in configs)))
-    if least <= free:
-        ways.append("train fewer runs")
-    ways.append("choose another --logdir")
-    return ", or ".join(ways) + ("" if least <= free else f": one run alone takes {size(least)}")
-
-
-def _having(configs: Sequence[Any], name: str) -> str:
-    """The algorithms that have a setting, `ppg alone`."""
-    return f"{' and '.join(dict.fromkeys(c.algorithm for c in configs if hasattr(c, name)))} alone"
 
 
 def _rollout_bytes(config: Any) -> tuple[int, int]:

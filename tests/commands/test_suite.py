@@ -283,7 +283,7 @@ def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
         tasks, _ = planned(place, f"{flags} --seeds {seeds} --workers {workers}")
         assert suite.check_disk(tasks, workers) == (2 * fit + workers * (most - 2)) * each <= free
         with pytest.raises(
-            UserError, match=rf"of which stay when all are done, and {place} has .*; lower --policy-updates,"
+            UserError, match=rf"of which stay when all are done, and {place} has .*; lower --policy-updates"
         ):
             suite.main(
                 [
@@ -302,25 +302,6 @@ def test_the_rollouts_of_all_runs_must_fit_on_the_disk(small_disk):
 def roomy_disk(monkeypatch):
     """A disk with room for every run, whatever the one has that these tests run on."""
     monkeypatch.setattr(suite.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**15))
-
-
-@pytest.mark.parametrize(
-    ("flags", "room", "advice"),
-    [
-        ("--algorithms ppo,ppg", 20e6, "choose another --logdir: one run alone takes 13 GB."),
-        ("--algorithms ppo,ppg", 5e9, "lower --policy-updates in a suite of ppg alone, or choose another"),
-        (
-            "--algorithms ppg --policy-updates 31",
-            12.6e9,
-            "lower --policy-updates, or train fewer runs, or ch",
-        ),
-        ("--algorithms ppg --workers 2", 25e9, "lower --policy-updates, or lower --workers, or train fewer"),
-    ],
-)
-def test_a_suite_is_advised_only_what_would_make_room(flags, room, advice, tmp_path, monkeypatch):
-    tasks, workers = planned(tmp_path, f"--envs maze --seeds 1,2 {flags}")
-    monkeypatch.setattr(suite.shutil, "disk_usage", lambda place: SimpleNamespace(free=int(room)))
-    assert advice in refusal(suite.check_disk, tasks, workers)
 
 
 def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys, monkeypatch, roomy_disk):

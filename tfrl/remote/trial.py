@@ -233,7 +233,7 @@ class Trial:
         if not self._is_finished:
             code = self._process()
             if not (code == 0 and self._is_finished):
-                raise TrainingError(_reason(code, last_line(self._place / _OUTPUT)))
+                raise TrainingError(_reason(code, files.last_line(self._place / _OUTPUT)))
         self._tell_last()
 
     @property
@@ -303,7 +303,7 @@ def _reason(code: int, words: str) -> str:
     """Words for why a run has not come to its end."""
     if code < 0:
         return f"killed by signal {-code}"
-    return "stopped by its stop file; the same command goes on" if code == 0 else words
+    return "stopped by its stop file; the same command goes on" if code == 0 else words or "nothing was said"
 
 
 def rows_with(path: Path, metric: str) -> list[Row]:
@@ -311,9 +311,3 @@ def rows_with(path: Path, metric: str) -> list[Row]:
     progress = runs.read_progress(path)
     pairs = zip(progress[runs.STEPS], progress.get(metric, ()), strict=False)
     return [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]
-
-
-def last_line(file: Path) -> str:
-    """The last words of a file."""
-    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")

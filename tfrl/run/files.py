@@ -63,6 +63,12 @@ def read_text(path: Path) -> str | None:
         return None
 
 
+def last_line(path: Path, start: int = 0) -> str:
+    """The last line of a file from byte `start` on that is not blank, such as an error; empty without one."""
+    lines = path.read_bytes()[start:].decode(errors="replace").splitlines() if path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 def total_size(paths: Iterable[Path]) -> int:
     """The size of files in bytes. Those that another process removes meanwhile have none."""
     return sum(found.st_size for found in _stats(paths))
