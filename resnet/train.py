@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.supervised.config import check_topology, from_yaml, parse
+from resnet.supervised.config import check_topology, complete, from_yaml, parse
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.signals import held_back
+from tfrl.evaluation import policy_files
 from tfrl.run import restart
+from tfrl.run.console import Console
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str]) -> int:
         if cluster is None or cluster.is_chief:
             restart.check(config, arguments)
         with take_run(config, cluster, from_yaml) as config:
+            if cluster is None and policy_files.results_of_newest(config.run_dir):
+                Console(enabled=True).message(complete(config))
+                return 0
             with quiet_start(), held_back():
                 from resnet.supervised import trainer
             return trainer.train(config, cluster)

@@ -27,6 +27,7 @@ from tfrl.cli.settings import (
     check_ranges,
     preset_in_words,
 )
+from tfrl.run.folder import RESULTS_FILE
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,11 @@ def validate(config: Config) -> None:
             "whole batch at once; use --normalization group or none."
         )
     check_topology(config, max(1, config.replicas))
+
+
+def complete(config: Config) -> str:
+    """The sentence for a run that is complete."""
+    return f"{config.run_dir} is complete; see its {RESULTS_FILE}."
 
 
 def check_topology(config: Config, replicas: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from resnet.supervised import data, pictures, summary
-from resnet.supervised.config import Config, check_topology
+from resnet.supervised.config import Config, check_topology, complete
 from resnet.supervised.data import Batch, Dataset, Share, Timed
 from resnet.supervised.export import export
 from resnet.supervised.learner import Learner, get_weights
@@ -83,7 +83,7 @@ class Trainer:
         config, session = self._config, self._session
         self._restore()
         if session.step >= self._num_steps and session.is_finished(get_weights(self._learner.model)):
-            session.console.message(f"{config.run_dir} is complete; see its {results.RESULTS_FILE}.")
+            session.console.message(complete(config))
             return session.leave(0)
         self._begin()
         try:

@@ -16,9 +16,10 @@ from tfrl.envs import registry
 from tfrl.experience import replay_memory, rollout
 from tfrl.networks import torso_weights
 from tfrl.run import restart
+from tfrl.run.console import Console
 from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
-from tfrl.training import learners, start_from
+from tfrl.training import finished, learners, start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -59,6 +60,10 @@ def run(
         agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
         return learners.lead(config, reader.prog.removeprefix("python -m "), agreed)
     with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
+        # Several workers find out together, in the trainer: a shared disk may show a file to one first.
+        if cluster is None and (told := finished.complete(config)):
+            Console(enabled=True).message(told)
+            return 0
         with quiet_start(), held_back():
             from tfrl.training import trainer
 

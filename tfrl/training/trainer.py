@@ -12,7 +12,6 @@ import numpy as np
 
 from tfrl import config as settings
 from tfrl.agents.agent import Agent
-from tfrl.cli.errors import UserError
 from tfrl.evaluation.levels import evaluation_columns, evaluation_results
 from tfrl.networks.export import export
 from tfrl.run import results
@@ -21,7 +20,7 @@ from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session, open_session
 from tfrl.run.stop import Stopped
-from tfrl.training import summary
+from tfrl.training import finished, summary
 from tfrl.training.periodic import Periodic
 from tfrl.workers.membership import join
 from tfrl.workers.tf_config import TFConfig
@@ -173,6 +172,10 @@ class Trainer:
         return self._learner.env_steps
 
     @property
+    def _episodes(self) -> float:
+        return self._learner.episode_metrics()["rollout/episodes"]
+
+    @property
     def _steps_taken(self) -> int:
         """Env steps so far, also those of the update that is under way."""
         return self._env_steps + self._learner.steps_within
@@ -197,7 +200,7 @@ class Trainer:
         config, session = self._config, self._session
         self._restore()
         if self._learner.is_over and session.is_finished(self._learner.weights()):
-            session.console.message(f"{config.run_dir} is complete; {self._advice}.")
+            session.console.message(finished.sentence(config, self._env_steps, self._episodes))
             return session.leave(0)
         self._begin()
         try:
@@ -206,24 +209,6 @@ class Trainer:
             self._save()
             return session.end_early(stopped.code, self._place)
         return self._finish()
-
-    @property
-    def _advice(self) -> str:
-        """How to go on with a run that is complete."""
-        if self._env_steps < self._config.run_steps:
-            most = self._config.max_episodes
-            if most is not None and self._learner.episode_metrics()["rollout/episodes"] >= most:
-                return "without --max-episodes, or with a higher one, it would go on"
-            open_again = dataclasses.replace(self._config, solved_at=None)
-            open_again = settings.reader(self._config.algorithm).complete(open_again)
-            without = "without --solved-at, or " if open_again.solved_at is None else ""
-            return f"{without}with a higher {'one' if without else '--solved-at'}, it would go on"
-        if "total_steps" in self._config.may_change:
-            return "more --total-steps would go on with it"
-        return (
-            "its learning rate followed --total-steps to its end; another run goes on with its weights by "
-            f"--start-from {self._config.run_dir}"
-        )
 
     def _train(self) -> None:
         """Updates and evaluates to the end. Raises Stopped, with nothing to lose once the state is saved."""
@@ -296,7 +281,7 @@ class Trainer:
         if found is None:
             self._learner.begin()
             return
-        self._check_length(found.env_steps)
+        finished.check_length(self._config, found.env_steps)
         self._learner.set_state(found.learner, found.parts, found.pieces)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
         logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
@@ -306,16 +291,6 @@ class Trainer:
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.
         if pending is not None and (not done or self._learner.is_over):
             self._pending = Update(**pending)
-
-    def _check_length(self, env_steps: int) -> None:
-        """Raises UserError, on all workers, where the run is longer than the settings want it."""
-        config = self._config
-        beyond = config.steps_per_update - 1 if config.updates_vary else 0  # how far its end may be
-        if env_steps > config.run_steps + beyond:
-            raise UserError(
-                f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} "
-                "is less; give at least as many to go on with it, or another --run-name."
-            )
 
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
