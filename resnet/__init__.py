@@ -7,6 +7,7 @@ built, so that a command can refuse a misspelt name at once.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["Entry", "build", "check_for_ppo", "check_size", "classifier", "entry", "names", "ppo_options"]
+__all__ = [
+    "Entry",
+    "build",
+    "check_for_ppo",
+    "check_size",
+    "classifier",
+    "entry",
+    "is_known",
+    "names",
+    "ppo_options",
+]
 
 
 @dataclass(frozen=True)
@@ -72,19 +83,35 @@ _ZOO: dict[str, Entry] = {
 
 
 def names() -> tuple[str, ...]:
-    """All names that `build` knows; needs no TensorFlow."""
+    """The zoo's names, without resnetD of other depths D = 6n + 2; needs no TensorFlow."""
     return tuple(_ZOO)
 
 
+def is_known(name: str) -> bool:
+    """True for a name that `build` knows; needs no TensorFlow."""
+    return name in _ZOO or _depth(name) is not None
+
+
+def _depth(name: str) -> int | None:
+    """The depth D in a name resnetD of the CIFAR family, 8 to 1202 (the deepest of the paper)."""
+    found = re.fullmatch(r"resnet([1-9]\d{0,3})", name)
+    depth = int(found[1]) if found else 0
+    return depth if depth % 6 == 2 and 8 <= depth <= 1202 else None
+
+
 def entry(name: str) -> Entry:
-    """The zoo's entry of that name; needs no TensorFlow.
+    """The zoo's entry of that name, or of resnetD with D = 6n + 2; needs no TensorFlow.
 
     Raises ValueError, naming the nearest known name, if there is none.
     """
     if name in _ZOO:
         return _ZOO[name]
+    depth = _depth(name)
+    if depth is not None:
+        return _cifar(depth)
     near = difflib.get_close_matches(name, _ZOO, n=1, cutoff=0.0)
-    raise ValueError(f"unknown network {name!r}; did you mean {near[0]!r}? The zoo has {', '.join(_ZOO)}.")
+    known = f"{', '.join(_ZOO)} and resnetD of depth D = 6n + 2"
+    raise ValueError(f"unknown network {name!r}; did you mean {near[0]!r}? The zoo has {known}.")
 
 
 def build(
@@ -95,12 +122,13 @@ def build(
     seed: int = 0,
     input_dtype: str = "",
     data_format: str = "channels_last",
+    standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
     """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
 
     Args:
-        name: one of `names()`.
+        name: one of `names()`, or resnetD of a depth D = 6n + 2.
         input_shape: (H, W, C) for images, (D,) for vectors; (C, H, W) if `data_format` is channels_first.
         dtype: the Keras policy of every layer, float32 or mixed_bfloat16. Variables and features are float32
             in both.
@@ -111,6 +139,8 @@ def build(
         data_format: of the input. channels_first is transposed once, at the input: the weights and the
             results are those of channels_last, and TensorFlow's own layout optimiser picks the convolutions'
             layout.
+        standardize: shift and scale each image to mean 0 and variance 1, over all its pixels and channels, as
+            tf.image.per_image_standardization does.
         options: the network's own, described by the function that makes it (resnet/impala.py and so on).
 
     Raises ValueError for an unknown name, option, dtype or format, and for a shape that the network cannot
@@ -126,6 +156,7 @@ def build(
         seed=seed,
         input_dtype=input_dtype,
         data_format=data_format,
+        standardize=standardize,
         options=options,
     )
 

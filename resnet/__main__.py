@@ -1,32 +1,40 @@
-"""python -m resnet: a table of the zoo, with what each network costs."""
+"""python -m resnet: a table of the zoo with the costs of its networks, and the layers of single ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import resnet
+from resnet.costs import COSTS, Cost
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.streams import console
+from tfrl.config import of_run
+from tfrl.run import files
 
 if TYPE_CHECKING:
     import keras
     from rich.console import Console
     from rich.table import Table
 
-_USAGE = "python -m resnet"
+_USAGE = "python -m resnet [NAME or RUN ...]"
 _WIDTHS = (1, 2, 4)  # of Cobbe et al. 2020, arXiv:1912.01588, section 3.3
 _GAME, _ROWS = (64, 64, 3), 128  # procgen's images, and how many of them a speed is measured with
 
 
 @dataclass(frozen=True)
 class Options:
-    """The measurements."""
+    """The output."""
 
+    layers: bool = False
+    """Print a table of the layers of each network. A RUN's folder stands for its networks: actor, critic."""
+    draw: str | None = None
+    """Draw the layers of the networks, side by side, into this PNG file."""
     speed: bool = False
     """Measure, too, the env steps a second of PPO that a network of games allows on this machine's CPU: the
     time of one pass to act and three to learn alone, for images of 64 x 64."""
@@ -35,36 +43,73 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds every network of the zoo for its paper's input and prints the table; the exit code."""
+    """Prints the table, or the layers of networks; the exit code."""
     words, options = command_line.parse(
         Options, arguments, _USAGE, "List the networks of the zoo, with what they cost."
     )
-    if words:
-        raise UserError(f"{words[0]!r} is not a flag; usage: {_USAGE}")
+    looks = options.layers or options.draw is not None
+    if looks and not words:
+        raise UserError("--layers and --draw need the name of a network or the folder of a run.")
+    if looks and options.speed:
+        raise UserError("--speed is of the table: leave --layers and --draw out.")
     if options.precision != "auto" and not options.speed:
         raise UserError("--precision would do nothing without --speed; leave it out.")
+    runs = {word: of_run.settings(Path(word)) for word in words if looks and Path(word).is_dir()}
+    for name in words:
+        if name not in runs and not resnet.is_known(name):
+            try:
+                resnet.entry(name)
+            except ValueError as error:
+                raise UserError(str(error)) from None
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     shown = console()
+    if not looks:
+        shown.print(_table(shown, words or resnet.names(), options))
+        return 0
     with quiet_start():
-        table = _table(shown, options)
-    shown.print(table)
+        models = {title: model for word in words for title, model in _models(word, runs.get(word)).items()}
+    if options.layers:
+        for title, model in models.items():
+            print(title)
+            model.summary(print_fn=print)
+    if options.draw is not None:
+        _draw(models, Path(options.draw))
     return 0
 
 
-def _table(console: Console, options: Options) -> Table:
-    """The table, with a bar on the console while it is made."""
+def _models(word: str, config: object | None) -> dict[str, keras.Model]:
+    """The torso of that name, or the networks of the run with these settings, by title."""
+    if config is None:
+        return {word: _build(word, 1, "float32")}
+    from tfrl import networks
+
+    found = networks.of_settings(config, "float32").models
+    return {f"{Path(word).name}, {name}": model for name, model in found.items()}
+
+
+def _draw(models: Mapping[str, keras.Model], path: Path) -> None:
+    from resnet.drawing import draw
+
+    try:
+        with files.replacing(path) as staged:
+            draw(models, staged)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
+    print(path)
+
+
+def _table(console: Console, names: Sequence[str], options: Options) -> Table:
+    """The table, with a bar on the console while networks are built."""
     from rich import box
     from rich.progress import track
     from rich.table import Table
 
-    from resnet.counts import mflop, parameters
-    from resnet.speed import env_steps_per_second
-    from tfrl.workers.strategy import resolve_precision
-
     title, speed, precision = "Torsos, without a head; MFLOP of one image", [], "float32"
     if options.speed:
+        with quiet_start():
+            from tfrl.workers.strategy import resolve_precision
         precision = resolve_precision(options.precision)
         title, speed = f"{title}; env steps/s in {precision}", ["env steps/s"]
     table = Table(title=title, box=box.SIMPLE, padding=(0, 0), expand=False)
@@ -72,16 +117,29 @@ def _table(console: Console, options: Options) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
     table.add_column("paper")
-    for name, width in track(_variants(), description="Building", console=console, transient=True):
-        entry = resnet.entry(name)
-        model = _build(name, width, precision)
+    for name, width in track(_variants(names), description="Building", console=console, transient=True):
+        entry, cost = resnet.entry(name), COSTS.get((name, width)) or _cost(name, width)
         shape = "x".join(map(str, entry.input_shape))
         title = f"{name}, width {width}" if width > 1 else name
-        row = [title, shape, f"{parameters(model):,}", f"{mflop(model):,.1f}", str(model.output.shape[-1])]
+        row = [title, shape, f"{cost.parameters:,}", f"{cost.mflop:,.1f}", str(cost.features)]
         if options.speed:
-            row.append(f"{env_steps_per_second(model, _ROWS):,.0f}" if entry.input_shape == _GAME else "")
+            row.append(_speed(name, width, precision) if entry.input_shape == _GAME else "")
         table.add_row(*row, entry.paper)
     return table
+
+
+def _cost(name: str, width: int) -> Cost:
+    with quiet_start():
+        from resnet.counts import mflop, parameters
+
+        model = _build(name, width, "float32")
+    return Cost(parameters(model), mflop(model), model.output.shape[-1])
+
+
+def _speed(name: str, width: int, precision: str) -> str:
+    from resnet.speed import env_steps_per_second
+
+    return f"{env_steps_per_second(_build(name, width, precision), _ROWS):,.0f}"
 
 
 def _build(name: str, width: int, precision: str) -> keras.Model:
@@ -90,13 +148,9 @@ def _build(name: str, width: int, precision: str) -> keras.Model:
     return resnet.build(name, resnet.entry(name).input_shape, dtype=dtype, **options)
 
 
-def _variants() -> list[tuple[str, int]]:
-    """Every network, and those that games are learned with in the widths that papers compare."""
-    return [
-        (name, width)
-        for name in resnet.names()
-        for width in (_WIDTHS if resnet.entry(name).has_width else (1,))
-    ]
+def _variants(names: Sequence[str]) -> list[tuple[str, int]]:
+    """The networks by name, and those that games are learned with in the widths that papers compare."""
+    return [(name, width) for name in names for width in (_WIDTHS if resnet.entry(name).has_width else (1,))]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from resnet.drawing import draw
 from tfrl.run import files
 
 _ZOOM = 8  # pixels a weight
@@ -26,15 +27,11 @@ def kernels(weights: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def draw_model(model: keras.Model, path: Path, warn: Callable[[str], None]) -> None:
-    """Draws the layers into a PNG; without graphviz on the machine, or on a full disk, it only warns."""
+    """Draws the layers into a PNG; where it cannot be written, on a full disk say, it only warns."""
     try:
         files.make_folder(path.parent)
         with files.replacing(path) as staged:
-            keras.utils.plot_model(model, str(staged), show_shapes=True, show_layer_names=True, dpi=72)
-    except (ImportError, OSError, AssertionError) as error:  # the last is pydot's, where graphviz fails
-        if files.is_full(error) or files.is_full(files.told_in(str(error))):
-            warn(f"There is no room for the picture of the network, {path}; training goes on without it.")
-            return
-        warn(
-            "The picture of the network needs graphviz and `pip install pydot`; training goes on without it."
-        )
+            draw({model.name: model}, staged)
+    except OSError as error:
+        reason = files.reason(error)
+        warn(f"The picture of the network, {path}, cannot be written ({reason}). Training goes on.")

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from processes import PATIENCE, ROOT, Answer, assert_refused
+from processes import ROOT, Answer, assert_refused
 from refusals import refusal
 
 from resnet import __main__ as zoo
@@ -17,6 +17,7 @@ from resnet.supervised.config import PRESETS, from_yaml, parse
 from resnet.train import main
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.config import ppo, sac
 
 
 def test_the_settings_survive_their_file(tmp_path):
@@ -73,11 +74,36 @@ def test_the_table_of_the_zoo_takes_no_flags():
     assert "--precision would do nothing without --speed" in refusal(zoo.main, ["--precision", "float32"])
 
 
-def test_the_table_of_the_zoo_is_all_that_is_shown():
-    done = subprocess.run(
-        [sys.executable, "-m", "resnet"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0 and done.stderr == "" and "impala-pooled" in done.stdout
+def test_the_table_of_the_zoo_is_all_that_is_shown_and_needs_no_tensorflow():
+    answer = Answer(module="resnet")
+    assert (answer.code, answer.stderr) == (0, "") and answer.cpu_seconds < 2
+    assert "impala-pooled" in answer.stdout and answer.stdout.endswith("TensorFlow imported: False\n")
+
+
+def test_networks_are_listed_by_name_layer_by_layer_and_drawn(tmp_path, capsys):
+    assert zoo.main(["resnet14"]) == 0
+    assert "171,856" in capsys.readouterr().out
+    assert zoo.main(["resnet14", "mlp", "--layers", "--draw", str(tmp_path / "zoo.png")]) == 0
+    said = capsys.readouterr().out
+    assert "stage3_block2_relu" in said and "dense2 (Dense)" in said
+    assert (tmp_path / "zoo.png").read_bytes().startswith(b"\x89PNG")
+    assert "unknown network 'resnet15'" in refusal(zoo.main, ["resnet15"])
+    assert "--layers and --draw need the name" in refusal(zoo.main, ["--layers"])
+
+
+@pytest.mark.parametrize(
+    ("reader", "names"),
+    [(ppo.READER, ["actor", "critic"]), (sac.READER, ["actor", "critic1", "critic2"])],
+)
+def test_the_networks_of_a_run_are_drawn_together(reader, names, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    config = reader.parse(["--env", "Pendulum-v1"])
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
+    path = tmp_path / "networks.png"
+    assert zoo.main([str(tmp_path / "run"), "--layers", "--draw", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.startswith("run, ")] == [f"run, {n}" for n in names]
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_published_recipe_decays_weights_as_the_paper_does():

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import resnet
+from resnet.costs import COSTS
 from resnet.counts import mflop, parameters
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
@@ -78,6 +79,23 @@ def test_cifar_parameter_counts_are_those_of_the_paper(name, exact, paper):
     count = parameters(resnet.classifier(name, (32, 32, 3), 10))
     assert count == exact
     assert f"{count / 1e6:.2f}" == paper
+
+
+def test_the_listed_costs_are_those_of_the_built_networks():
+    found = {}
+    for name, width in COSTS:
+        with keras.StatelessScope():  # no variables: nothing is computed
+            model = resnet.build(
+                name, resnet.entry(name).input_shape, **({"width": width} if width > 1 else {})
+            )
+        found[name, width] = (parameters(model), round(mflop(model), 1), model.output.shape[-1])
+    assert found == COSTS and {name for name, _ in COSTS} == {*resnet.names()}
+
+
+def test_residual_networks_of_any_depth_6n_plus_2():
+    assert parameters(resnet.classifier("resnet14", (32, 32, 3), 10)) == 172_506
+    assert not any(map(resnet.is_known, ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208")))
+    assert resnet.entry("resnet50").module == "resnet.imagenet"
 
 
 @pytest.mark.parametrize(("name", "exact"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
@@ -311,7 +329,7 @@ def test_what_ppo_accepts_does_not_mix_images(normalization):
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("resnet200", (8, 8, 3), {}, "did you mean 'resnet20'"),
+        ("resnet201", (8, 8, 3), {}, "did you mean 'resnet20'"),
         ("impala", (8, 8, 3), {"widht": 2}, "did you mean 'width'"),
         ("resnet20", (8, 8, 3), {"depth": 110}, "no option 'depth'"),
         ("nature", (8, 8, 3), {"width": 2}, "it has none"),

@@ -105,9 +105,10 @@ def check(network: Any) -> None:
     """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
     env, shape = network.env, registry.specs(network)[0].shape
     fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
-    if network.torso not in fitting:
+    is_known = resnet.is_known(network.torso)
+    if not is_known or len(resnet.entry(network.torso).input_shape) != len(shape):
         takes_no = f"takes no {'images' if len(shape) == 3 else 'vectors'}, which {env} shows"
-        reason = takes_no if network.torso in resnet.names() else "is not a network of the zoo"
+        reason = takes_no if is_known else "is not a network of the zoo"
         hint = nearest(network.torso, fitting)
         raise UserError(f"--torso {network.torso} {reason}{hint}; known: {', '.join(fitting)}.")
     if network.torso_width != 1 and not resnet.entry(network.torso).has_width:

@@ -207,6 +207,14 @@ class ActorCritic(tf.Module):
     # Weights
 
     @property
+    def models(self) -> dict[str, keras.Model]:
+        """The actor and the critic by name, as functional Keras models, to be looked at."""
+        return {
+            name: keras.Model(part.torso.input, part.head(part.torso.output), name=name)
+            for name, part in (("actor", self.actor), ("critic", self.critic))
+        }
+
+    @property
     def named_variables(self) -> dict[str, keras.Variable]:
         """Every weight by a name that is the same in all processes and on all topologies."""
         layers = {"torso": self.actor.torso} if self.shared else {}

@@ -27,6 +27,7 @@ class Functional:
       model: a model without state besides its trained weights, such as batch normalisation has.
 
     Attributes:
+      model: as given.
       size: how many numbers the weights are.
       in_float32: all is computed in float32.
     """
@@ -34,7 +35,7 @@ class Functional:
     def __init__(self, model: keras.Model) -> None:
         if model.non_trainable_variables:
             raise ValueError(f"{model.name} has state besides its trained weights")
-        self._model = model
+        self.model = model
         self.in_float32 = all(layer.compute_dtype == "float32" for layer in model.layers)
         self._variables = model.trainable_variables
         names = {id(v): name for name, v in layer_names(model).items()}
@@ -48,7 +49,7 @@ class Functional:
         flat = tf.split(weights, self._sizes)
         shaped = [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
         arguments = inputs[0] if len(inputs) == 1 else list(inputs)
-        return self._model.stateless_call(shaped, [], arguments)[0]
+        return self.model.stateless_call(shaped, [], arguments)[0]
 
     @property
     def layers(self) -> list[str]:
@@ -94,6 +95,11 @@ class FunctionalNetworks(tf.Module):
         }
         self.player = player
         self._outputs = outputs
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The networks by name, to be looked at."""
+        return {name: function.model for name, function in self.functions.items()}
 
     def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
         """Gives the player's outputs, [float32 [B, outputs]], of observations [B, *shape]."""

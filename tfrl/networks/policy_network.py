@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,10 +18,12 @@ class PolicyNetwork(Protocol):
     Attributes:
       noise_size: K, random numbers of one action.
       has_probabilities: whether each of a few actions has a probability to show.
+      models: its parts, actor and critic say, by name, as functional Keras models.
     """
 
     noise_size: int
     has_probabilities: bool
+    models: Mapping[str, keras.Model]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The numbers that choose one env's actions, float32 [steps, K]."""
