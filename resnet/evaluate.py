@@ -1,8 +1,9 @@
-"""python -m resnet.evaluate RUN: test what a run has exported, with or without a strategy."""
+"""python -m resnet.evaluate RUN: test a run's export or a checkpoint, with or without a strategy."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from resnet.supervised.config import MOST_IMAGES, Config, from_yaml
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import shown
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import RANGES, Range, check_ranges
-from tfrl.run.folder import SETTINGS_FILE, is_of
+from tfrl.cli.streams import tell
+from tfrl.networks.weights import weights_of
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.folder import SETTINGS_FILE, has_checkpoint, is_of
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
 
+    from resnet.supervised.data import Dataset
     from tfrl.workers.strategy import Runtime
 
 _USAGE = "python -m resnet.evaluate RUN"
@@ -30,6 +37,8 @@ class Options:
 
     format: Literal["keras", "saved-model"] = "keras"
     """Format of the model in export/ that is loaded."""
+    checkpoint: str | None = None
+    """last, or the number of a step: test this checkpoint; None: the export, or last while there is none."""
     strategy: Literal["none", "one-device", "mirrored"] = "none"
     """The strategy under which it is loaded and runs."""
     replicas: int = 0
@@ -40,22 +49,23 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; the exit code."""
-    words, options = command_line.parse(
-        Options, arguments, _USAGE, "Test what a supervised run has exported."
-    )
+    words, options = command_line.parse(Options, arguments, _USAGE, "Test a supervised run.")
     run = Path(command_line.one(words, "run's folder", _USAGE))
     check_ranges(options, {"replicas": RANGES["replicas"], "batch_size": Range(0, MOST_IMAGES)})
     config = _settings(run, options)
+    if options.checkpoint is None and not (run / "export").exists():
+        options = dataclasses.replace(options, checkpoint="last")
     with quiet_start():
         loss, hits, count = evaluate(run, config, options)
-    print(f"{config.model} on {config.dataset}, {options.format}, strategy {options.strategy}")
+    tested = options.format if options.checkpoint is None else f"checkpoint {options.checkpoint}"
+    print(f"{config.model} on {config.dataset}, {tested}, strategy {options.strategy}")
     print(f"accuracy  {hits / count!r}  ({hits} of {count} test images)")
     print(f"loss      {loss:.6f}")
     return 0
 
 
 def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, int]:
-    """Loads the exported model under a strategy: its mean loss, hits and number of images of the test set.
+    """Loads a model of the run under a strategy: its mean loss, hits and number of images of the test set.
 
     Raises UserError if the model cannot be read.
     """
@@ -63,12 +73,16 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     from tfrl.ops.graph import graph
 
     runtime = _runtime(config, options)
+    data.prepare(config.dataset)
+    dataset = data.load(config.dataset, config.image_size)
     with runtime.strategy.scope():
-        model = _load(run / "export", options.format)
+        if options.checkpoint is None:
+            model = _load(run / "export", options.format)
+        else:
+            model = _restore(run, options.checkpoint, config, dataset)
     replicas = runtime.local_replicas
     size = -(-config.batch_size // replicas) * replicas  # a multiple: what a batch lacks is filled up
-    data.prepare(config.dataset)
-    split = data.load(config.dataset, config.image_size).test
+    split = dataset.test
 
     @graph
     def sums(*batch: Any) -> Any:
@@ -77,6 +91,19 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     share = data.Share(size, replicas=replicas)
     loss, hits = learner.test(runtime, sums, share.batches(split, data.in_file_order(split)))
     return loss, hits, len(split)
+
+
+def _restore(run: Path, checkpoint: str, config: Config, dataset: Dataset) -> keras.Model:
+    """The model of a checkpoint: "last", or that of a step."""
+    from resnet.supervised import learner
+
+    step = None if checkpoint == "last" else int(checkpoint)
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    found = store.load(lambda sentence: tell(f"warning: {sentence}"), step)
+    shape, classes = dataset.image_shape, len(dataset.classes)
+    model = learner.build(config, config.precision, image_shape=shape, classes=classes)
+    learner.set_weights(model, weights_of(found.learner))
+    return model
 
 
 def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -112,8 +139,12 @@ def _settings(run: Path, options: Options) -> Config:
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
     if is_of(run, "env"):
         raise UserError(f"{run} plays an env and has no labels; python -m tfrl.evaluate reads such runs.")
-    if not (run / "export").exists():
-        raise UserError(f"{run} has no export yet; the run that makes it goes on with resnet.train.")
+    if not re.fullmatch("last|[0-9]{1,15}", options.checkpoint or "last"):
+        raise UserError(
+            f"--checkpoint must be last or the number of a step; got {shown(options.checkpoint)}."
+        )
+    if (options.checkpoint or not (run / "export").exists()) and not has_checkpoint(run):
+        raise UserError(f"{run} has no checkpoint{'' if options.checkpoint else ' and no export'} yet.")
     if options.replicas > 1 and options.strategy != "mirrored":
         raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
     config = from_yaml(run / SETTINGS_FILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -180,6 +181,7 @@ def assemble(
     seed: int,
     input_dtype: str,
     data_format: str,
+    standardize: bool,
     options: Mapping[str, Any],
 ) -> keras.Model:
     """The work behind `resnet.build`, which describes the arguments and errors."""
@@ -199,7 +201,20 @@ def assemble(
     if rank == 3 and data_format == "channels_first":
         x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
     if input_dtype == "uint8":
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+        # In float32 where the mean is taken off next: bfloat16 would round the pixels before.
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
+    if standardize:
+        if rank != 3:
+            raise ValueError(f"{name} takes vectors, and only images can be standardised.")
+        # The epsilon is the least variance of tf.image.per_image_standardization, 1 / pixels of 0 to 255.
+        x = keras.layers.LayerNormalization(
+            axis=(1, 2, 3),
+            epsilon=1.0 / (255.0**2 * math.prod(x.shape[1:])),
+            center=False,
+            scale=False,
+            dtype="float32",
+            name="standardize",
+        )(x)
     if rank == 3:
         check_size(name, *x.shape[1:3])
     x = network(x, Layers(dtype=dtype, seed=seed), **entry.settings, **options)

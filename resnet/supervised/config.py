@@ -35,7 +35,7 @@ class Task:
     """The task to learn."""
 
     model: str = "resnet-mini"
-    """A network of the zoo; `python -m resnet` lists the names."""
+    """A network of the zoo; `python -m resnet` lists the names. resnetD has the depth D = 6n + 2."""
     dataset: str = "procgen_frames"
     """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
     tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
@@ -47,6 +47,8 @@ class Task:
     """Multiplies the channels of impala and impala-pooled."""
     image_size: int = 0
     """Resize images to this many pixels, square; 0: as they are."""
+    per_image_standardization: bool = False
+    """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
     """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
     seed: int = 1
@@ -119,7 +121,8 @@ class Config(Run, Hardware, Learning, Task):
         # Keras's L2 is without the papers' factor 1/2.
         residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
         options = residual if entry.normalization else {}
-        return options | ({"width": self.width} if entry.has_width else {})
+        options |= {"width": self.width} if entry.has_width else {}
+        return options | {"standardize": self.per_image_standardization}
 
     @property
     def may_change(self) -> frozenset[str]:
@@ -204,8 +207,9 @@ def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     check_ranges(config, _RANGES)
     models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
-    if config.model not in models:
-        reason = "takes no images" if config.model in resnet.names() else "is not a network of the zoo"
+    is_known = resnet.is_known(config.model)
+    if not is_known or len(resnet.entry(config.model).input_shape) != 3:
+        reason = "takes no images" if is_known else "is not a network of the zoo"
         hint = nearest(config.model, models)
         raise UserError(f"--model {config.model} {reason}{hint}; known: {', '.join(models)}.")
     if not resnet.entry(config.model).normalization and config.normalization != "batch":

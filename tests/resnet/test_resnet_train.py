@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from refusals import refusal
 
+import resnet
 import tfrl.config.ppo as ppo
 from resnet.evaluate import Options, _settings, evaluate
+from resnet.evaluate import main as evaluate_command
 from resnet.supervised import learner, pictures, trainer
 from resnet.supervised.config import Config, from_yaml, parse
 from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
@@ -225,20 +228,17 @@ def test_a_nan_ends_the_run_with_a_sentence(folder):
 # Pictures
 
 
-@pytest.mark.parametrize("graphviz", [True, False])
-def test_the_network_is_drawn_or_a_sentence_says_why_not(graphviz, tmp_path, monkeypatch):
-    if not graphviz:
-        monkeypatch.setenv("PATH", str(tmp_path))
+def test_the_network_is_drawn_or_a_sentence_says_why_not(tmp_path):
+    import imageio.v3 as imageio
+
     model = learner.build(SMALL, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     warnings = []
-    pictures.draw_model(model, tmp_path / "plots" / "model.png", warnings.append)
-    if (tmp_path / "plots" / "model.png").exists():
-        assert graphviz
-        assert not warnings
-    else:
-        (warning,) = warnings
-        assert "graphviz" in warning
-        assert "\n" not in warning
+    path = tmp_path / "plots" / "model.png"
+    pictures.draw_model(model, path, warnings.append)
+    assert imageio.imread(path).std() > 0 and not warnings
+    (tmp_path / "file").touch()
+    pictures.draw_model(model, tmp_path / "file" / "model.png", warnings.append)
+    assert len(warnings) == 1 and "cannot be written" in warnings[0] and "\n" not in warnings[0]
 
 
 def test_kernels_stand_side_by_side():
@@ -264,6 +264,7 @@ def test_kernels_stand_side_by_side():
         Options(strategy="mirrored", replicas=2),
         Options(strategy="mirrored", replicas=2, batch_size=7),
         Options(format="saved-model", strategy="mirrored", replicas=2, batch_size=7),
+        Options(checkpoint="10", strategy="mirrored", replicas=2),
     ],
 )
 def test_the_export_scores_the_same_with_and_without_a_strategy(finished, monkeypatch, options):
@@ -273,6 +274,40 @@ def test_the_export_scores_the_same_with_and_without_a_strategy(finished, monkey
     loss, hits, count = evaluate(path, _settings(path, options), options)
     assert (hits, count) == (results["test"]["hits"], results["test"]["images"])
     assert loss == pytest.approx(results["test"]["loss"], rel=1e-6)
+
+
+def test_a_run_that_goes_on_is_evaluated_by_its_newest_checkpoint(finished, tmp_path, monkeypatch, capsys):
+    path, results = finished
+    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
+    unfinished = tmp_path / "run"
+    shutil.copytree(path, unfinished, ignore=shutil.ignore_patterns("export", "results.json"))
+    assert evaluate_command([str(unfinished)]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoint last, strategy none" in said
+    assert f"({results['test']['hits']} of {results['test']['images']} test images)" in said
+    assert "no checkpoint of update 1;" in refusal(evaluate_command, [str(path), "--checkpoint", "1"])
+    assert "--checkpoint must be last or" in refusal(evaluate_command, [str(path), "--checkpoint", "best"])
+    shutil.rmtree(unfinished / "checkpoints")
+    assert "no checkpoint and no export yet" in refusal(evaluate_command, [str(unfinished)])
+
+
+def test_images_are_standardised_as_tensorflow_does_it():
+    images = np.stack([np.full((6, 5, 3), 7, np.uint8), *made_up(3).images[:, :6, :5]])
+    plain = resnet.build("linear", (6, 5, 3), standardize=True)
+    wanted = tf.image.per_image_standardization(images)
+    np.testing.assert_allclose(plain(images), tf.reshape(wanted, (4, -1)), atol=1e-4)
+
+
+def test_a_run_on_standardised_images_exports_what_it_has_tested(folder, monkeypatch):
+    code, results = run(folder, "standardised", per_image_standardization=True)
+    path = folder / "standardised"
+    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
+    assert code == 0 and evaluate(path, _settings(path, Options()), Options())[1] == results["test"]["hits"]
+    settings = ppo.parse(["--torso", "cookbook", "--torso-weights", str(path)])
+    with pytest.raises(UserError, match="was trained on standardised images"):
+        torso_weights.check(settings)
 
 
 def test_evaluate_needs_a_finished_run(tmp_path, finished):

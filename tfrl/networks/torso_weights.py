@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -27,23 +27,28 @@ def check(config: Network) -> None:
     """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
     run = config.torso_weights
     read(run)
-    model, width = _trained(Path(run) / SETTINGS_FILE)
+    settings = _trained(Path(run) / SETTINGS_FILE)
+    model, width = settings.get("model"), settings.get("width", 1)
     # Without settings, or of another trainer: the weights' shapes will tell.
     if model is not None and (model, width) != (config.torso, config.torso_width):
         raise UserError(
             f"--torso-weights {run} is of another network: give --torso {model} --torso-width {width}, as it "
             f"was trained, instead of {config.torso} and {config.torso_width}."
         )
+    if settings.get("per_image_standardization"):
+        raise UserError(
+            f"--torso-weights {run} was trained on standardised images, and agents see plain ones; train it "
+            "without --per-image-standardization."
+        )
 
 
-def _trained(settings: Path) -> tuple[str | None, int]:
-    """The network's name and width in a supervised run's settings; None where there are none."""
+def _trained(settings: Path) -> dict[str, Any]:
+    """The settings of a supervised run; empty where there are none."""
     try:
         values = yaml.safe_load(settings.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return None, 1
-    values = values if isinstance(values, dict) else {}
-    return values.get("model"), values.get("width", 1)
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def read(run: str) -> dict[str, np.ndarray]:
