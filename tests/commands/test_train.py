@@ -116,6 +116,8 @@ def test_results_json_has_the_promised_keys(run):
     assert set(found) == {
         *promised.split(),
         "algorithm",
+        "solved",
+        "solved_at",
         "started_from",
         "actors",
         "lag",
