@@ -14,7 +14,7 @@ def mlp(
     layers: Layers,
     *,
     hidden: Sequence[int] = (64, 64),
-    activation: str = "tanh",
+    activation: str | Sequence[str] = "tanh",
 ) -> keras.KerasTensor:
     """Vectors [B, D] -> features [B, hidden[-1]].
 
@@ -23,13 +23,13 @@ def mlp(
 
     Options:
         hidden: units of each layer.
-        activation: any of Keras's, by name.
+        activation: any of Keras's, by name: one for all layers, or one for each.
 
-    Raises ValueError for no layers, or a layer without units.
+    Raises ValueError for no layers, a layer without units, or another number of activations.
     """
     if not hidden or min(hidden) < 1:
         raise ValueError(f"mlp's hidden needs at least one layer of at least one unit, not {tuple(hidden)}.")
-    x = vectors
-    for index, units in enumerate(hidden, start=1):
-        x = layers.product(x, units, name=f"dense{index}", activation=activation, initializer=orthogonal)
+    x, names = vectors, [activation] * len(hidden) if isinstance(activation, str) else activation
+    for index, (units, name) in enumerate(zip(hidden, names, strict=True), start=1):
+        x = layers.product(x, units, name=f"dense{index}", activation=name, initializer=orthogonal)
     return x

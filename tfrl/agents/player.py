@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl.config.network import activations
 from tfrl.networks import array_policy
 from tfrl.networks.functional import FunctionalNetworks
 from tfrl.ops.graph import graph
@@ -40,7 +41,8 @@ class Player:
         self._forward = network.player_pass(on_gpu=on_gpu, at_once=at_once)
         # For a few envs a call of TensorFlow takes longer than the arithmetic of a small network.
         one_head = not getattr(config, "dueling", False)
-        fits = config.torso == "mlp" and config.activation in array_policy.ACTIVATIONS and one_head
+        known = array_policy.ACTIVATIONS.keys() >= {*activations(config)}
+        fits = config.torso == "mlp" and known and one_head
         self.in_arrays = fits and network.functions[network.player].in_float32 and not on_gpu
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
@@ -79,7 +81,7 @@ class Player:
     def _arrays(self) -> Callable[[np.ndarray], np.ndarray]:
         """The forward pass in NumPy by the weights of now."""
         if self._array_pass is None:
-            self._array_pass = self._network.array_pass(self._read().numpy(), self._config.activation)
+            self._array_pass = self._network.array_pass(self._read().numpy(), activations(self._config))
         return self._array_pass
 
     def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:

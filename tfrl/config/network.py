@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import resnet
 from tfrl.cli.errors import EnvError, UserError
@@ -26,6 +26,7 @@ DECIDE_MLP = ("hidden", "activation")
 """Settings that do so where the torso is an mlp."""
 
 _MOST_LAYERS, _MOST_UNITS = 16, 65_536
+_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Torso:
     """Multiplies the channels of impala and impala-pooled."""
     hidden: str = "64,64"
     """Units of each layer of mlp."""
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"
-    """Activation function of the layers of mlp."""
+    activation: str = "tanh"
+    """Activation function of the layers of mlp: tanh, relu, elu, gelu or silu. One name for all, or one for
+    each layer of --hidden with commas between: relu,tanh say."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def torso_options(network: Torso) -> dict[str, Any]:
 
 def hidden_options(network: Torso) -> dict[str, Any]:
     """The options that the zoo builds an mlp with."""
-    return {"hidden": hidden_units(network), "activation": network.activation}
+    return {"hidden": hidden_units(network), "activation": activations(network)}
 
 
 def hidden_units(network: Torso) -> tuple[int, ...]:
@@ -99,6 +101,21 @@ def hidden_units(network: Torso) -> tuple[int, ...]:
     if len(words) > _MOST_LAYERS:
         raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
     return tuple(map(int, words))
+
+
+def activations(network: Torso) -> tuple[str, ...]:
+    """The activation of each layer of an mlp. Raise UserError if --activation is no such list."""
+    names, layers = network.activation.replace(" ", "").split(","), len(hidden_units(network))
+    for name in names:
+        if name not in _ACTIVATIONS:
+            hint = nearest(name, _ACTIVATIONS)
+            raise UserError(f"--activation {name} is unknown{hint}; known: {', '.join(_ACTIVATIONS)}.")
+    if len(names) not in (1, layers):
+        raise UserError(
+            f"--activation must be one name, or one for each of the {layers} layers of --hidden "
+            f"{network.hidden}; got {network.activation!r}."
+        )
+    return tuple(names * layers if len(names) == 1 else names)
 
 
 def check(network: Any) -> None:
@@ -116,7 +133,7 @@ def check(network: Any) -> None:
             f"--torso {network.torso} has no width to choose, so it cannot be {network.torso_width}; "
             "leave --torso-width out."
         )
-    hidden_units(network)
+    activations(network)
     if isinstance(network, Network) and network.freeze_torso and network.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if len(shape) == 3:

@@ -25,8 +25,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-Layers = Sequence[tuple[np.ndarray, np.ndarray]]
-"""Kernels [D, units] and biases [units]."""
+Layers = Sequence[tuple[np.ndarray, np.ndarray, str]]
+"""Kernels [D, units], biases [units] and names of activations."""
 
 
 def fits(network: ActorCritic) -> bool:
@@ -34,17 +34,16 @@ def fits(network: ActorCritic) -> bool:
     torso = network.actor.torso
     if torso.name != "mlp":
         return False
-    first = torso.get_layer("dense1")
-    return first.compute_dtype == "float32" and first.activation.__name__ in ACTIVATIONS
+    in_float32 = torso.get_layer("dense1").compute_dtype == "float32"
+    return in_float32 and all(layer.activation.__name__ in ACTIVATIONS for layer in _dense(torso))
 
 
-def features(x: np.ndarray, layers: Layers, activation: str) -> np.ndarray:
+def features(x: np.ndarray, layers: Layers) -> np.ndarray:
     """An mlp's features, float32 [B, 1, units], of vectors [B, 1, D]; each row is multiplied by itself."""
-    activate = ACTIVATIONS[activation]
-    for kernel, bias in layers:
+    for kernel, bias, activation in layers:
         x = x @ kernel
         x += bias
-        x = activate(x)
+        x = ACTIVATIONS[activation](x)
     return x
 
 
@@ -66,7 +65,6 @@ class ArrayPolicy:
         self._actor, self._critic = _layers(network.actor.torso), _layers(network.critic.torso)
         self._policy_head, self._value_head = _weights(network.actor.head), _weights(network.critic.head)
         self._free = None if network.actor.free is None else network.actor.free.numpy()
-        self._activation = network.actor.torso.get_layer("dense1").activation.__name__
 
     def parameters(self, observations: np.ndarray) -> np.ndarray:
         """Parameters of the distribution, float32 [B, P], of observations float32 [B, D]."""
@@ -89,7 +87,7 @@ class ArrayPolicy:
         self, observations: np.ndarray, layers: Layers, head: tuple[np.ndarray, np.ndarray]
     ) -> np.ndarray:
         kernel, bias = head
-        outputs = (features(self._scaled(observations), layers, self._activation) @ kernel)[:, 0]
+        outputs = (features(self._scaled(observations), layers) @ kernel)[:, 0]
         outputs += bias
         return outputs
 
@@ -160,8 +158,12 @@ class Cache:
         return self._policy
 
 
-def _layers(torso: keras.Model) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [_weights(layer) for layer in torso.layers if isinstance(layer, keras.layers.Dense)]
+def _layers(torso: keras.Model) -> Layers:
+    return [(*_weights(layer), layer.activation.__name__) for layer in _dense(torso)]
+
+
+def _dense(torso: keras.Model) -> list[keras.layers.Dense]:
+    return [layer for layer in torso.layers if isinstance(layer, keras.layers.Dense)]
 
 
 def _weights(layer: keras.layers.Dense) -> tuple[np.ndarray, np.ndarray]:

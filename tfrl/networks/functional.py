@@ -118,12 +118,14 @@ class FunctionalNetworks(tf.Module):
             lambda rows: [function(weights, rows)], observations, signature, at_once
         )
 
-    def array_pass(self, weights: np.ndarray, activation: str) -> Callable[[np.ndarray], np.ndarray]:
+    def array_pass(
+        self, weights: np.ndarray, activations: Sequence[str]
+    ) -> Callable[[np.ndarray], np.ndarray]:
         """The player's outputs float32 [B, outputs] in NumPy, where it is an mlp with one head.
 
         Args:
           weights: float32 [size].
-          activation: of its layers.
+          activations: of its hidden layers, by name.
         """
         named = self.functions[self.player].split(weights)
         layers = []
@@ -131,7 +133,8 @@ class FunctionalNetworks(tf.Module):
             kernel = named[f"{name}/kernel"]
             layers.append((kernel.reshape(kernel.shape[-2:]), named[f"{name}/bias"]))
         *hidden, (kernel, bias) = layers
-        return lambda x: (array_policy.features(x[:, None], hidden, activation) @ kernel)[:, 0] + bias
+        hidden = [(*layer, name) for layer, name in zip(hidden, activations, strict=True)]
+        return lambda x: (array_policy.features(x[:, None], hidden) @ kernel)[:, 0] + bias
 
     def join(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The vectors of weights by NETWORK/NAME. Raises ValueError where they are of other networks."""
