@@ -19,9 +19,10 @@ from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
 from tfrl.networks.weights import PREFIX, assign_weights, read_weights, weights_of
 from tfrl.ops.graph import graph
+from tfrl.ops.optimizers import SGD, Adam
 from tfrl.run.stop import NUM_VOTES
 from tfrl.workers.gradients import sum_parts, sum_replicas
-from tfrl.workers.optimizers import SummedAdam, SummedSGD
+from tfrl.workers.optimizers import VariablesOptimizer
 from tfrl.workers.strategy import Runtime
 
 
@@ -41,15 +42,12 @@ class Learner:
         self._runtime = runtime
         with runtime.strategy.scope():
             self.model = build(config, runtime.precision, image_shape=image_shape, classes=classes)
-            if config.optimizer == "sgd":
-                self._optimizer = SummedSGD(config.lr, momentum=0.9)
-            else:
-                self._optimizer = SummedAdam(config.lr, epsilon=1e-7)
             # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
             self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
             self._variables = self.model.trainable_variables
             self._statistics = self.model.non_trainable_variables  # moving ones, of batch normalization
-            self._optimizer.build(self._variables)
+            optimizer = SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True)
+            self._optimizer = VariablesOptimizer(optimizer, self._variables, config.lr)
         # Statistics of parts of a batch would be others than its own.
         share = config.batch_size // runtime.replicas
         self._part = share if self._statistics else runtime.micro_batch(config)
@@ -89,10 +87,10 @@ class Learner:
             penalty = tf.add_n(self.model.losses) if self.model.losses else tf.constant(0.0)
         penalties = tape.gradient(penalty, [v.value for v in self._variables])
         grads = [g if p is None else g + p for g, p in zip(grads, penalties, strict=True)]
-        self._optimizer.apply(grads)
+        norm = self._optimizer.apply(grads)
         for variable, value in zip(self._statistics, moving, strict=True):
             variable.assign(value)
-        return tf.concat([sums, [tf.linalg.global_norm(grads)]], axis=0)
+        return tf.concat([sums, [norm]], axis=0)
 
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor

@@ -129,7 +129,8 @@ def off_policy(learner):
     [
         {"max_grad_norm": 100.0, "vtrace_lambda": 1.0},
         {"max_grad_norm": 0.05, "rho_bar": 1.2, "c_bar": 0.8, "lr_schedule": "linear", "num_steps": 10},
-        {"optimizer": "rmsprop", "epsilon": 1e-3, "max_grad_norm": 100.0},
+        {"optimizer": "rmsprop", "adam_epsilon": 1e-3, "max_grad_norm": 100.0},
+        {"optimizer": "sgd", "max_grad_norm": 100.0},
     ],
 )
 def test_one_step_is_that_of_a_float64_computation(learner, changes):
@@ -157,9 +158,11 @@ def test_one_step_is_that_of_a_float64_computation(learner, changes):
     for name, grad in grads.items():
         grad = grad * min(1.0, config.max_grad_norm / norm)
         if config.optimizer == "adam":
-            step = rate * grad / (np.abs(grad) + config.epsilon / np.sqrt(0.001))
+            step = rate * grad / (np.abs(grad) + config.adam_epsilon / np.sqrt(0.001))
+        elif config.optimizer == "rmsprop":
+            step = rate * grad / np.sqrt(0.01 * grad**2 + config.adam_epsilon)
         else:
-            step = rate * grad / np.sqrt(0.01 * grad**2 + config.epsilon)
+            step = rate * grad
         np.testing.assert_allclose(one.weights()[name], before[name] - step, rtol=0, atol=rate * 5e-3)
 
 

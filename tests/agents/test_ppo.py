@@ -248,7 +248,7 @@ def test_metrics_are_the_same_however_many_steps_a_call_has(small, learner):
 
 
 def steps_taken(agent):
-    return int(agent.agent.get_state()["optimizer/000"])
+    return int(agent.agent.get_state()["optimizer/step/000"])
 
 
 def test_the_kl_stop_ends_the_update_early(small, learner):

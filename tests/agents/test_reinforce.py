@@ -47,16 +47,19 @@ def slow_loss(vector, episodes, config):
             wide = logits - np.log(np.exp(logits).sum())
             log_probs.append(wide[episodes.actions[t, i]])
             entropies.append(-(np.exp(wide) * wide).sum())
-            rest = episodes.rewards[t:length, i].astype(np.float64)
+            rest = episodes.rewards[t:length, i] * config.reward_scale + config.reward_shift
             returns.append(sum(config.gamma**k * r for k, r in enumerate(rest)))
     returns = np.array(returns)
     advantages = (returns - returns.mean()) / returns.std(ddof=1)
     return (-np.array(log_probs) * advantages).mean() - config.entropy_coef * np.mean(entropies)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.6])
-def test_a_step_is_adams_along_the_gradient_of_the_slow_loss(dropout):
-    config, agent = make_agent("--dropout", str(dropout), "--entropy-coef", "0.02", "--adam-epsilon", "1e-3")
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--dropout", "0.6"), ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5")],
+)
+def test_a_step_is_the_optimizers_along_the_gradient_of_the_slow_loss(flags):
+    config, agent = make_agent(*flags, "--entropy-coef", "0.02", "--adam-epsilon", "1e-3")
     agent._rows = 5  # parts, of which the last one is filled up
     episodes = made_episodes(agent, np.random.default_rng(5))
     before = agent._vectors["weights"].numpy().astype(np.float64)
@@ -72,7 +75,10 @@ def test_a_step_is_adams_along_the_gradient_of_the_slow_loss(dropout):
     norm = np.linalg.norm(gradient)
     np.testing.assert_allclose(metrics["train/grad_norm"], norm, rtol=1e-3)
     clipped = gradient * min(1.0, config.max_grad_norm / norm)
-    expected = before - config.lr * clipped / (np.abs(clipped) + config.adam_epsilon)
+    scale = np.abs(clipped) + config.adam_epsilon
+    if config.optimizer == "rmsprop":
+        scale = np.sqrt(0.01 * clipped**2 + config.adam_epsilon)
+    expected = before - config.lr * clipped / scale
     np.testing.assert_allclose(agent._vectors["weights"].numpy(), expected, atol=2e-5)
     assert metrics["train/first_ratio_error"] < 1e-5
 

@@ -23,15 +23,14 @@ COMMON = [
     "8",
     "--lr",
     "0.01",
-    "--adam-epsilon",
-    "1e-3",
 ]
 STD_SHIFT = math.log(math.expm1(0.99))
 
 
 @functools.cache
 def make_agent(algorithm, *flags):
-    config = settings.reader(algorithm).parse([*COMMON, *flags])
+    epsilon = [] if "sgd" in flags else ["--adam-epsilon", "1e-3"]
+    config = settings.reader(algorithm).parse([*COMMON, *epsilon, *flags])
     module = __import__(f"tfrl.agents.{algorithm}", fromlist=["x"])
     return config, getattr(module, f"{algorithm.upper()}Agent")(config, strategy.make(config, None))
 
@@ -55,10 +54,28 @@ def make_batch(agent, generator, observation_size, actions):
     return batch, normal(agent.update_noise)
 
 
+def step_of(optimizer, gradients):
+    """The last step of an optimizer, for a rate of 1, by the formulas of the papers."""
+    t, g = len(gradients), gradients[-1]
+    past = np.arange(t)[::-1].reshape(-1, *[1] * g.ndim)  # steps since each gradient
+    mean_square = lambda decay: ((1 - decay) * decay**past * np.square(gradients)).sum(axis=0)  # noqa: E731
+    if optimizer == "sgd":
+        return g
+    if optimizer == "rmsprop":
+        return g / np.sqrt(mean_square(0.99) + 1e-3)
+    mean = (0.1 * 0.9**past * np.array(gradients)).sum(axis=0)
+    if optimizer == "nadam":
+        mu = 0.9 * (1 - 0.5 * 0.96 ** np.arange(1, t + 2))
+        mean = mu[t] * mean / (1 - mu.prod()) + (1 - mu[t - 1]) * g / (1 - mu[:t].prod())
+    else:
+        mean = mean / (1 - 0.9**t)
+    return mean / (np.sqrt(mean_square(0.999) / (1 - 0.999**t)) + 1e-3)
+
+
 class Slow:
     """Weights by name in float64, with slow copies `target_NAME`, Adam and numerical gradients."""
 
-    def __init__(self, agent, generator):
+    def __init__(self, agent, generator, optimizer="adam"):
         """From the agent's own, moved so that slow copies differ from what is learned and heads are not 0."""
         state = agent.get_state()
         for name in state:
@@ -66,8 +83,8 @@ class Slow:
                 state[name] = (state[name] + 0.3 * generator.normal(size=state[name].shape)).astype(
                     np.float32
                 )
-            elif name.startswith("agent/"):
-                state[name] = np.zeros_like(state[name])
+            elif name.startswith("agent/"):  # nadam's product is 1 at first
+                state[name] = np.full_like(state[name], name.endswith("/product"))
         agent.set_state(state)
         names = agent.network.functions
         self.w = {n.removeprefix("weights/"): v for n, v in state.items() if n.startswith("weights/")}
@@ -77,7 +94,7 @@ class Slow:
         if "agent/log_alpha" in state:
             self.w["log_alpha"] = state["agent/log_alpha"].reshape(1)
         self.w = {name: value.astype(np.float64) for name, value in self.w.items()}
-        self.moments = {}
+        self.gradients, self.optimizer = {}, optimizer
 
     def net(self, network, x):
         for layer in ("dense1", "dense2"):
@@ -108,17 +125,14 @@ class Slow:
         return gradients
 
     def learn(self, loss, networks, rate, max_norm=None):
-        """All gradients first, then Adam, by the formulas of the paper; the gradients' norms."""
+        """All gradients first, then the optimizer's step, of all gradients since the beginning."""
         for found in [self.gradient(loss, network) for network in networks]:
             norm = math.sqrt(sum((g**2).sum() for g in found.values()))
             scale = min(1.0, max_norm / norm) if max_norm else 1.0
             for name, g in found.items():
-                m, v, t = self.moments.get(name, (0.0, 0.0, 0))
-                g, t = g * scale, t + 1
-                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-                self.moments[name] = m, v, t
-                step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-3)
-                self.w[name] = np.asarray(self.w[name] - rate * step)
+                history = self.gradients.setdefault(name, [])
+                history.append(g * scale)
+                self.w[name] = np.asarray(self.w[name] - rate * step_of(self.optimizer, history))
 
     def move(self, networks, tau):
         for network in networks:
@@ -150,7 +164,7 @@ def run(algorithm, flags, observation_size, actions, step):
     """Three gradient steps of both; `step(slow, config, rows, number)` takes one and gives the errors."""
     generator = np.random.default_rng(11)
     config, agent = make_agent(algorithm, *flags)
-    slow = Slow(agent, generator)
+    slow = Slow(agent, generator, config.optimizer)
     batch, noise = make_batch(agent, generator, observation_size, actions)
     # In two calls: what is due every so many steps does not hang on how many a call takes.
     first, once = agent.update(batch, noise, first=0, count=1, iteration=0)
@@ -232,7 +246,15 @@ def test_plain_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():
     run("dqn", flags, 4, 2, step)
 
 
-def deterministic(critics, delay, smoothed, target_every=None):
+def halved_square(error, delta=None):
+    """Half the squared error, or beyond `delta` Huber's."""
+    size = np.abs(error)
+    return (
+        0.5 * error**2 if delta is None else np.where(size < delta, 0.5 * size**2, delta * (size - delta / 2))
+    )
+
+
+def deterministic(critics, delay, smoothed, target_every=None, delta=None):
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, noise = rows
         a2 = np.tanh(slow.net("target_actor", o2))
@@ -242,7 +264,9 @@ def deterministic(critics, delay, smoothed, target_every=None):
         y = r + d * np.min([q(f"target_{c}", o2, a2) for c in critics], axis=0)
         error = y - q("critic1", o, a)
         slow.learn(
-            lambda: sum((weight * 0.5 * (y - q(c, o, a)) ** 2).sum() for c in critics) / ROWS, critics, 0.02
+            lambda: sum((weight * halved_square(y - q(c, o, a), delta)).sum() for c in critics) / ROWS,
+            critics,
+            0.02,
         )
         if number % delay == 0:
             slow.learn(lambda: -q("critic1", o, np.tanh(slow.net("actor", o))).sum() / ROWS, ["actor"], 0.01)
@@ -256,8 +280,15 @@ def deterministic(critics, delay, smoothed, target_every=None):
 DETERMINISTIC = ["--env", "Pendulum-v1", "--critic-lr", "0.02", "--tau", "0.1"]
 
 
-def test_ddpg():
-    run("ddpg", DETERMINISTIC, 3, 0, deterministic(["critic1"], 1, False))
+@pytest.mark.parametrize("optimizer", ["adam", "nadam", "rmsprop", "sgd"])
+def test_ddpg_with_each_optimizer(optimizer):
+    flags = [*DETERMINISTIC, "--optimizer", optimizer]
+    run("ddpg", flags, 3, 0, deterministic(["critic1"], 1, False))
+
+
+def test_td3_with_hubers_loss():
+    step = deterministic(["critic1", "critic2"], 2, True, delta=0.5)
+    run("td3", [*DETERMINISTIC, "--huber-delta", "0.5"], 3, 0, step)
 
 
 @pytest.mark.parametrize("target_every", [None, 1, 3])
@@ -275,8 +306,8 @@ def tanh_normal(parameters, noise):
     return np.tanh(z), log_prob.sum(1)
 
 
-@pytest.mark.parametrize(("alpha", "target_every"), [(None, 1), (0.3, 2)])
-def test_sac(alpha, target_every):
+@pytest.mark.parametrize(("alpha", "target_every", "delta"), [(None, 1, None), (0.3, 2, 0.5)])
+def test_sac(alpha, target_every, delta):
     critics = ["critic1", "critic2"]
 
     def step(slow, config, rows, number):
@@ -289,7 +320,9 @@ def test_sac(alpha, target_every):
         y = r + d * (np.min([q(f"target_{c}", o2, a2) for c in critics], axis=0) - temperature * log_prob)
         error = y - q("critic1", o, a)
         slow.learn(
-            lambda: sum((weight * 0.5 * (y - q(c, o, a)) ** 2).sum() for c in critics) / ROWS, critics, 0.02
+            lambda: sum((weight * halved_square(y - q(c, o, a), delta)).sum() for c in critics) / ROWS,
+            critics,
+            0.02,
         )
 
         def actor_loss():
@@ -307,6 +340,7 @@ def test_sac(alpha, target_every):
         return error
 
     flags = [*DETERMINISTIC, *(["--alpha", str(alpha), "--target-every", "2"] if alpha else [])]
+    flags += ["--huber-delta", str(delta)] if delta else []
     run("sac", flags, 3, 0, step)
 
 

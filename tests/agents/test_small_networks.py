@@ -44,7 +44,10 @@ def run(learner, updates=3):
     return metrics, {name: value.copy() for name, value in learner.weights().items()}
 
 
-ENVS = [("CartPole-v1",), ("Pendulum-v1", "--renew-advantages", "--value-loss", "huber")]
+ENVS = [
+    ("CartPole-v1", "--optimizer", "nadam"),
+    ("Pendulum-v1", "--renew-advantages", "--value-loss", "huber", "--reward-scale", "0.1"),
+]
 
 
 @pytest.mark.parametrize("flags", ENVS, ids=lambda flags: flags[0])
@@ -60,7 +63,7 @@ def test_1_2_and_4_replicas_are_one_run_to_the_bit(tmp_path, flags):
 
 
 @pytest.mark.parametrize("share", ["--share-torso", "--no-share-torso"])
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu,elu", "elu", "silu,tanh"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent = make(tmp_path, "--env", env, *SHORT, "--activation", activation, share).agent
@@ -140,24 +143,3 @@ def test_what_is_said_of_a_whole_rollout_is_what_each_step_would_say(tmp_path, e
         assert {*extras} == {"parameters", "log_prob", "value"}
         for name, value in extras.items():
             np.testing.assert_array_equal(rollout.extras[name][at], value[0], err_msg=name)
-
-
-def test_the_compiled_step_is_that_of_keras():
-    from tfrl.workers.optimizers import SummedAdam
-
-    generator, runs = np.random.default_rng(0), []
-    gradients = [[generator.normal(size=s).astype(np.float32) for s in ((3, 5), (5,))] for _ in range(4)]
-    for compiled in (True, False):
-        variables = [tf.keras.Variable(np.ones(s, np.float32)) for s in ((3, 5), (5,))]
-        optimizer = SummedAdam(0.01, epsilon=1e-5)
-        optimizer.build(variables)
-        optimizer.scale_rate(variables[:1], 0.5)
-        for step in gradients:
-            if compiled:
-                norm = tf.distribute.get_strategy().run(optimizer.compiled_step, args=(step, 1.0))
-                np.testing.assert_allclose(norm, tf.linalg.global_norm(step), rtol=1e-6)
-            else:
-                optimizer.apply(tf.clip_by_global_norm(step, 1.0)[0])
-        runs.append(optimizer.get_state() | {str(i): v.numpy() for i, v in enumerate(variables)})
-    for name, value in runs[0].items():
-        np.testing.assert_allclose(value, runs[1][name], rtol=1e-5, atol=1e-7, err_msg=name)

@@ -1,15 +1,22 @@
-"""Sum, then clip, then one step of Adam: the same on 1, 2 and 4 replicas; Keras's own way is not."""
+"""Sum, clip, one step: the same on 1, 2 and 4 replicas, compiled by XLA or not, and after a resume."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl.ops.optimizers import SGD, Adam, Nadam, RMSprop
 from tfrl.workers import strategy
-from tfrl.workers.optimizers import SummedAdam
+from tfrl.workers.optimizers import VariablesOptimizer
 
 RATE, EPSILON, CLIP = 0.01, 0.1, 1.0  # an epsilon that makes the size of a gradient count
 SHAPES = ((3, 2), (2,))
+OPTIMIZERS = {
+    "adam": Adam(EPSILON, uncorrected_epsilon=True),
+    "nadam": Nadam(EPSILON),
+    "rmsprop": RMSprop(EPSILON),
+    "sgd": SGD(),
+}
 
 
 def initial():
@@ -38,71 +45,65 @@ def numpy_adam(steps, scales=(1.0, 1.0), clip=CLIP):
     return weights
 
 
-def train(small, replicas, make_optimizer, steps=5, *, sums_itself=False):
+def train(small, replicas, *, name="adam", scales=None, compiled=False, steps=5, resumed_at=None):
     """The weights after some steps under a strategy of that many replicas, seen by each of them."""
     runtime = strategy.make(small(replicas=replicas), None)
-    with runtime.strategy.scope():
-        variables = [keras.Variable(w, dtype="float32") for w in initial()]
-        optimizer = make_optimizer(variables)
-        optimizer.build(variables)
 
-    @tf.function
-    def step_on_replica(*grads):
-        grads = [tf.reduce_sum(g, axis=0) for g in grads]  # of this replica's samples
-        if not sums_itself:
+    def make(weights):
+        with runtime.strategy.scope():
+            variables = [keras.Variable(w, dtype="float32") for w in weights]
+            optimizer = VariablesOptimizer(OPTIMIZERS[name], variables, RATE, scales)
+
+        @tf.function
+        def step_on_replica(*grads):
+            grads = [tf.reduce_sum(g, axis=0) for g in grads]  # of this replica's samples
             context = tf.distribute.get_replica_context()
             grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
-            grads, _ = tf.clip_by_global_norm(grads, CLIP)
-        optimizer.apply(grads)
+            return optimizer.apply(grads, CLIP, compiled=compiled)
 
+        return variables, optimizer, step_on_replica
+
+    variables, optimizer, step_on_replica = make(initial())
     for step in range(steps):
-        shares = [np.split(g.astype(np.float32), replicas) for g in sample_gradients(step)]
-        runtime.strategy.run(step_on_replica, args=tuple(map(runtime.per_replica, shares)))
+        if step == resumed_at:
+            state = optimizer.get_state()
+            variables, optimizer, step_on_replica = make([v.numpy() for v in variables])
+            optimizer.set_state(state)
+        grads = sample_gradients(step)
+        shares = [np.split(g.astype(np.float32), replicas) for g in grads]
+        norm = runtime.strategy.run(step_on_replica, args=tuple(map(runtime.per_replica, shares)))
+        expected = np.sqrt(sum((g.sum(axis=0) ** 2).sum() for g in grads))
+        np.testing.assert_allclose(runtime.first(norm), expected, rtol=1e-5)
     return [[np.asarray(part) for part in runtime.local_results(v.value)] for v in variables]
-
-
-def summed_adam(_variables):
-    return SummedAdam(RATE, epsilon=EPSILON)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_any_number_of_replicas_takes_the_step_of_numpys_adam(small, replicas):
-    weights = train(small, replicas, summed_adam)
+    weights = train(small, replicas)
     for parts, expected in zip(weights, numpy_adam(5), strict=True):
         assert len(parts) == replicas
         for part in parts:
             np.testing.assert_allclose(part, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_keras_clips_before_it_sums_so_replicas_change_its_step(small):
-    """The guard of the reason for SummedAdam: once this fails, Keras's own optimizer may do."""
-
-    def keras_adam(_variables):
-        return keras.optimizers.Adam(RATE, epsilon=EPSILON, global_clipnorm=CLIP)
-
-    one, two = (train(small, n, keras_adam, sums_itself=True)[0][0] for n in (1, 2))
-    np.testing.assert_allclose(one, numpy_adam(5)[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(two - one).max() > 1e-3
-
-
-def test_the_hook_of_keras_that_is_overridden_exists_and_is_what_sums(small):
-    """The guard of a protected method: without it gradients would be summed a second time."""
-    assert callable(getattr(keras.optimizers.Adam, "_all_reduce_sum_gradients", None))
-
-    class WithoutTheHook(SummedAdam):
-        _all_reduce_sum_gradients = keras.optimizers.Adam._all_reduce_sum_gradients
-
-    weights = train(small, 2, lambda _variables: WithoutTheHook(RATE, epsilon=EPSILON))[0][0]
-    assert np.abs(weights - numpy_adam(5)[0]).max() > 1e-3
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_scaled_rate_is_that_of_its_variables_alone(small, replicas):
-    def scaled(variables):
-        optimizer = SummedAdam(RATE, epsilon=EPSILON)
-        optimizer.scale_rate(variables[1:], 0.3)
-        return optimizer
-
-    weights = train(small, replicas, scaled)
+    weights = train(small, replicas, scales=(1.0, 0.3))
     for parts, expected in zip(weights, numpy_adam(5, scales=(1.0, 0.3)), strict=True):
         np.testing.assert_allclose(parts[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_step_and_one_on_two_replicas_are_the_plain_one(small, name):
+    plain = train(small, 1, name=name)
+    for other in (train(small, 1, name=name, compiled=True), train(small, 2, name=name)):
+        for expected, found in zip(plain, other, strict=True):
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_takes_the_state_of_another_goes_on_to_the_bit(small, name):
+    for expected, found in zip(
+        train(small, 2, name=name), train(small, 2, name=name, resumed_at=3), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)

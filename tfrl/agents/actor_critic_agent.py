@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,14 +13,16 @@ from tfrl import networks
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy, torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.ops import optimizers
 from tfrl.ops.graph import graph
+from tfrl.workers.optimizers import VariablesOptimizer
 from tfrl.workers.strategy import Runtime
 
 
 class ActorCriticAgent:
     """Actor, critic and optimizer under a strategy; a base of what follows `tfrl.agents.agent.Agent`.
 
-    A subclass gives `_make_optimizer` and all that concerns updates.
+    A subclass gives all that concerns updates.
 
     Args:
       config: the settings.
@@ -34,8 +37,7 @@ class ActorCriticAgent:
             if config.freeze_torso:
                 torso_weights.freeze(self.network)
             self._variables = self.network.trained_variables
-            self._optimizer = self._make_optimizer()
-            self._optimizer.build(self._variables)
+            self._optimizer = self._make_optimizer(self._variables, config.lr, self._rate_scales())
         self.draw_noise = self.network.distribution.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
@@ -46,8 +48,16 @@ class ActorCriticAgent:
         self._arrays = array_policy.Cache(self.network, config.num_envs)
         self.extras = self._arrays.extras
 
-    def _make_optimizer(self) -> Any:
-        raise NotImplementedError
+    def _make_optimizer(
+        self, variables: Sequence[keras.Variable], rate: float, scales: Sequence[float] | None = None
+    ) -> VariablesOptimizer:
+        return VariablesOptimizer(
+            optimizers.of_settings(self._config, uncorrected_epsilon=True), variables, rate, scales
+        )
+
+    def _rate_scales(self) -> Sequence[float] | None:
+        """Scales of the learning rate, one for each trained variable; None: all 1."""
+        return None
 
     @property
     def num_parameters(self) -> int:

@@ -48,7 +48,8 @@ class DDPGAgent(ReplayAgent):
     def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
         target = q_learning.td_target(rows["reward"], rows["discount"], self.next_values(weights, rows))
         taken = tf.unstack(self.qs(weights, "", rows["observation"], rows["action"]))
-        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"]) for q in taken])
+        delta = self._config.huber_delta
+        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
         return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:

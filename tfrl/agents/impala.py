@@ -20,7 +20,6 @@ from tfrl.ops import losses, returns
 from tfrl.ops.graph import graph
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.gradients import sum_parts, sum_replicas
-from tfrl.workers.optimizers import SummedAdam, SummedRMSprop
 
 # What a gradient step reports: means over its samples. The moments are of targets and of the values' errors.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
@@ -45,12 +44,6 @@ class ImpalaAgent(ActorCriticAgent):
             "how far the actors are behind": ("train/approx_kl", "train/vtrace_rho"),
         }
     }
-
-    def _make_optimizer(self) -> SummedAdam | SummedRMSprop:
-        config = self._config
-        if config.optimizer == "adam":
-            return SummedAdam(config.lr, epsilon=config.epsilon)
-        return SummedRMSprop(config.lr, rho=config.rmsprop_decay, epsilon=config.epsilon)
 
     @property
     def floats_per_sum(self) -> int:
@@ -144,9 +137,7 @@ class ImpalaAgent(ActorCriticAgent):
             at_once=self._runtime.parts_at_once,
         )
         *grads, sums = sum_replicas([*grads, sums])
-        norm = tf.linalg.global_norm(grads)
-        grads, _ = tf.clip_by_global_norm(grads, config.max_grad_norm, use_norm=norm)
-        self._optimizer.apply(grads)
+        norm = self._optimizer.apply(grads, config.max_grad_norm)
         return tf.concat([sums, [norm]], axis=0)
 
     def _part_envs(self, num_envs: int) -> int:

@@ -24,7 +24,6 @@ from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.graph import graph
 from tfrl.workers.gradients import sum_parts, sum_replicas
-from tfrl.workers.optimizers import SummedAdam
 from tfrl.workers.strategy import Runtime
 
 AUXILIARY = ("train/aux_value_loss", "train/aux_policy_kl", "train/aux_critic_loss", "train/aux_grad_norm")
@@ -56,8 +55,7 @@ class PPGAgent(PPOAgent):
         self._policy = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
         with runtime.strategy.scope():
             self._all_variables = self.network.auxiliary_phase_variables
-            self._auxiliary_optimizer = SummedAdam(config.aux_lr, epsilon=config.adam_epsilon)
-            self._auxiliary_optimizer.build(self._all_variables)
+            self._auxiliary_optimizer = self._make_optimizer(self._all_variables, config.aux_lr)
         self._all_specs = [tf.TensorSpec(v.shape) for v in self._all_variables]
         self.targets: np.ndarray | None = None
 
@@ -122,9 +120,7 @@ class PPGAgent(PPOAgent):
             at_once=self._runtime.parts_at_once,
         )
         *grads, sums = sum_replicas([*grads, sums])
-        norm = tf.linalg.global_norm(grads)
-        grads, _ = tf.clip_by_global_norm(grads, self._config.max_grad_norm, use_norm=norm)
-        self._auxiliary_optimizer.apply(grads)
+        norm = self._auxiliary_optimizer.apply(grads, self._config.max_grad_norm)
         return tf.concat([sums, [norm]], axis=0)
 
     def _auxiliary_gradients(
@@ -149,11 +145,6 @@ class PPGAgent(PPOAgent):
         return (grads, sums), tf.constant(0.0)
 
     # State
-
-    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Does as PPO; the auxiliary phase keeps its own learning rate. Raises ValueError."""
-        super().begin_with(state)
-        self._auxiliary_optimizer.learning_rate.assign(self._config.aux_lr)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """PPO's, and the auxiliary phase's optimizer."""

@@ -23,7 +23,6 @@ from tfrl.ops.graph import graph, not_inlined
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
-from tfrl.workers.optimizers import SummedAdam
 from tfrl.workers.strategy import Runtime
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -89,12 +88,12 @@ class PPOAgent(ActorCriticAgent):
         self._gradients = self._summed_gradients if inlined else not_inlined(self._summed_gradients)
         self._gae = graph(returns.gae, jit_compile=True) if small else returns.gae
 
-    def _make_optimizer(self) -> SummedAdam:
+    def _rate_scales(self) -> Sequence[float] | None:
         config = self._config
-        optimizer = SummedAdam(config.lr, epsilon=config.adam_epsilon)
-        if config.critic_lr is not None and not config.share_torso:
-            optimizer.scale_rate(self.network.critic.trainable_variables, config.critic_lr / config.lr)
-        return optimizer
+        if config.critic_lr is None or config.share_torso:
+            return None
+        of_critic = {id(v) for v in self.network.critic.trainable_variables}
+        return [config.critic_lr / config.lr if id(v) in of_critic else 1.0 for v in self._variables]
 
     @property
     def floats_per_sum(self) -> int:
@@ -263,7 +262,7 @@ class PPOAgent(ActorCriticAgent):
         index: tf.Tensor,
         end: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """One minibatch: gradients, one all-reduce, clipping by the global norm, one step of Adam.
+        """One minibatch: gradients, one all-reduce, clipping by the global norm, the optimizer's step.
 
         Returns the means, and of each replica the largest |ratio - 1| and `end`, float32 [replicas].
         """
@@ -275,14 +274,8 @@ class PPOAgent(ActorCriticAgent):
         return tf.concat([sums, [self._apply(grads)]], axis=0), errors, ends
 
     def _apply(self, grads: list[tf.Tensor]) -> tf.Tensor:
-        """Clips by the global norm and takes a step of Adam; the norm before clipping."""
-        most = self._config.max_grad_norm
-        if self._small:
-            return self._optimizer.compiled_step(grads, most)
-        norm = tf.linalg.global_norm(grads)
-        grads, _ = tf.clip_by_global_norm(grads, most, use_norm=norm)
-        self._optimizer.apply(grads)
-        return norm
+        """Clips by the global norm and takes the optimizer's step; the norm before clipping."""
+        return self._optimizer.apply(grads, self._config.max_grad_norm, compiled=self._small)
 
     def _summed_gradients(
         self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor

@@ -12,8 +12,7 @@ from tfrl import networks
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.episodes import Episodes, normalized
 from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops import losses
-from tfrl.ops.adam import adam
+from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import graph
 from tfrl.workers.strategy import Runtime
 
@@ -42,15 +41,15 @@ class ReinforceAgent:
         with runtime.strategy.scope():
             self.network = networks.of_settings(config, runtime.precision)
             weights = self.network.functions["actor"].initial()
-            vectors = (weights, np.zeros_like(weights), np.zeros_like(weights), np.zeros((), np.float32))
-            names = ("weights", "mean", "square", "step")
-            self._vectors = {n: tf.Variable(v, trainable=False) for n, v in zip(names, vectors, strict=True)}
+            self._optimizer = optimizers.of_settings(config)
+            vectors = {"weights": weights, **self._optimizer.initial(weights)}
+            self._vectors = {name: tf.Variable(v, trainable=False) for name, v in vectors.items()}
         compiles = runtime.uses_gpu or config.small_network
         self._rows = config.micro_batch or (_ROWS if config.small_network else _ROWS_OF_IMAGES)
         self._forward = self.network.player_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
         self._act = graph(self._drawn, jit_compile=compiles)
         self._gradient = graph(self._part_gradient, jit_compile=compiles)
-        self._step = graph(self._adam_step, jit_compile=compiles)
+        self._step = graph(self._optimizer_step, jit_compile=compiles)
         self.draw_noise = self.network.draw_noise
 
     @property
@@ -123,7 +122,9 @@ class ReinforceAgent:
           TrainingError: the loss or the gradient is not finite.
         """
         config, taken = self._config, episodes.taken
-        advantages = normalized(taken(episodes.returns(config.gamma))).astype(np.float32)
+        advantages = normalized(taken(episodes.returns(config.gamma, config.learned_rewards))).astype(
+            np.float32
+        )
         fields = (episodes.observations, episodes.actions, episodes.noise, episodes.log_probs)
         rows = (*map(taken, fields), advantages)
         size, weights = len(advantages), self._vectors["weights"].read_value()
@@ -167,20 +168,17 @@ class ReinforceAgent:
         return tape.gradient(loss, weights), sums, tf.reduce_max(errors)
 
     def _take_step(self, gradient: tf.Tensor) -> None:
-        values = self._step(*(v.read_value() for v in self._vectors.values()), gradient)
-        for variable, value in zip(self._vectors.values(), values, strict=True):
-            variable.assign(value)
+        values = self._step({name: v.read_value() for name, v in self._vectors.items()}, gradient)
+        for name, value in values.items():
+            self._vectors[name].assign(value)
 
-    def _adam_step(
-        self, weights: tf.Tensor, mean: tf.Tensor, square: tf.Tensor, step: tf.Tensor, gradient: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
+    def _optimizer_step(self, vectors: dict[str, tf.Tensor], gradient: tf.Tensor) -> dict[str, tf.Tensor]:
         config = self._config
         if config.max_grad_norm is not None:
             gradient = tf.clip_by_norm(gradient, config.max_grad_norm)
-        step = step + 1.0
         rate = tf.constant(config.lr, tf.float32)
-        moved = adam(weights, mean, square, gradient, step=step, rate=rate, epsilon=config.adam_epsilon)
-        return *moved, step
+        weights, slots = self._optimizer.step(vectors["weights"], vectors, gradient, rate)
+        return {"weights": weights, **slots}
 
     # State
 

@@ -23,7 +23,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
 from tfrl.experience.replay_memory import in_words
 from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops.adam import adam
+from tfrl.ops import optimizers
 from tfrl.ops.graph import graph, not_inlined
 from tfrl.ops.q_learning import polyak
 from tfrl.ops.schedules import learning_rate
@@ -90,10 +90,10 @@ class ReplayAgent:
         vectors = self.initial()
         vectors |= {TARGET + name: vectors[name] for name in self.slow}
         learned = [name for phase in self.phases for name in phase.learned]
-        self._moments = {name: [f"{name}/{m}" for m in ("mean", "square", "step")] for name in learned}
-        for name, (mean, square, step) in self._moments.items():
-            vectors |= {mean: np.zeros_like(vectors[name]), square: np.zeros_like(vectors[name])}
-            vectors[step] = np.zeros((), np.float32)
+        self._optimizer = optimizers.of_settings(config)
+        for name in learned:
+            slots = self._optimizer.initial(vectors[name])
+            vectors |= {f"{name}/{slot}": value for slot, value in slots.items()}
         with runtime.strategy.scope():
             self._vectors = {name: _variable(value) for name, value in vectors.items()}
         self._learned = tuple(learned)
@@ -106,7 +106,7 @@ class ReplayAgent:
         apart = functools.partial(graph, jit_compile=True) if compiles else not_inlined
         self._gradients = [apart(functools.partial(self._part_gradients, phase)) for phase in self.phases]
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
-        self._adam = graph(self._step_of_adam, jit_compile=compiles)
+        self._step = graph(self._optimizer_step, jit_compile=compiles)
         self._move = graph(
             lambda slow, fast: polyak(slow, fast, config.tau) if config.tau < 1 else tf.identity(fast),
             jit_compile=compiles,
@@ -307,7 +307,7 @@ class ReplayAgent:
     def _phase(
         self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One gradient step on this replica's rows: one all-reduce, one step of Adam for each vector."""
+        """One gradient step on this replica's rows: one all-reduce, one step for each vector."""
         phase, config = self.phases[index], self._config
         weights = {name: self._vectors[name].read_value() for name in self._vectors if "/" not in name}
         specs = [tf.TensorSpec(weights[name].shape) for name in phase.learned]
@@ -320,10 +320,12 @@ class ReplayAgent:
         )
         *gradients, sums = sum_replicas([*gradients, sums])
         for name, gradient, rate in zip(phase.learned, gradients, phase.rates, strict=True):
-            variables = [self._vectors[v] for v in (name, *self._moments[name])]
-            values = self._adam(*(v.read_value() for v in variables), gradient, scale * rate)
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+            slots = {slot: self._vectors[f"{name}/{slot}"] for slot in self._optimizer.slots}
+            before = {slot: v.read_value() for slot, v in slots.items()}
+            moved, after = self._step(weights[name], before, gradient, scale * rate)
+            self._vectors[name].assign(moved)
+            for slot, value in after.items():
+                slots[slot].assign(value)
         return sums, tf.reshape(errors, [-1])
 
     def _part_gradients(
@@ -339,20 +341,12 @@ class ReplayAgent:
         sums = tf.reduce_sum(tf.stack([metrics[name] for name in phase.metrics]), axis=1)
         return (tape.gradient(loss, learned), sums / self._config.batch_size), errors
 
-    def _step_of_adam(
-        self,
-        weights: tf.Tensor,
-        mean: tf.Tensor,
-        square: tf.Tensor,
-        step: tf.Tensor,
-        gradient: tf.Tensor,
-        rate: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
+    def _optimizer_step(
+        self, weights: tf.Tensor, slots: dict[str, tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor
+    ) -> optimizers.Step:
         if self._config.max_grad_norm is not None:
             gradient = tf.clip_by_norm(gradient, self._config.max_grad_norm)
-        step = step + 1.0
-        epsilon = self._config.adam_epsilon
-        return *adam(weights, mean, square, gradient, step=step, rate=rate, epsilon=epsilon), step
+        return self._optimizer.step(weights, slots, gradient, rate)
 
     def _move_targets(self) -> None:
         for name in self.slow:

@@ -86,7 +86,8 @@ class SACAgent(ReplayAgent):
             value = q_learning.soft_value(qs, log_prob, alpha)
             taken = tf.unstack(self._qs(weights, "", rows["observation"], rows["action"]))
         target = q_learning.td_target(rows["reward"], rows["discount"], value)
-        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"]) for q in taken])
+        delta = self._config.huber_delta
+        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
         return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:

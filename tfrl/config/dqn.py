@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, Range, Reader
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import FRACTION, NATURAL, Range, Reader
 from tfrl.config import actors, replay
 from tfrl.config.replay import (
     DEFAULTS,
@@ -34,8 +35,6 @@ class DQN:
     """The learned network chooses the next action, the target network values it."""
     dueling: bool = False
     """Two heads, the value of the observation and the advantage of each action."""
-    huber_delta: float | None = None
-    """The loss grows linearly beyond errors of this size; None: half the squared error."""
     prioritized: bool = False
     """Draw transitions in proportion to their errors."""
     priority_exponent: float = 0.6
@@ -48,6 +47,9 @@ class DQN:
     """The same after --exploration-steps."""
     exploration_steps: int = 10_000
     """Env steps in which it falls."""
+    exploration_decay: Literal["linear", "exponential"] = "linear"
+    """Course of the share of random actions: it falls by the same amount at each step, or by the same
+    factor."""
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -75,7 +77,8 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, R
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
         """Epsilon, the share of random actions, after `env_steps` env steps."""
         ends = self.exploration_start, self.exploration_end
-        return (np.float32(schedules.exploration(*ends, env_steps, self.exploration_steps)),)
+        share = schedules.exploration(self.exploration_decay, *ends, env_steps, self.exploration_steps)
+        return (np.float32(share),)
 
 
 _DEFAULTS = {
@@ -147,7 +150,6 @@ _SUMMARIES = {
 }
 
 RANGES: dict[str, Range] = {
-    "huber_delta": POSITIVE,
     "priority_exponent": FRACTION,
     "priority_beta": FRACTION,
     "exploration_start": FRACTION,
@@ -159,6 +161,12 @@ RANGES: dict[str, Range] = {
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
     replay.check(config, RANGES)
+    if config.exploration_decay == "exponential" and not min(
+        config.exploration_start, config.exploration_end
+    ):
+        raise UserError(
+            "--exploration-decay exponential needs --exploration-start and --exploration-end above 0."
+        )
 
 
 READER = Reader(

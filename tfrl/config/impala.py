@@ -10,13 +10,14 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.optimizer import Optimizer
 from tfrl.config.ppo import check_length, check_normalization, multiples_near
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 
 
 @dataclass(frozen=True)
-class IMPALA:
+class IMPALA(Optimizer):
     """The hyperparameters of IMPALA."""
 
     num_envs: int = 64
@@ -26,17 +27,12 @@ class IMPALA:
     num_minibatches: int = 8
     """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
     V-trace looks ahead as far as the rollout goes."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """Optimizer of the weights; the paper has rmsprop, here without momentum."""
     lr: float = 2.5e-4
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
-    epsilon: float = 1e-5
-    """Epsilon of the optimizer: adam adds it to the root of the mean square, rmsprop to the mean square."""
-    rmsprop_decay: float = 0.99
-    """Decay rate of the mean square of gradients in rmsprop."""
+    adam_epsilon: float = 1e-5
     gamma: float = 0.999
     """Discount of one env step."""
     vtrace_lambda: float = 0.95
@@ -87,12 +83,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSe
     def in_parts(self) -> bool:
         """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
         return True
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
-        unused = {} if self.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
-        return super().idle | unused
 
     @property
     def metric_titles(self) -> dict[str, str]:
@@ -171,7 +161,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "optimizer": "rmsprop",
         "lr": 6e-4,
         "lr_schedule": "linear",
-        "epsilon": 0.1 / 640**2,
+        "adam_epsilon": 0.1 / 640**2,
         "gamma": 0.99,
         "vtrace_lambda": 1.0,
         "entropy_coef": 0.01,
@@ -195,8 +185,6 @@ RANGES: dict[str, Range] = {
     "num_steps": COUNT,
     "num_minibatches": COUNT,
     "lr": POSITIVE,
-    "epsilon": POSITIVE,
-    "rmsprop_decay": FRACTION,
     "gamma": FRACTION,
     "vtrace_lambda": FRACTION,
     "rho_bar": POSITIVE,
@@ -235,5 +223,5 @@ READER = Reader(
     check=validate,
     prog="python -m tfrl.impala",
     summary="Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),
-    aliases={"update_freq": "num_steps"},
+    aliases={"update_freq": "num_steps", "epsilon": "adam_epsilon"},
 )

@@ -42,7 +42,8 @@ class PPG:
     aux_minibatches: int = 16
     """Gradient steps of the auxiliary phase for each rollout in a pass; must divide --num-steps."""
     aux_lr: float = 5e-4
-    """Learning rate of the auxiliary phase, which has its own Adam; --lr-schedule does not change it."""
+    """Learning rate of the auxiliary phase, which has an optimizer of its own; --lr-schedule does not change
+    it."""
     beta_clone: float = 1.0
     """Weight of the loss that keeps the policy as it was when the phase began."""
 

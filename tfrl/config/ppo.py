@@ -15,6 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.optimizer import Optimizer
 from tfrl.config.ppo_presets import OF_ENVS, PRESETS, SUMMARIES
 from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
@@ -24,7 +25,7 @@ from tfrl.envs import registry
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Optimizer):
     """The hyperparameters of PPO."""
 
     num_envs: int = 64
@@ -39,7 +40,7 @@ class PPO:
     """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
     the last one is left out of the pass. 0: --num-minibatches decides."""
     lr: float = 5e-4
-    """Adam's learning rate (alias --actor-lr)."""
+    """Learning rate (alias --actor-lr)."""
     critic_lr: float | None = None
     """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -72,7 +73,6 @@ class PPO:
     target_kl: float | None = None
     """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
     adam_epsilon: float = 1e-5
-    """Adam's epsilon."""
     normalize_rewards: bool = True
     """Divide rewards by the standard deviation of the running discounted return."""
     normalize_observations: bool = False
@@ -178,7 +178,6 @@ RANGES: dict[str, Range] = {
     "value_coef": NOT_NEGATIVE,
     "max_grad_norm": POSITIVE,
     "target_kl": POSITIVE,
-    "adam_epsilon": POSITIVE,
     "normalize_random_steps": NATURAL,
 }
 

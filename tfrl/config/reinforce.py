@@ -11,13 +11,14 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.config import run
 from tfrl.config.network import Torso
+from tfrl.config.optimizer import Optimizer
 from tfrl.config.ppo import multiples_near
 from tfrl.config.run import Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 
 
 @dataclass(frozen=True)
-class REINFORCE:
+class REINFORCE(Optimizer):
     """The way it is learned."""
 
     num_envs: int = 16
@@ -27,9 +28,7 @@ class REINFORCE:
     gamma: float = 0.99
     """Discount of one env step."""
     lr: float = 1e-2
-    """Adam's learning rate."""
-    adam_epsilon: float = 1e-8
-    """Adam's epsilon."""
+    """Learning rate."""
     max_grad_norm: float | None = 0.5
     """The gradient, of the mean loss of a step, is clipped to this norm; None: not at all."""
     entropy_coef: float = 0.0
@@ -121,7 +120,6 @@ RANGES: dict[str, Range] = {
     "max_steps": COUNT,
     "gamma": FRACTION,
     "lr": POSITIVE,
-    "adam_epsilon": POSITIVE,
     "max_grad_norm": POSITIVE,
     "entropy_coef": NOT_NEGATIVE,
     "dropout": Range(0, 0.99),

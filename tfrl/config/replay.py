@@ -16,6 +16,7 @@ from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
 from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
+from tfrl.config.optimizer import Optimizer
 from tfrl.config.run import Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
@@ -27,7 +28,7 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Optimizer):
     """Experience replay: how many transitions are kept, and how much is learned from them."""
 
     num_envs: int | None = None
@@ -51,14 +52,14 @@ class Replay:
     gamma: float = 0.99
     """Discount of one env step."""
     lr: float = 3e-4
-    """Adam's learning rate."""
+    """Learning rate."""
     critic_lr: float | None = None
     """The critics' own learning rate, of algorithms with an actor; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
-    adam_epsilon: float = 1e-8
-    """Adam's epsilon."""
+    huber_delta: float | None = None
+    """Size of a critic's error beyond which its loss grows linearly (Huber); None: half the squared error."""
     max_grad_norm: float | None = None
     """The gradient of each network is clipped to this norm; None: not at all."""
     tau: float = 0.005
@@ -163,7 +164,7 @@ RANGES: dict[str, Range] = {
     "gamma": FRACTION,
     "lr": POSITIVE,
     "critic_lr": POSITIVE,
-    "adam_epsilon": POSITIVE,
+    "huber_delta": POSITIVE,
     "max_grad_norm": POSITIVE,
     "tau": Range(0, 1, above=True),
     "target_every": COUNT,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL, Range, check_folder_names, check_ranges, expand_home
-from tfrl.config import network, task
+from tfrl.config import network, optimizer, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
 from tfrl.envs import registry
@@ -56,6 +58,7 @@ RANGES = {
     **settings.RANGES,
     **task.RANGES,
     **network.RANGES,
+    **optimizer.RANGES,
     "num_envs": Range(1, 1_000_000),
     "env_threads": Range(0, 1024),
     "eval_every": NATURAL,
@@ -90,6 +93,10 @@ class RLSettings:
     algorithm: ClassVar[str]
     decisive: ClassVar[tuple[type, ...]]
     updates_vary: ClassVar[bool] = False
+
+    def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """The rewards that are learned from, before any normalisation: float32, of the env's, float32."""
+        return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
     @property
     def run_dir(self) -> Path:
@@ -143,7 +150,7 @@ class RLSettings:
         found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
-        return found
+        return found | optimizer.idle(self)
 
     @property
     def published_as(self) -> str:

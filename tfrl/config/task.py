@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.settings import COUNT, MOST, NATURAL, Range
+from tfrl.cli.settings import COUNT, MOST, NATURAL, POSITIVE, Range
 from tfrl.envs import registry
 
 
@@ -40,6 +40,11 @@ class Task:
     """End early, as done, after the update in which so many training episodes have ended; None: never."""
     solved_at: float | None = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
+    reward_scale: float = 1.0
+    """Factor of the rewards that are learned from; episode returns are reported as the env gives them."""
+    reward_shift: float = 0.0
+    """Number that is added to these rewards. The order is: --reward-scale, --reward-shift, then
+    --normalize-rewards where an algorithm has it."""
     start_from: str | None = None
     """The folder of another run, from whose newest checkpoint, or export, this one begins: with its weights,
     optimizer and running statistics, by settings of its own. The networks must be the same."""
@@ -55,6 +60,8 @@ RANGES = {
     "start_level": NATURAL,
     "total_steps": Range(1, 1e15),
     "solved_at": Range(-1e38, 1e38),
+    "reward_scale": POSITIVE,
+    "reward_shift": Range(-1e38, 1e38),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +39,14 @@ class Episodes:
         """The steps that were taken, of an array [T, N, ...], env by env: [env_steps, ...]."""
         return array.swapaxes(0, 1)[self.playing.T]
 
-    def returns(self, gamma: float) -> np.ndarray:
-        """Discounted sums of the rewards from each step on, float64 [T, N]."""
-        returns, running = np.zeros(self.rewards.shape), np.zeros(self.rewards.shape[1])
+    def returns(
+        self, gamma: float, learned_rewards: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards
+    ) -> np.ndarray:
+        """Discounted sums from each step on of the rewards, or of what is learned from, float64 [T, N]."""
+        rewards = np.where(self.playing, learned_rewards(self.rewards), np.float32(0))
+        returns, running = np.zeros(rewards.shape), np.zeros(rewards.shape[1])
         for t in reversed(range(len(returns))):
-            running = returns[t] = self.rewards[t] + gamma * running
+            running = returns[t] = rewards[t] + gamma * running
         return returns
 
 

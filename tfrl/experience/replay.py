@@ -6,7 +6,7 @@ episode was truncated, row t + 1 begins another one, and the last observation is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class Replay:
       observation, action: their specs.
       gamma, n_step: of the returns.
       priority_exponent: alpha of prioritised replay; None draws uniformly.
+      learned_rewards: gives the rewards to store, float32 [B], of the env's.
 
     Attributes:
       steps: how many actions each env has taken in all.
@@ -63,6 +64,7 @@ class Replay:
         gamma: float,
         n_step: int = 1,
         priority_exponent: float | None = None,
+        learned_rewards: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards,
     ) -> None:
         self.steps = 0
         self._envs = list(envs)
@@ -75,6 +77,7 @@ class Replay:
         self._first, self._truncated = np.zeros(size, bool), np.zeros(size, bool)
         self._finals: dict[tuple[int, int], np.ndarray] = {}  # by place in the ring and column
         self._gamma, self._n_step = gamma, n_step
+        self._learned_rewards = learned_rewards
         self._exponent = priority_exponent
         self._priorities = [Priorities(ring) for _ in envs] if priority_exponent is not None else []
         self._highest = np.ones(len(self._envs))  # priority of each env so far: that of a new row
@@ -89,7 +92,7 @@ class Replay:
         if self.steps == 0:
             return
         before = (self.steps - 1) % self._ring
-        self._rewards[before] = step.reward
+        self._rewards[before] = self._learned_rewards(step.reward)
         self._truncated[before] = step.truncated
         if step.final_observation is not None:
             for column, final in zip(np.flatnonzero(step.truncated), step.final_observation, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -158,6 +158,21 @@ class SGD:
         """One step, as `Optimizer.step`."""
         velocity = self.momentum * slots["velocity"] - rate * gradient
         return weights + velocity, {"velocity": velocity}
+
+
+def of_settings(config: Any, *, uncorrected_epsilon: bool = False) -> Optimizer:
+    """The optimizer that a run's settings name (`tfrl.config.optimizer`).
+
+    `uncorrected_epsilon` is that of `Adam`.
+    """
+    epsilon = config.adam_epsilon
+    made: Mapping[str, Optimizer] = {
+        "adam": Adam(epsilon, uncorrected_epsilon),
+        "nadam": Nadam(epsilon),
+        "rmsprop": RMSprop(epsilon, config.rmsprop_decay),
+        "sgd": SGD(),
+    }
+    return made[config.optimizer]
 
 
 def _zeros(names: tuple[str, ...], weights: np.ndarray) -> dict[str, np.ndarray]:

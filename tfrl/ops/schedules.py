@@ -50,12 +50,13 @@ def learning_rate(kind: str, highest: float, step: int, steps: int, warmup: int 
     return highest * growth * _SHAPES[kind](step, steps)
 
 
-def exploration(start: float, end: float, step: int, steps: int) -> float:
-    """Epsilon, the share of random actions: linear from `start` to `end` over `steps`, then `end`.
+def exploration(kind: str, start: float, end: float, step: int, steps: int) -> float:
+    """Epsilon, the share of random actions: from `start` to `end` over `steps`, then `end`.
 
-    Mnih et al. 2015, Nature 518, extended data table 1: 1 to 0.1 over a million frames.
+    Mnih et al. 2015, Nature 518, extended data table 1: linear from 1 to 0.1 over a million frames.
 
     Args:
+      kind: "linear", or "exponential": each step multiplies it by the same factor. That needs ends above 0.
       start: at step 0.
       end: from step `steps` on; steps = 0 is `end` at once.
       step: counted from 0, in env steps.
@@ -63,4 +64,6 @@ def exploration(start: float, end: float, step: int, steps: int) -> float:
     """
     if step >= steps:
         return end
+    if kind == "exponential":
+        return start * (end / start) ** (step / steps)
     return start + (end - start) * (step / steps)

@@ -54,6 +54,7 @@ class OffPolicyLearner(LearnerBase):
             gamma=config.gamma,
             n_step=config.n_step,
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
+            learned_rewards=config.learned_rewards,
         )
         self._taken = 0  # gradient steps
         self._has_learned = False  # in this process

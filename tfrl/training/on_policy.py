@@ -88,7 +88,7 @@ class OnPolicyLearner(LearnerBase):
     # One update
 
     def collect(self) -> Rollout:
-        """A rollout, with normalised rewards. The console moves with the env steps."""
+        """A rollout, with the rewards to learn from. The console moves with the env steps."""
         config, session = self._config, self._session
         session.phase("collecting")
 
@@ -103,14 +103,15 @@ class OnPolicyLearner(LearnerBase):
         return rollout
 
     def _take_in_rewards(self, rollout: Rollout) -> None:
-        """Counts its episodes, and normalises its rewards where they stand. A collective."""
+        """Counts its episodes; scales, shifts and normalises its rewards in place. A collective."""
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
         self._episodes.add(rewards, first)
+        rewards = self._config.learned_rewards(rewards)
         if self._config.normalize_rewards:
-            mine = self._rewards(rewards, first)[:, self.collector.indices]
-            rollout.rewards[:] = rollout.by_replica(mine)
+            rewards = self._rewards(rewards, first)
+        rollout.rewards[:] = rollout.by_replica(rewards[:, self.collector.indices])
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Takes the update's gradient steps, with which the console moves; its metrics.

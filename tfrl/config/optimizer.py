@@ -1,0 +1,30 @@
+"""The settings of the optimizer that all algorithms have. A section of an algorithm extends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfrl.cli.settings import POSITIVE, Range
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer."""
+
+    optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
+    """Optimizer of the weights; rmsprop and sgd have no momentum here."""
+    rmsprop_decay: float = 0.99
+    """Decay rate of the mean square of gradients in rmsprop."""
+    adam_epsilon: float = 1e-8
+    """Epsilon of the optimizer: adam and nadam add it to the root of the mean square of gradients, rmsprop to
+    the mean square."""
+
+
+RANGES = {"rmsprop_decay": Range(0, 1), "adam_epsilon": POSITIVE}
+
+
+def idle(config: Any) -> dict[str, str]:
+    """The names of settings that have no effect with the optimizer, each with why."""
+    found = {} if config.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
+    return found | ({"adam_epsilon": "with --optimizer sgd"} if config.optimizer == "sgd" else {})
