@@ -128,16 +128,23 @@ def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algori
     assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_the_policy_gets_normalised_rewards_and_the_statistics_raw_ones(small, learner, normalize):
-    agent = learner(small(replicas=2, normalize_rewards=normalize))
+@pytest.mark.parametrize(
+    ("normalize", "scale", "shift"), [(True, 1, 0), (False, 1, 0), (True, 2, 0.5), (False, 2, 0.5)]
+)
+def test_the_policy_gets_transformed_rewards_and_the_statistics_raw_ones(
+    small, learner, normalize, scale, shift
+):
+    """The order is: scale, shift, normalisation."""
+    agent = learner(small(replicas=2, normalize_rewards=normalize, reward_scale=scale, reward_shift=shift))
     normalizer, ends = RewardNormalizer(8), []
     for _ in range(2):
         rollout = agent.collect()
         rewards, first = in_env_order(rollout.rewards), in_env_order(rollout.first)
-        raw = np.sign(rewards)  # catch pays 1 or -1, when an episode ends
-        np.testing.assert_array_equal(raw != 0, first)
-        np.testing.assert_array_equal(rewards, normalizer(raw, first) if normalize else raw)
+        raw = np.where(first, np.sign(rewards), 0).astype(
+            np.float32
+        )  # catch pays 1 or -1 at an episode's end
+        learned = raw * np.float32(scale) + np.float32(shift)
+        np.testing.assert_array_equal(rewards, normalizer(learned, first) if normalize else learned)
         ends += raw[first].tolist()
         metrics = agent.episode_metrics()
         assert metrics["rollout/episodes"] == len(ends) > 0

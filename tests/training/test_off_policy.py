@@ -139,6 +139,16 @@ def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_fr
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
+@pytest.mark.parametrize("lag", ["0", "1"])
+def test_replay_has_transformed_rewards_and_the_statistics_raw_ones(lag):
+    """CartPole pays 1 for each step."""
+    flags = ("--reward-scale", "0.5", "--reward-shift", "0.125", "--lag", lag)
+    with contextlib.closing(make(parsed(*DQN, *flags), off_policy.OffPolicyLearner)) as learner:
+        metrics = learner.update().metrics
+        assert (learner.replay._rewards[:25] == 0.625).all()
+    assert metrics["rollout/episode_return"] == metrics["rollout/episode_length"] > 0
+
+
 def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
     config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
@@ -265,6 +275,11 @@ def test_the_row_of_an_iteration_tells_what_was_done(dqn):
             "td3",
             ["--batch-size", "64", "--replay-size", "63"],
             "--batch-size 64 is more than there will ever",
+        ),
+        (
+            "dqn",
+            ["--exploration-decay", "exponential", "--exploration-end", "0"],
+            "--exploration-decay exponential needs --exploration-start and --exploration-end above 0",
         ),
         ("dqn", ["--critic-lr", "1e-3"], "--critic-lr would do nothing here: there is no actor"),
         ("dqn", ["--priority-beta", "0.5"], "--priority-beta would do nothing without --prioritized"),
