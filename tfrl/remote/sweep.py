@@ -62,9 +62,6 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
       parallel: trials side by side, which share the cores.
       tell: gets a sentence for each trial that ends, and where it has to wait.
     """
-    left = [index for index in range(len(sweep.trials)) if not is_over(logdir, trial_name(index))]
-    if not left:
-        return 0
     threads = str(max(1, machine.cores() // parallel))
     environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
     place, folder, stopped = str(logdir), str(Path.cwd()), [0]
@@ -72,22 +69,24 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
     def trial(config: dict[str, Any]) -> None:
         _run_trial(sweep, Path(place), config["settings"], environment, folder)
 
+    trainable = tune.with_resources(trial, {"cpu": 1})
     states = tempfile.mkdtemp(prefix="tfrl-tune-")
-    try:
-        with _stopping(stopped):
-            cluster = Cluster(None, {"--parallel": parallel}, 0)
-            try:
-                trainable = tune.with_resources(trial, {"cpu": 1})
-                _tuner(sweep, logdir, left, trainable, states, tell).fit()
-            finally:
-                cluster.close()
-    except SystemExit:
-        if not stopped[0]:
-            raise
-    finally:
-        with _stopping(stopped):
+    with _stopping(stopped):
+        try:
+            _wait_for_runs(logdir, tell)  # of this sweep, if it was killed
+            left = [i for i in range(len(sweep.trials)) if not is_over(logdir, trial_name(i))]
+            if left:
+                cluster = Cluster(None, {"--parallel": parallel}, 0)
+                try:
+                    _tuner(sweep, logdir, left, trainable, states, tell).fit()
+                finally:
+                    cluster.close()
+        except SystemExit:
+            if not stopped[0]:
+                raise
+        finally:
             _wait_for_runs(logdir, tell)
-        shutil.rmtree(states, ignore_errors=True)
+            shutil.rmtree(states, ignore_errors=True)
     return stopped[0]
 
 
@@ -102,7 +101,7 @@ def _stopping(stopped: list[int]) -> Iterator[None]:
     """
 
     def take(number: int, frame: FrameType | None) -> None:
-        if stopped[0]:
+        if signals.waits(number) or stopped[0]:
             return
         stopped[0] = number
         of_tune = signal.getsignal(signal.SIGUSR1)
