@@ -48,7 +48,7 @@ class Pictures:
 def drawn(env, actions, probabilities=None, overlay=True):
     """The first frame of a grid, uint8 [H, W, 3]."""
     frames = Frames()
-    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, scale=1)
+    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, tile=512)
     grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
     return frames[0]
 

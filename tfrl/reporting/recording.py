@@ -54,12 +54,12 @@ def save(
       OSError: the file cannot be written.
       UserError: the env cannot be rendered.
     """
-    scale = 2 if path.suffix == ".gif" or options.episodes > 4 else 1
+    tile = 512 if path.suffix == ".mp4" and options.episodes == 1 else 256
     files.make_folder(path.parent)
     with files.replacing(path) as staged:
         staged.touch()  # says what is wrong better than the encoder would
         with Writer(staged, fps=frames_per_second(task)) as writer:
-            grid = _play(player, task, writer, options, probabilities, scale=scale)
+            grid = _play(player, task, writer, options, probabilities, tile=tile)
     return grid.preview
 
 
@@ -70,8 +70,8 @@ def show(
 
     Raises UserError if the env cannot be rendered.
     """
-    scale = 2 if options.episodes > 1 else 1  # four at full size are higher than most screens
-    play_on = {"scale": scale, "broken_off": lambda: window.closed}
+    tile = 512 if options.episodes == 1 else 256  # four at full size are higher than most screens
+    play_on = {"tile": tile, "broken_off": lambda: window.closed}
     _play(player, task, window, options, probabilities, **play_on)
 
 
@@ -82,11 +82,11 @@ def _play(
     options: Recording,
     probabilities: Probabilities,
     *,
-    scale: int,
+    tile: int,
     broken_off: Callable[[], bool] = lambda: False,
 ) -> Grid:
     check_level_set(task.env, options.levels)
-    grid = Grid(options.episodes, frames, overlay=options.overlay, probabilities=probabilities, scale=scale)
+    grid = Grid(options.episodes, frames, overlay=options.overlay, probabilities=probabilities, tile=tile)
     spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
     play(
         player,

@@ -24,10 +24,11 @@ from tfrl.evaluation.episodes import Watcher
 from tfrl.run import files
 from tfrl.run.metrics import VIDEO_STRIDE
 
-_TILE = 512
+_TILE = 512  # pixels that a caption is drawn for
 _CAPTION = 64
 _BARS_LEFT = 172  # of a caption, right of its text
 _WIDEST_BAR = 48
+_SMOOTH = Image.Resampling.BILINEAR  # each pixel of a frame counts; twice as fast as LANCZOS
 _PREVIEW_STEPS = 300
 _PREVIEW_WIDTH = 128
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
@@ -96,7 +97,18 @@ class _Mp4:
     def __init__(self, path: Path, fps: float, *, height: int, width: int) -> None:
         command = [ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
         command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-an"]
-        command += ["-c:v", "libx264", "-crf", "15", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+        command += [
+            "-c:v",
+            "libx264",
+            "-preset",
+            "veryfast",
+            "-crf",
+            "15",
+            "-pix_fmt",
+            "yuv420p",
+            "-movflags",
+            "+faststart",
+        ]
         try:
             # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
             self._process = subprocess.Popen(
@@ -179,7 +191,7 @@ class Grid(Watcher):
       overlay: a caption below each env.
       probabilities: of each action, float32 [B, A], of observations [B, *shape]; None where a policy has
         none: the caption then shows the actions themselves.
-      scale: divides the size of a tile, 512 x 512.
+      tile: pixels of a tile's width, and of the height of its frame.
     """
 
     def __init__(
@@ -189,12 +201,12 @@ class Grid(Watcher):
         *,
         overlay: bool,
         probabilities: Callable[[np.ndarray], np.ndarray] | None,
-        scale: int,
+        tile: int,
     ) -> None:
         self._sink = sink
         self._overlay = overlay
         self._probabilities = probabilities
-        self._scale = scale
+        self._tile = tile
         self._returns = np.zeros(count)
         self._over = np.zeros(count, bool)
         self._step = 0
@@ -204,7 +216,7 @@ class Grid(Watcher):
 
     @property
     def _tile_size(self) -> tuple[int, int]:
-        return _TILE, _TILE + (_CAPTION if self._overlay else 0)
+        return self._tile, self._tile + (self._tile * _CAPTION // _TILE if self._overlay else 0)
 
     @property
     def preview(self) -> np.ndarray:
@@ -217,10 +229,12 @@ class Grid(Watcher):
         chances = self._probabilities(observations) if self._probabilities and self._overlay else None
         for i in np.flatnonzero(~self._over):
             tile = Image.new("RGB", self._tile_size, _LOOK["back"])
-            _paste_fitted(tile, np.asarray(frames[i]))
+            _paste_fitted(tile, frames[i])
             if self._overlay:
-                self._caption(tile, i)
-                _draw_action(tile, env.action_spec, actions[i], None if chances is None else chances[i])
+                caption = self._caption(i)
+                _draw_action(caption, env.action_spec, actions[i], None if chances is None else chances[i])
+                width, height = self._tile_size
+                tile.paste(caption.resize((width, height - width), _SMOOTH), (0, width))
             self._tiles[i] = tile
         self._show()
 
@@ -233,17 +247,20 @@ class Grid(Watcher):
             self._over[i] = True
             tile = Image.blend(self._tiles[i], Image.new("RGB", self._tile_size), 0.55)
             text = f"return {self._returns[i]:.1f} after {self._step} steps"
-            ImageDraw.Draw(tile).text(
-                (_TILE // 2, _TILE // 2), text, anchor="mm", font=_font(30), fill=_LOOK["text"]
-            )
+            middle, size = self._tile // 2, self._tile * 30 // _TILE
+            draw = ImageDraw.Draw(tile)
+            draw.text((middle, middle), text, anchor="mm", font=_font(size), fill=_LOOK["text"])
             self._tiles[i] = tile
         if self._over.all():
             self._show()
 
-    def _caption(self, tile: Image.Image, i: int) -> None:
-        draw = ImageDraw.Draw(tile)
-        draw.text((12, _TILE + 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
-        draw.text((12, _TILE + 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
+    def _caption(self, i: int) -> Image.Image:
+        """Draws an env's step and return, for a tile of full size."""
+        caption = Image.new("RGB", (_TILE, _CAPTION), _LOOK["back"])
+        draw = ImageDraw.Draw(caption)
+        draw.text((12, 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
+        draw.text((12, 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
+        return caption
 
     def _show(self) -> None:
         columns = math.ceil(math.sqrt(len(self._tiles)))
@@ -254,44 +271,44 @@ class Grid(Watcher):
             whole.paste(tile, (i % columns * width, i // columns * height))
         if self._shown < _PREVIEW_STEPS and self._shown % VIDEO_STRIDE == 0:
             small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
-            self._preview.append(np.asarray(whole.resize(small)))
+            self._preview.append(np.asarray(whole.resize(small, reducing_gap=2.0)))
         self._shown += 1
-        if self._scale > 1:
-            whole = whole.resize((whole.width // self._scale, whole.height // self._scale))
         self._sink.append(np.asarray(whole))
 
 
 def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
-    """Draws a frame uint8 [H, W, 3] as large as it fits into the tile's square, in its middle."""
-    picture = Image.fromarray(frame)
-    if picture.size != (_TILE, _TILE):
-        factor = _TILE / max(picture.size)
+    """Draws a frame uint8 [H, W, 3] as large as it fits into the tile's upper square, in its middle."""
+    picture = Image.fromarray(np.ascontiguousarray(frame))  # pygame's frames are transposed views
+    factor = tile.width / max(picture.size)
+    if factor != 1:
         size = [max(1, round(length * factor)) for length in picture.size]
         # Small pictures are of pixels that one is to see.
-        picture = picture.resize(size, Image.Resampling.NEAREST if factor > 2 else Image.Resampling.LANCZOS)
-    tile.paste(picture, ((_TILE - picture.width) // 2, (_TILE - picture.height) // 2))
+        picture = picture.resize(size, Image.Resampling.NEAREST if factor > 2 else _SMOOTH)
+    tile.paste(picture, ((tile.width - picture.width) // 2, (tile.width - picture.height) // 2))
 
 
-def _draw_action(tile: Image.Image, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None) -> None:
+def _draw_action(
+    caption: Image.Image, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
+) -> None:
     """Draws a bar for each of a few actions, or for each number of one of another kind, from -1 to 1."""
     if not isinstance(spec, Discrete):
-        _draw_numbers(tile, spec.scaled(action))
+        _draw_numbers(caption, spec.scaled(action))
         return
     if chances is None:
         chances = np.eye(spec.n)[action]
     names = _ACTIONS.get(spec.n) or [str(a) for a in range(spec.n)]
     for a, (name, chance) in enumerate(zip(names, chances, strict=True)):
         left, right = _bar(a, spec.n)
-        color, base = _LOOK["chosen" if a == action else "bar"], _TILE + 42
-        draw = ImageDraw.Draw(tile)
+        color, base = _LOOK["chosen" if a == action else "bar"], 42
+        draw = ImageDraw.Draw(caption)
         draw.rectangle((left, base - max(1, round(36 * float(chance))), right, base), fill=color)
         if right - left > 12:
             draw.text(((left + right) // 2, base + 11), name, anchor="mm", font=_font(16), fill=color)
 
 
-def _draw_numbers(tile: Image.Image, action: np.ndarray) -> None:
+def _draw_numbers(caption: Image.Image, action: np.ndarray) -> None:
     """Draws bars up or down from a line that stands for 0, float32 [D]."""
-    draw, middle = ImageDraw.Draw(tile), _TILE + _CAPTION // 2
+    draw, middle = ImageDraw.Draw(caption), _CAPTION // 2
     for d, number in enumerate(np.clip(action, -1, 1)):
         left, right = _bar(d, len(action))
         end = middle - round(26 * float(number))
