@@ -94,12 +94,40 @@ def test_text_and_histogram(tmp_path):
     assert plugins == {"settings": "text", "actions": "histograms"}
 
 
+SHOWN = ("rollout/episode_return", "eval_test/return", "eval_train/return", "train/entropy")
+
+
+def test_charts_of_curves_that_the_run_lacks_are_left_out(tmp_path):
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+    from tensorboard.util.tensor_util import make_ndarray
+
+    writer = make_writer(tmp_path)
+    charts = {"losses": {"entropy": ("train/entropy",), "policy loss": ("train/policy_loss",)}}
+    writer.layout({"gamma": 0.999}, set(), charts, SHOWN)
+    writer.close()
+    events = read_events(tmp_path)
+    (point,) = events.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(make_ndarray(point.tensor_proto).item())
+    found = {category.title: [chart.title for chart in category.chart] for category in layout.category}
+    assert found == {"return": ["raw"], "losses": ["entropy"]}
+
+
+def test_the_return_over_env_steps_is_tensorboards_first_card(tmp_path):
+    writer = make_writer(tmp_path)
+    for step in (100, 200):
+        writer.write(step, {"eval_test/return": 1.0, "rollout/episode_return": step / 100})
+    writer.close()
+    events = read_events(tmp_path)
+    first = min(events.Tags()["tensors"])
+    assert first == "Return/episode_return" and read_curve(events, first) == [(100, 1.0), (200, 2.0)]
+
+
 def test_hyperparameters_that_differ_come_first_beside_the_final_evaluation(tmp_path):
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     writer = make_writer(tmp_path)
     charts = {"losses": {"entropy": ("train/entropy",)}}
-    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"}, charts)
+    writer.layout({"gamma": 0.999, "lr": 1e-3, "critic_lr": None}, {"lr"}, charts, SHOWN)
     writer.close()
     content = read_events(tmp_path).SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment

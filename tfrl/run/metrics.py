@@ -18,6 +18,8 @@ from tfrl.run import event_files, files
 PROGRESS_FILE = "progress.csv"
 VIDEO_STRIDE = 2  # every so many env steps of a video are shown in TensorBoard
 _FRAME_MS = VIDEO_STRIDE * 1000 / 15  # 15 env steps a second are procgen's own speed for people
+_RETURN = "rollout/episode_return"
+_FIRST_CARD = "Return/episode_return"  # TensorBoard sorts groups by name, and capital letters come first
 _STEP_COLUMNS = ("env_steps", "images")  # of the trainers
 
 
@@ -67,11 +69,7 @@ class MetricsWriter:
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one point to each curve, and no row to progress.csv; a NaN is left out."""
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-        self._add(
-            env_steps, *(scalar_pb(name, value) for name, value in values.items() if not math.isnan(value))
-        )
+        self._add(env_steps, *_scalar_summaries(values))
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Shows Markdown in TensorBoard's Text tab."""
@@ -86,12 +84,16 @@ class MetricsWriter:
             self.text(tag, f"```\n{content}\n```", 0)
 
     def layout(
-        self, settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping]
+        self,
+        settings: Mapping[str, Any],
+        chosen: Collection[str],
+        charts: Mapping[str, Mapping],
+        curves: Collection[str],
     ) -> None:
-        """Tells TensorBoard the hyperparameters, `chosen` ones first, and which curves share a chart."""
+        """Tells TensorBoard the hyperparameters, `chosen` ones first, and which `curves` share a chart."""
         from tfrl.run import tensorboard_layout
 
-        self._add(0, *tensorboard_layout.summaries(settings, chosen, charts, self._directory))
+        self._add(0, *tensorboard_layout.summaries(settings, chosen, charts, curves, self._directory))
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Shows the distribution of numbers of any shape."""
@@ -162,7 +164,11 @@ class NullMetricsWriter:
         """Does nothing."""
 
     def layout(
-        self, settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping]
+        self,
+        settings: Mapping[str, Any],
+        chosen: Collection[str],
+        charts: Mapping[str, Mapping],
+        curves: Collection[str],
     ) -> None:
         """Does nothing."""
 
@@ -217,10 +223,8 @@ class EventFile:
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        parts = [scalar_pb(name, float(value)) for name, value in values.items() if not math.isnan(value)]
-        summary = Summary(value=[value for part in parts for value in part.value])
+        summary = Summary(value=[value for part in _scalar_summaries(values) for value in part.value])
         events = _RecordFile(self._path, head=event_files.head())
         try:
             events.append(event_files.encode(step=env_steps, summary=summary))
@@ -284,6 +288,16 @@ def _csv_line(cells: Sequence[str]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue().encode()
+
+
+def _scalar_summaries(values: Mapping[str, float]) -> list[Any]:
+    """A point of each curve; a NaN is left out. TensorBoard gets the return once more, in its first group."""
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+    known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
+    if _RETURN in known:
+        known[_FIRST_CARD] = known[_RETURN]
+    return [scalar_pb(name, value) for name, value in known.items()]
 
 
 def _video_summary(tag: str, frames: np.ndarray) -> Any:

@@ -43,7 +43,11 @@ _METRICS = (
 
 
 def summaries(
-    settings: Mapping[str, Any], chosen: Collection[str], charts: Mapping[str, Mapping], run: Path
+    settings: Mapping[str, Any],
+    chosen: Collection[str],
+    charts: Mapping[str, Mapping],
+    curves: Collection[str],
+    run: Path,
 ) -> list[Any]:
     """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
 
@@ -51,6 +55,7 @@ def summaries(
       settings: name to value; None and mappings become text.
       chosen: names of those that tell this run from others, which come first.
       charts: the algorithm's own, titles of groups -> titles of charts -> metrics.
+      curves: the metrics that the run has; charts of others are left out.
       run: its folder.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -63,10 +68,12 @@ def summaries(
             chart=[
                 layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=_exactly(tags)))
                 for name, tags in group.items()
+                if not set(curves).isdisjoint(tags)
             ],
         )
         for title, group in {**_CHARTS, **charts}.items()
     ]
+    categories = [category for category in categories if category.chart]
     values = {
         name: str(value) if value is None or isinstance(value, dict) else value
         for name, value in settings.items()
@@ -74,20 +81,20 @@ def summaries(
     return [
         # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
         Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),
-        _experiment(values, chosen),
+        _experiment(values, chosen, curves),
         # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
         hparams.hparams_pb(values, trial_id=f"{run.resolve().name} in {run.resolve().parent}"),
     ]
 
 
-def _experiment(names: Collection[str], chosen: Collection[str]) -> Any:
+def _experiment(names: Collection[str], chosen: Collection[str], curves: Collection[str]) -> Any:
     """Which hyperparameters and metrics there are: TensorBoard sorts by name, and first what differs."""
     from tensorboard.plugins.hparams import plugin_data_pb2
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
     summary = hparams.hparams_config_pb(
         hparams=[hparams.HParam(name) for name in names],
-        metrics=[hparams.Metric(tag, display_name=tag) for tag in _METRICS],
+        metrics=[hparams.Metric(tag, display_name=tag) for tag in _METRICS if tag in curves],
     )
     plugin = summary.value[0].metadata.plugin_data
     data = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)

@@ -12,7 +12,8 @@ import numpy as np
 
 from tfrl import config as settings
 from tfrl.agents.agent import Agent
-from tfrl.evaluation.levels import evaluation_columns, evaluation_results
+from tfrl.envs.published import normalized_return
+from tfrl.evaluation.levels import GAP, evaluation_columns, evaluation_results
 from tfrl.networks.export import export
 from tfrl.run import results
 from tfrl.run.console import Console
@@ -195,6 +196,13 @@ class Trainer:
             *self._learner.columns,
         )
 
+    @property
+    def _curves(self) -> list[str]:
+        """The columns that this env fills: normalised scores and their gap need published ranges."""
+        if normalized_return(self._config.env, self._config.distribution_mode, 0.0) is not None:
+            return list(self._columns)
+        return [name for name in self._columns if name != GAP and not name.endswith("/normalized_return")]
+
     def run(self) -> int:
         """Trains to the end or until told to stop; the exit code."""
         config, session = self._config, self._session
@@ -301,7 +309,7 @@ class Trainer:
         agent = self._learner.agent
         if session.found is None:
             resolved = dataclasses.replace(config, precision=session.runtime.precision)
-            session.writer.layout(*settings.hyperparameters(resolved), agent.charts)
+            session.writer.layout(*settings.hyperparameters(resolved), agent.charts, self._curves)
         session.console.summary(summary.rows(config, session, agent, logged, self._place))
         for note in config.notes if session.runtime.is_chief and session.found is None else ():
             session.console.warn(note)
