@@ -8,9 +8,10 @@ import pytest
 from scripted import Acting
 from small_run import SMALL
 
-from tfrl import collect, evaluate, record, report
+from tfrl import collect, evaluate, record, report, sac
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.run import results
 from tfrl.training import periodic
 
 # What a library leaves unfinished must not complain once more when it is collected.
@@ -104,3 +105,15 @@ def test_a_video_in_training_costs_a_warning_once(run, learner):
     for steps in (1, 2):
         shown.record(Acting(lambda observations, noise: (noise[:, 0] * 3).astype("int32")), steps)
     assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training goes on.")
+
+
+def test_a_run_without_its_last_checkpoint_says_so_at_its_end(small_disk, capfd):
+    disk = small_disk("6m")
+    flags = ["--env", "Pendulum-v1", "--hidden", "384,384", "--total-steps", "64", "--learning-starts", "32"]
+    flags += ["--checkpoint-every", "1", "--eval-episodes", "1", "--logdir", str(disk), "--run-name", "run"]
+    assert sac.main(flags) == 0
+    found = results.read(disk / "run")
+    assert found["missing"] == [f"the checkpoint of update {found['updates']} (there is no checkpoint yet)"]
+    said = capfd.readouterr()
+    last = (said.out + said.err).splitlines()[-1]
+    assert last.endswith(f"{disk / 'run'} lacks {found['missing'][0]}.")

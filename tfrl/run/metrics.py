@@ -112,6 +112,11 @@ class MetricsWriter:
         png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
         self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
 
+    @property
+    def has_gap(self) -> bool:
+        """True once something could not be written."""
+        return self._has_warned
+
     def event_bytes(self) -> int:
         """The size of the run's event files, earlier processes' too."""
         return event_files.total_bytes(self._directory)
@@ -180,6 +185,11 @@ class NullMetricsWriter:
 
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         """Does nothing."""
+
+    @property
+    def has_gap(self) -> bool:
+        """False: nothing is written here."""
+        return False
 
     def event_bytes(self) -> int:
         """Returns 0: nothing is written."""

@@ -72,6 +72,7 @@ class Session:
       seconds: of training, in all processes of the run.
       found: the checkpoint that this process goes on from, if any.
       progress: what `save` was given as `progress` for that checkpoint; empty without one.
+      unwritten: other parts of the run that could not be written: videos, say.
       started_from: which run's weights this one began with (--start-from), and how long they were trained.
     """
 
@@ -94,6 +95,7 @@ class Session:
         self.seconds = 0.0
         self.found: Checkpoint | None = None
         self.progress: dict[str, Any] = {}
+        self.unwritten: set[str] = set()
         self.started_from: dict[str, Any] | None = None
         self._config = config
         self._step_name = step_name
@@ -242,6 +244,13 @@ class Session:
             return "there is no checkpoint yet"
         return f"the checkpoint of {self._step_name} {saved[-1]} is kept"
 
+    def missing(self) -> list[str]:
+        """The parts of the run that could not be written, on a full disk say, and are not there now."""
+        found = [] if self.is_saved else [f"the checkpoint of {self._step_name} {self.step} ({self.kept()})"]
+        if self.writer.has_gap:
+            found.append("points of its curves and rows of its progress.csv")
+        return found + sorted(self.unwritten)
+
     # The run's folder
 
     def open_folder(self, columns: Sequence[str], *, again: int = 0, step_column: str = "env_steps") -> None:
@@ -288,6 +297,7 @@ class Session:
             "precision": self.runtime.precision,
             "weights_sha256": results.weights_sha256(weights),
             "resumed_at": self._resumed_at,
+            "missing": self.missing(),
         }
 
     @contextlib.contextmanager
@@ -341,6 +351,8 @@ class Session:
         self.phase("leaving")
         self.runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
         self.watchdog.close()
+        if self.runtime.is_chief and code == 0 and self.missing():
+            self.console.warn(f"{self._config.run_dir} lacks {'; '.join(self.missing())}.")
         if self.runtime.is_chief:  # after the barrier: all have seen it, and it must not end the next run
             self.stop.forget_file()
         return code

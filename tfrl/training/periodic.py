@@ -91,7 +91,9 @@ class Periodic:
             return
         try:
             policy_files.keep_best(self._config.run_dir, weights, score=score, env_steps=env_steps)
+            self._session.unwritten.discard("the best policy")
         except OSError as error:
+            self._session.unwritten.add("the best policy")
             self._warn(
                 f"The best policy so far could not be saved ({files.reason(error)}). Training goes on."
             )
@@ -108,6 +110,7 @@ class Periodic:
         try:
             frames = save(player, self._config, path, options)
         except OSError as error:
+            self._session.unwritten.add("videos")
             self._warn(
                 f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training goes on."
             )
