@@ -45,10 +45,10 @@ class Pictures:
         return self.frames
 
 
-def drawn(env, actions, probabilities=None, overlay=True):
+def drawn(env, actions, probabilities=None, overlay=True, tile=512):
     """The first frame of a grid, uint8 [H, W, 3]."""
     frames = Frames()
-    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, tile=512)
+    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, tile=tile)
     grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
     return frames[0]
 
@@ -68,6 +68,14 @@ def test_frames_of_any_size_fill_the_tile_in_one_direction(shape):
 
 def caption(frame):
     return (frame[512:, 172:] == _CHOSEN).all(axis=2)
+
+
+def test_a_small_tile_has_the_caption_of_a_large_one_in_small():
+    env, actions = Pictures((400, 600, 3), Discrete(2), count=4), np.zeros(4, np.int32)
+    large, small = (drawn(env, actions, tile=tile).astype(int) for tile in (512, 256))
+    assert (large.shape, small.shape) == ((1152, 1024, 3), (576, 512, 3))
+    in_small = large.reshape(576, 2, 512, 2, 3).mean(axis=(1, 3))
+    assert np.abs(in_small - small).mean() < 2
 
 
 def test_numbers_of_an_action_are_bars_from_a_line_in_the_middle():
