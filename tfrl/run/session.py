@@ -287,7 +287,7 @@ class Session:
         A collective: a shared disk may show the file to one worker before another.
         """
         written = results.read(self._config.run_dir) or {}
-        return self.runtime.any_says(written.get("weights_sha256") == results.weights_sha256(weights))
+        return self.runtime.any_worker(written.get("weights_sha256") == results.weights_sha256(weights))
 
     def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The part of results.json that says where these weights come from."""

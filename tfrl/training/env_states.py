@@ -49,7 +49,7 @@ def restore(
         packed = unpack_bytes(part["states"], part["lengths"])
         states |= dict(zip(part["indices"].tolist(), packed, strict=True))
     envs.set_state(states)
-    if session.runtime.any_says(not envs.exact_state):
+    if session.runtime.any_worker(not envs.exact_state):
         if session.runtime.is_chief:
             session.console.warn(f"Envs of {config.env} cannot go on exactly: they begin new episodes.")
         indices, _, _, first = envs.get_state()

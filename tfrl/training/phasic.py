@@ -232,7 +232,7 @@ class PhasicLearner(OnPolicyLearner):
 
     def _agree(self, failure: UserError | None, of_others: str) -> None:
         """Raises UserError on all workers if one of them has failed: its own, or a sentence. A collective."""
-        if self._session.runtime.any_says(failure is not None):
+        if self._session.runtime.any_worker(failure is not None):
             raise failure or UserError(of_others)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

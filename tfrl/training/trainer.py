@@ -293,7 +293,7 @@ class Trainer:
         self._learner.set_state(found.learner, found.parts, found.pieces)
         # An evaluation that was pending then has been done if the row that it belongs to is there.
         logged = logged_steps(self._config.run_dir / PROGRESS_FILE) if session.runtime.is_chief else 0
-        done = session.runtime.any_says(logged >= found.env_steps)
+        done = session.runtime.any_worker(logged >= found.env_steps)
         pending = session.progress["pending"]
         self._steps_before = session.progress.get("steps_before", 0)
         # The last one is done once more, in place of what it wrote: results.json needs all it finds.

@@ -186,7 +186,7 @@ class Runtime:
         """True where every worker says True. A barrier, too."""
         return int(self.sum_over_workers(np.int32([not mine]))[0]) == 0
 
-    def any_says(self, mine: bool) -> bool:
+    def any_worker(self, mine: bool) -> bool:
         """True where any worker says True. A barrier, too."""
         return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
 
