@@ -124,7 +124,7 @@ def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
     num_envs = min(_ENVS, count)
     rounds = -(-count // num_envs)
     spec = EnvSpec(
-        name=game, num_envs=num_envs, seed=seed, num_levels=LEVELS, start_level=start_level, num_threads=4
+        env=game, num_envs=num_envs, seed=seed, num_levels=LEVELS, start_level=start_level, num_threads=4
     )
     # The same seed for each game would give all of them the same actions.
     generator = np.random.default_rng([seed, start_level, *game.encode()])
