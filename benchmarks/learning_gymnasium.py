@@ -112,10 +112,10 @@ def main(options: Options) -> None:
     if options.cleanrl:
         Console().print(_beside_cleanrl(dict(found)[_CHEETAH], options))
     if options.plot:
-        from tfrl.reporting import comparison, curve_plots
+        from tfrl.reporting import plots
 
-        groups = comparison.group([run for _, of_task in found for run in of_task])
-        curve_plots.learning_curves(groups).savefig(options.plot, dpi=120)
+        groups = runs.group([run for _, of_task in found for run in of_task])
+        plots.learning_curves(groups).savefig(options.plot, dpi=120)
 
 
 def _tasks(options: Options) -> list[Task]:

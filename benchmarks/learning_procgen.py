@@ -24,7 +24,7 @@ from tfrl import config as settings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import games
-from tfrl.reporting.runs import Run
+from tfrl.reporting.runs import Run, group
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
@@ -63,9 +63,9 @@ def main(options: Options) -> None:
         found += of_seeds
     Console().print(_ends(found))
     if options.plot:
-        from tfrl.reporting import comparison, curve_plots
+        from tfrl.reporting import plots
 
-        curve_plots.learning_curves(comparison.group(found)).savefig(options.plot, dpi=120)
+        plots.learning_curves(group(found)).savefig(options.plot, dpi=120)
 
 
 def _experiments(options: Options) -> list[tuple[str, str, list[str]]]:

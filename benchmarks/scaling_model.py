@@ -189,16 +189,16 @@ def _learners(count: int) -> str:
 
 def _draw(tasks: Sequence[Task], costs: Costs, path: str) -> None:
     """Draws env steps/s over actors, a line for each number of learners."""
-    from tfrl.reporting import plot_style
+    from tfrl.reporting import plots
 
-    def draw() -> plot_style.Figure:
-        figure, axes = plot_style.plt.subplots(1, len(tasks), figsize=(9, 3.8))
+    def draw() -> plots.Figure:
+        figure, axes = plots.plt.subplots(1, len(tasks), figsize=(9, 3.8))
         for ax, task in zip(axes, tasks, strict=True):
             for i, learners in enumerate(LEARNERS):
                 actors = [count for count in ACTORS if count >= learners]
                 rates = [rate(task, costs, count, learners)[0] for count in actors]
-                style = {"color": plot_style.color_of(i), "marker": plot_style.marker_of(i)}
-                ax.plot(actors, rates, markersize=4, label=_learners(learners), **style)
+                style = plots.marker_style(i) | {"linestyle": "-", "markersize": 4}
+                ax.plot(actors, rates, label=_learners(learners), **style)
             ax.set(xscale="log", yscale="log", xlabel="actors", title=task.name)
             ax.set_xticks(ACTORS, [str(count) for count in ACTORS])
             ax.minorticks_off()
@@ -206,7 +206,7 @@ def _draw(tasks: Sequence[Task], costs: Costs, path: str) -> None:
         axes[0].legend()
         return figure
 
-    plot_style.styled(draw)().savefig(path)
+    plots.styled(draw)().savefig(path)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from tfrl.config.of_run import folder
 from tfrl.config.run import EPISODES
 from tfrl.config.task import check as check_task
 from tfrl.envs import registry
-from tfrl.envs.registry import TRAIN
+from tfrl.envs.published import normalized_return
+from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.levels import check_level_set
-from tfrl.reporting.scores import evaluate_levels
+from tfrl.evaluation.episodes import Player, play, split_episodes
+from tfrl.evaluation.levels import check_level_set, level_spec
+from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, check_writable
 
@@ -70,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
         player = policy.load(source, options.precision, greedy=greedy)
     found = [
-        evaluate_levels(player, task, level_set, options.episodes)
-        | {"actions": "greedy" if greedy else "sampled"}
+        _scores(player, task, level_set, options.episodes) | {"actions": "greedy" if greedy else "sampled"}
         for task in tasks
         for level_set in (task.level_sets if options.levels == "both" else (options.levels,))
     ]
@@ -85,6 +87,41 @@ def main(arguments: Sequence[str]) -> int:
     _write(out, content)
     _show(content)
     return 0
+
+
+def _scores(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
+    """Plays `episodes` episodes (rounded up to as many in every env): their statistics, for eval.json."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    num_envs, each = split_episodes(episodes)
+    spec = level_spec(task, level_set, num_envs)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"{task.env}, {level_set_title(task.env, level_set)}", total=num_envs * each)
+        played = play(
+            player,
+            spec,
+            range(num_envs),
+            episodes_each=each,
+            on_episode=lambda count: progress.update(bar, completed=count),
+        )
+    returns = played.returns.reshape(-1)
+    # Episodes of one env follow each other, and may share levels: the error is that of the envs' means.
+    error = scores.standard_error(played.returns.mean(axis=1))
+    return {
+        "env": task.env,
+        "distribution_mode": task.distribution_mode,
+        "levels": level_set,
+        "episodes": returns.size,
+        "return_mean": float(returns.mean()),
+        "return_standard_error": error if math.isfinite(error) else None,
+        "return_median": float(scores.median(returns)),
+        "return_iqm": float(scores.iqm(returns)),
+        "normalized_return": normalized_return(task.env, task.distribution_mode, float(returns.mean())),
+        "solve_rate": float(played.solved.mean()),
+        "length_mean": float(played.lengths.mean()),
+    }
 
 
 def _task(config: Any, game: str, options: Options) -> Any:

@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from tfrl import __version__
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import folder
-from tfrl.reporting import runs
+from tfrl.envs.published import normalized_return, published_returns, returns_elsewhere
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.reporting import runs as run_folders
+from tfrl.reporting import scores
+from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
 from tfrl.run import files
+from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
+_MOST_VIDEOS = 4
+_VIDEO_LIMIT = 12_000_000  # bytes: a page of more opens slowly
+_CAPTIONS = {
+    "learning_curves": (
+        "Learning curves",
+        "Mean return of the last 100 episodes while training (lines) and in evaluations, of games on unseen "
+        "levels (open markers). Bands and bars go from the least to the greatest seed, as far as all have "
+        "come.",
+    ),
+    "final_scores": (
+        "Final scores on unseen levels",
+        "Normalised as (return - min) / (max - min) with the ranges of Cobbe et al. 2020. Intervals are "
+        "percentile bootstraps that draw runs anew within each game (Agarwal et al. 2021). "
+        "IQM: the mean of the middle half of all runs.",
+    ),
+    "generalization_gap": (
+        "Training levels against unseen levels",
+        "Both ends of a line are the same policies: filled on the levels that they were trained on, open on "
+        "levels that they have not seen.",
+    ),
+    "performance_profiles": (
+        "Performance profiles",
+        "The share of the runs, over all games and seeds, that score above a threshold: higher is better.",
+    ),
+    "training": (
+        "While training",
+        "Losses, the size of policy updates, entropy and speed. "
+        "An axis ends before the most extreme hundredth of its values where they would flatten the rest.",
+    ),
+}
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 84rem; margin: 2rem auto; }
+body { padding: 0 1.2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.4rem; } figure { margin: 0 0 1rem; } img, video { max-width: 100%; }
+figcaption, .small { color: #555; font-size: .9rem; } .wide { overflow-x: auto; margin-bottom: 1rem; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 11rem; }
+th { white-space: normal; } thead th { border-bottom: 2px solid #333; }
+.videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
+ul.notes { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .6rem .8rem .6rem 2rem; }
+"""
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">
+<meta name="viewport" content="width=device-width"><title>{title}</title><style>{style}</style></head>
+<body><h1>{title}</h1>
+{body}
+</body></html>
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    loaded = [runs.load(path) for path in runs.find(map(folder, words))]
+    loaded = [run_folders.load(path) for path in run_folders.find(map(folder, words))]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     loaded = [run for run in loaded if run.env_steps]
@@ -43,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def write(loaded: Sequence[runs.Run], out: Path) -> Path:
+def write(loaded: Sequence[Run], out: Path) -> Path:
     """Writes `out/report.html` and `out/plots/*.png`, and tells on stderr what readers must know.
 
     Returns the page's path.
@@ -51,18 +113,25 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
     Raises:
       UserError: the folder cannot be written in.
     """
-    from tfrl.reporting import comparison, curve_plots, page
+    from tfrl.reporting import plots  # matplotlib takes a second
 
-    groups = comparison.group(loaded)
-    for note in comparison.notes(groups):
+    draw = {
+        "learning_curves": plots.learning_curves,
+        "final_scores": plots.final_scores,
+        "generalization_gap": plots.level_gap,
+        "performance_profiles": plots.performance_profiles,
+        "training": plots.training,
+    }
+    groups = run_folders.group(loaded)
+    for note in notes(groups):
         tell(f"warning: {note}")
     try:
         files.make_folder(out / "plots")
         pictures = {}
-        for name, draw in _pictures().items():
+        for name in _CAPTIONS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing, where a run has no number
-                figure = draw(groups)
+                figure = draw[name](groups)
             path = out / "plots" / f"{name}.png"
             if figure is None:
                 path.unlink(missing_ok=True)
@@ -72,27 +141,315 @@ def write(loaded: Sequence[runs.Run], out: Path) -> Path:
             figure.clear()
             pictures[name] = path.read_bytes()
         written = out / "report.html"
-        files.write(written, page.render(loaded, groups, pictures))
+        files.write(written, render(loaded, groups, pictures))
     except OSError as error:
         raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
     for run in loaded:
         try:
-            curve_plots.save_learning_curve(run)
+            plots.save_learning_curve(run)
         except OSError as error:  # a run of somebody else's, say
             tell(f"warning: cannot write the learning curve in {run.path}: {files.reason(error)}.")
     return written
 
 
-def _pictures() -> dict[str, Callable]:
-    from tfrl.reporting import curve_plots, score_plots
+def notes(groups: Sequence[Group]) -> list[str]:
+    """Sentences that readers of a report about these groups must know."""
+    found = []
+    for g in groups:
+        for run in g.repeated:
+            (kept,) = (other for other in g.runs if other.config.seed == run.config.seed)
+            found.append(
+                f"{run.path} does not count: its settings and its seed, {run.config.seed}, are those of "
+                f"{kept.path}."
+            )
+        if len({run.env_steps for run in g.runs}) > 1:
+            states = [(r.config.seed, r.env_steps, "" if r.is_done else " (not finished)") for r in g.runs]
+            reached = ", ".join(f"{seed} at {steps:,}{state}" for seed, steps, state in states)
+            at = g.scored_at("test")
+            scored = "their ends" if g.is_done else f"{at:,} env steps" if at else "no evaluation yet"
+            found.append(
+                f"{g.env}, {g.label}: the seeds have come to different env steps ({reached}). Curves are "
+                f"compared up to {g.env_steps:,}, scores are those after {scored}."
+            )
+    scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
+    steps = [g.scored_at("test") for g in scored]
+    if steps and max(steps) - min(steps) >= max(g.config.steps_per_update for g in scored):
+        found.append(
+            f"Scores are not all after as many env steps ({min(steps):,} to {max(steps):,}): the column "
+            '"evaluated at" has those of each row.'
+        )
+    counted = {g.env for g in over_games(groups, ["test"])}
+    if left_out := {g.env for g in scored} - counted:
+        what = f"leave out {', '.join(sorted(left_out))}" if counted else "are missing"
+        found.append(f"Statistics over games {what}: they need scores of all variants in a game.")
+    return found
 
-    return {
-        "learning_curves": curve_plots.learning_curves,
-        "final_scores": score_plots.final_scores,
-        "generalization_gap": score_plots.level_gap,
-        "performance_profiles": score_plots.performance_profiles,
-        "training": curve_plots.training,
-    }
+
+def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
+    """Returns the page as HTML, with everything that it shows inside: no script, nothing from elsewhere.
+
+    Args:
+      runs: what it is about; groups: the same runs by what tells them apart.
+      pictures: PNG files by the names of `_CAPTIONS`; those without a picture are left out.
+    """
+    names = sorted({g.env for g in groups})
+    counted = [run for g in groups for run in g.runs]
+    seeds = len({run.config.seed for run in counted})
+    title = f"tfrl report: {names[0] if len(names) == 1 else _count(len(names), _kind(groups))}"
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    parts = [
+        f'<p class="small">{_count(len(counted), "run")}, {_count(seeds, "seed")}, made {made} by tfrl '
+        f"{_text(__version__)}</p>"
+    ]
+    if found := notes(groups):
+        parts.append(f"<ul class='notes'>{''.join(f'<li>{_text(note)}</li>' for note in found)}</ul>")
+    parts += ["<h2>Results</h2>", _table(_results(groups)), _table(_aggregates(groups))]
+    parts.append(_table(_improvements(groups)))
+    for name, (heading, caption) in _CAPTIONS.items():
+        if name in pictures:
+            image = f"<img id={name} alt='{heading}' src='{_embed(pictures[name], 'image/png')}'>"
+            parts.append(f"<h2>{heading}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>")
+    parts.append(_videos(runs))
+    if evaluations := _evaluations(runs):
+        parts += ["<h2>Evaluations</h2>", _table(evaluations)]
+    parts += [_settings(runs, groups), "<h2>Runs</h2>", _table(_run_rows(runs))]
+    return _PAGE.format(title=_text(title), style=_STYLE, body="\n".join(filter(None, parts)))
+
+
+def _kind(groups: Sequence[Group]) -> str:
+    """The word for what was learned."""
+    return "game" if all(TRAIN in g.level_sets for g in groups) else "env"
+
+
+def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """A row a group, and under the first of each env and algorithm what others published of them."""
+    rows, shown = [], set()
+    for g in groups:
+        at, returns = g.scored_at("test"), {s: g.returns(s) for s in g.level_sets}
+        counted = int(np.isfinite(returns["test"]).sum()) if at is not None else len(g.runs)
+        row = {_kind(groups): g.env}
+        if len(variants(groups)) > 1:
+            row["settings"] = g.label
+        row["seeds"] = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
+        row["env steps"] = f"{g.env_steps:,}"
+        ended_apart = g.is_done and len({run.env_steps for run in g.runs}) > 1
+        row["evaluated at"] = "-" if at is None else "each at its end" if ended_apart else f"{at:,}"
+        titles = {s: level_set_title(g.env, s) for s in g.level_sets}
+        row |= {f"return, {titles[s]}": _mean(values) for s, values in returns.items()}
+        if any(g.scores(s).size for s in g.level_sets):
+            row |= {f"normalised, {title}": _mean(g.scores(s), 3) for s, title in titles.items()}
+        rows.append(row)
+        for published in _published(g):
+            name, of_others = published.pop("name"), dict.fromkeys(row, "-")
+            if (g.env, name) not in shown:
+                shown.add((g.env, name))
+                rows.append(of_others | {_kind(groups): f"{g.env}: {name}"} | published)
+    return rows
+
+
+def _published(g: Group) -> list[dict[str, str]]:
+    """Rows of what others published of the group's env, in any version, for as many levels of the same mode.
+
+    They are train-procgen's PPO, whatever algorithm the group has, and others' results of its own algorithm.
+    """
+    if g.config.start_level:
+        return []
+    task = {"distribution_mode": g.mode, "num_levels": g.config.num_levels}
+    rows = []
+    if final := published_returns(g.env, **task):
+        row = {"name": "published, ppo (train-procgen)", "seeds": "3", "env steps": f"{final[0]:,}"}
+        for level_set, value in final[1].items():
+            row[f"return, {level_set_title(g.env, level_set)}"] = f"{value:.2f}"
+            score = normalized_return(g.env, g.mode, value)
+            row[f"normalised, {level_set_title(g.env, level_set)}"] = _number(score, 3)
+        rows.append(row)
+    for found in returns_elsewhere(g.env, g.config.published_as, **task):
+        level_set = "test" if "(test" in found.source or TRAIN not in g.level_sets else TRAIN
+        title = level_set_title(g.env, level_set)
+        of = "" if found.env == g.env or found.env.startswith("procgen-") else f" of {found.env}"
+        source = found.source.replace(" (", ", ").rstrip(")")
+        spread = "" if found.spread is None else f" \u00b1 {found.spread:g}"
+        row = {"name": f"published{of}, {found.algorithm} ({source})", "seeds": str(found.runs)}
+        row |= {"env steps": f"{found.env_steps:,}", f"return, {title}": f"{found.mean:g}{spread}"}
+        score = normalized_return(g.env, g.mode, found.mean)
+        rows.append(row | ({} if score is None else {f"normalised, {title}": _number(score, 3)}))
+    return rows
+
+
+def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Statistics over all games and seeds: a row for each variant and level set that has two scores."""
+    rows = []
+    # Both rows of a variant are of the same games, unless no unseen levels have been played yet.
+    shared = over_games(groups, LEVEL_SETS) or over_games(groups, [TRAIN])
+    for name in variants(shared):
+        members = [g for g in shared if g.label == name]
+        for level_set in LEVEL_SETS:
+            found = [g.scores(level_set) for g in members]
+            if sum(map(len, found)) < 2 or not all(map(len, found)):
+                continue
+            row = {
+                "normalised scores of all runs [95% interval]": f"{name}, "
+                f"{level_set_title(members[0].env, level_set)}"
+            }
+            for title, statistic in (("IQM", scores.iqm), ("mean", scores.mean), ("median", scores.median)):
+                value = statistic(np.concatenate(found))
+                row[title] = _number(value, 3) + _interval(scores.stratified_bootstrap(found, statistic), 3)
+            rows.append(row)
+    return rows
+
+
+def paired_returns(
+    groups: Sequence[Group], level_set: str
+) -> dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]]:
+    """The evaluated returns [runs] of every two variants, by their labels: a pair a game that both have.
+
+    A pair of variants is there once, in the order of the groups.
+    """
+    returns = [(g, g.returns(level_set)) for g in groups if level_set in g.level_sets]
+    known = [(g, values[np.isfinite(values)]) for g, values in returns if np.isfinite(values).any()]
+    order = variants(groups)
+    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    for g, ours in known:
+        for other, theirs in known:
+            same_game = (g.env, g.mode) == (other.env, other.mode)
+            if same_game and order.index(g.label) < order.index(other.label):
+                found.setdefault((g.label, other.label), []).append((ours, theirs))
+    return found
+
+
+def _improvements(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """How likely a variant beats another, a row for each two of them."""
+    where = "unseen levels" if _kind(groups) == "game" else "evaluation"
+    return [
+        {
+            f"probability of improvement, {where} [95% interval]": f"{name} over {other}",
+            "": f"{scores.probability_of_improvement(games):.2f}"
+            + _interval(scores.improvement_interval(games), 2),
+            "over": _count(len(games), _kind(groups)),
+            "runs": f"{sum(len(ours) for ours, _ in games)} and {sum(len(theirs) for _, theirs in games)}",
+        }
+        for (name, other), games in paired_returns(groups, "test").items()
+    ]
+
+
+def _videos(runs: Sequence[Run]) -> str:
+    shown = []
+    for run, name in zip(runs, run_names(runs), strict=True):
+        # A name that begins with a dot is of a video that is being written, or was cut off.
+        found = sorted((run.path / "videos").glob("[!.]*.*"), key=lambda file: file.stat().st_mtime)
+        for file in found[-2:]:
+            if file.suffix not in (".mp4", ".gif") or file.stat().st_size > _VIDEO_LIMIT:
+                continue
+            is_video = file.suffix == ".mp4"
+            source = _embed(file.read_bytes(), "video/mp4" if is_video else "image/gif")
+            tag = (
+                f"<video controls loop muted src='{source}'></video>" if is_video else f"<img src='{source}'>"
+            )
+            caption = f"<figcaption>{_text(name)}: {_text(file.name)}</figcaption>"
+            shown.append(f"<figure>{tag}{caption}</figure>")
+    return f"<h2>Videos</h2><div class='videos'>{''.join(shown[:_MOST_VIDEOS])}</div>" if shown else ""
+
+
+def _evaluations(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """What `python -m tfrl.evaluate` found of these runs."""
+    rows = []
+    for run, name in zip(runs, run_names(runs), strict=True):
+        content = read_json(run.path / EVALUATION_FILE) or {}
+        parts, env_steps = content.get("evaluations"), content.get("env_steps")
+        at = f", {env_steps:,} env steps" if isinstance(env_steps, int) else ""
+        for part in parts if isinstance(parts, list) else ():
+            if not isinstance(part, dict):
+                continue
+            what = [str(part[key]) for key in ("env", "levels", "actions") if key in part]
+            row = {"run": name, "policy": f"{content.get('checkpoint', '?')}{at}", "what": ", ".join(what)}
+            row["episodes"] = str(part.get("episodes"))
+            columns = ("return_mean", "return_standard_error", "return_median", "return_iqm")
+            titles = ("mean return", "standard error", "median", "IQM")
+            row |= {title: _number(part.get(column)) for title, column in zip(titles, columns, strict=True)}
+            value = part.get("return_mean")
+            if isinstance(value, int | float):  # by today's ranges: the file may have a score by others
+                env, mode = str(part.get("env")), str(part.get("distribution_mode"))
+                row["normalised"] = _number(normalized_return(env, mode, value), 3)
+            row |= {
+                "solved": _number(part.get("solve_rate")),
+                "length (env steps)": _number(part.get("length_mean")),
+            }
+            rows.append(row)
+    return rows
+
+
+def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    """Where the variants differ, besides env and seed, and the settings that are the same in all runs."""
+    differing = run_folders.differences(runs)
+    labels = {run.path: g.label for g in groups for run in (*g.runs, *g.repeated)}
+    rows = []
+    for name, values in differing.items():
+        if name not in ("env", "seed", "run_name", "logdir"):  # the table of runs has these
+            row = {"setting": flag(name)}
+            for label in variants(groups):
+                of_variant = [v for run, v in zip(runs, values, strict=True) if labels[run.path] == label]
+                row[label] = ", ".join(dict.fromkeys(of_variant))
+            rows.append(row)
+    every = {"algorithm": runs[0].config.algorithm, **vars(runs[0].config)}
+    same = [{"setting": flag(n), "value": str(v)} for n, v in every.items() if n not in differing]
+    what = "The same in all runs" if len(runs) > 1 else "All settings"
+    differences = f"<p>Where the runs differ, besides env and seed:</p>{_table(rows)}" if rows else ""
+    return f"<h2>Settings</h2>{differences}<details><summary>{what}</summary>{_table(same)}</details>"
+
+
+def _run_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+    rows = []
+    for run, name in zip(runs, run_names(runs), strict=True):
+        config, done = run.config, run.results or {}
+        seconds = done.get("seconds")
+        row = {"run": name, "algorithm": config.algorithm, "env": config.env, "seed": str(config.seed)}
+        row |= {"state": "done" if run.is_done else "not finished", "env steps": f"{run.env_steps:,}"}
+        row |= {
+            f"return, {level_set_title(config.env, s)}": _number(run.final_return(s))
+            for s in config.level_sets
+        }
+        row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
+        row |= {"env steps/s": _number(run.speed(), 0), "precision": run.precision}
+        row["workers x replicas"] = f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
+        rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
+    return rows
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns a table of rows by column, with "-" where a row lacks one; "" without rows."""
+    if not rows:
+        return ""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{_text(name)}</th>" for name in header)
+    cells = ("".join(f"<td>{_text(row.get(name, '-'))}</td>" for name in header) for row in rows)
+    body = "".join(f"<tr>{of_row}</tr>" for of_row in cells)
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _mean(values: np.ndarray, digits: int = 2) -> str:
+    finite = values[np.isfinite(values)]
+    return _number(float(finite.mean()) if finite.size else None, digits)
+
+
+def _number(value: Any, digits: int = 2) -> str:
+    known = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:,.{digits}f}" if known else "-"
+
+
+def _interval(ends: tuple[float, float], digits: int) -> str:
+    return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if math.isfinite(ends[0]) else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _embed(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _text(value: str) -> str:
+    return html.escape(str(value))
 
 
 if __name__ == "__main__":

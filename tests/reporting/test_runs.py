@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tfrl import report
 from tfrl.config import ppg
-from tfrl.reporting import page
 
 
 def test_a_speed_is_of_all_the_time_that_a_run_took(make):
@@ -15,7 +15,7 @@ def test_a_speed_is_of_all_the_time_that_a_run_took(make):
     assert run.speed() == pytest.approx(65_536 / seconds) and run.speed(updates=2) == pytest.approx(
         2 * 16_384 / (16_384 / 400 + 16_384 / 10)
     )
-    assert f"<td>{65_536 / seconds:.0f}</td>" in page.render([run], [], {})
+    assert f"<td>{65_536 / seconds:.0f}</td>" in report.render([run], [], {})
 
 
 def test_updates_of_other_lengths_count_by_their_env_steps(make):

@@ -1,26 +1,33 @@
-"""Reads the folders that runs leave, also half-written ones, for the commands that look at them."""
+"""Runs: their folders, read also while they are written, and which of them are seeds of one experiment."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.config.of_run import settings
-from tfrl.envs.published import normalized_return
+from tfrl.config.task import Task
+from tfrl.envs.published import normalized_return, published_curve
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.run import results
 from tfrl.run.folder import SETTINGS_FILE, is_of
 from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS = "env_steps"
 SPEED = "time/env_steps_per_second"
+_TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
+_LONGEST_LABEL = 44  # characters
 
 
 @dataclass(frozen=True)
@@ -168,12 +175,6 @@ def _below(folder: Path, deep: bool) -> Iterator[Path]:
             folders.remove("export")
 
 
-def published_applies(config: Any) -> bool:
-    """True if train-procgen's published curves are of the same task: easy, 200 levels from 0."""
-    same = (config.distribution_mode, config.num_levels, config.start_level) == ("easy", 200, 0)
-    return same and normalized_return(config.env, "easy", 0.0) is not None
-
-
 def read_progress(path: Path) -> dict[str, np.ndarray]:
     """The columns of a progress.csv, as in `Run.progress`; without the file, no rows. Raises UserError."""
     try:
@@ -197,3 +198,210 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
         raise UserError(f"{path} is damaged: its {STEPS} do not grow from row to row.")
     return dict(zip(header, columns, strict=True))
+
+
+# Groups
+
+
+@dataclass(frozen=True)
+class Group:
+    """Seeds of one experiment: runs of one env that differ in nothing else that decides a result.
+
+    Attributes:
+      env: the env's name.
+      mode: its distribution mode.
+      label: the variant in legends: its algorithm, or what tells it from others.
+      runs: one a seed.
+      repeated: runs whose settings and seed are those of one of `runs`; they do not count.
+    """
+
+    env: str
+    mode: str
+    label: str
+    runs: tuple[Run, ...]
+    repeated: tuple[Run, ...] = ()
+
+    @property
+    def config(self) -> Any:
+        """The settings of the first run."""
+        return self.runs[0].config
+
+    @property
+    def level_sets(self) -> tuple[str, ...]:
+        """The level sets of the env: "train" and "test", or, without levels, "test" alone."""
+        return self.config.level_sets
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that all runs have reached: curves are compared up to there."""
+        return min(run.env_steps for run in self.runs)
+
+    @property
+    def is_done(self) -> bool:
+        """True if all runs are done. With --solved-at each ends after env steps of its own."""
+        return all(run.is_done for run in self.runs)
+
+    @property
+    def reproduces_published(self) -> bool:
+        """True if train-procgen's curves are of the same task: easy, 200 levels from 0."""
+        config = self.config
+        same = (self.mode, config.num_levels, config.start_level) == ("easy", 200, 0)
+        return same and normalized_return(self.env, "easy", 0.0) is not None
+
+    @cached_property
+    def _evaluations(self) -> Mapping[str, list[dict[int, float]]]:
+        """Every run's mean returns by env steps, for each level set."""
+        return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
+
+    def scored_at(self, level_set: str) -> int | None:
+        """The env steps after which runs are scored; None where none was evaluated.
+
+        Runs that are done have their scores at their ends, this is the last end. Otherwise it is the last
+        step at which most runs were evaluated.
+        """
+        counts = Counter(step for run in self._evaluations[level_set] for step in run)
+        if counts and self.is_done:
+            return max(run.env_steps for run in self.runs)
+        return int(max(counts, key=lambda step: (counts[step], step))) if counts else None
+
+    def returns(self, level_set: str) -> np.ndarray:
+        """Mean returns at `scored_at`, float64 [runs], NaN for runs without an evaluation there.
+
+        On training levels that no run was evaluated on, those of the last 100 episodes while training, when
+        all runs had come as far.
+        """
+        at = self.scored_at(level_set)
+        if at is None and level_set == TRAIN:
+            return np.array([run.training_return(self.env_steps) for run in self.runs])
+        if self.is_done:
+            return np.array([run.final_return(level_set) for run in self.runs])
+        return np.array([of_run.get(at, np.nan) for of_run in self._evaluations[level_set]])
+
+    def scores(self, level_set: str) -> np.ndarray:
+        """The runs' normalised `returns`, float64 [n], without those that have none."""
+        scores = np.array([self.runs[0].normalized(value) for value in self.returns(level_set)])
+        return scores[np.isfinite(scores)]
+
+    def published_scores(self) -> dict[str, np.ndarray]:
+        """Normalised scores of train-procgen's 3 runs after as many env steps: float64 [3] by level set.
+
+        Empty where nothing was published of the same task, or not of as many or as few steps.
+        """
+        if not self.reproduces_published:
+            return {}
+        scores = {}
+        for level_set in LEVEL_SETS:
+            steps = self.scored_at(level_set) or self.env_steps
+            at, returns = published_curve(self.env, level_set)
+            if not at[0] <= steps <= 1.02 * at[-1]:
+                return {}
+            reached = [normalized_return(self.env, self.mode, np.interp(steps, at, run)) for run in returns]
+            scores[level_set] = np.array(reached)
+        return scores
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Sorts runs into groups, by env and then by variant, in the order of the variants' first runs.
+
+    Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
+    """
+    members: dict[tuple[str, str, str], list[Run]] = {}
+    for run, label in zip(runs, _labels(runs), strict=True):
+        members.setdefault((run.config.env, run.config.distribution_mode, label), []).append(run)
+    groups = []
+    for key, found in members.items():
+        farthest: dict[int, Run] = {}
+        for run in sorted(found, key=lambda run: (run.is_done, run.env_steps), reverse=True):
+            farthest.setdefault(run.config.seed, run)
+        counted = tuple(run for run in found if farthest[run.config.seed] is run)
+        repeated = tuple(run for run in found if farthest[run.config.seed] is not run)
+        groups.append(Group(*key, counted, repeated))
+    order = variants(groups)
+    return sorted(groups, key=lambda g: (g.env, g.mode, order.index(g.label)))
+
+
+def variants(groups: Sequence[Group]) -> list[str]:
+    """The labels of all groups, each once, in their order."""
+    return list(dict.fromkeys(g.label for g in groups))
+
+
+def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group]:
+    """The groups that statistics over games are of, by their scores on all of `level_sets`.
+
+    Variants are compared on the same games: those for which every variant has scores.
+    """
+    scored = [g for g in groups if TRAIN in g.level_sets and all(g.scores(s).size for s in level_sets)]
+    games = [{g.env for g in scored if g.label == name} for name in variants(scored)]
+    return [g for g in scored if all(g.env in of_variant for of_variant in games)]
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """The names of runs, or their paths where two have the same name."""
+    names = [run.name for run in runs]
+    return names if len({*names}) == len(names) else [str(run.path) for run in runs]
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs, each with its value in every run.
+
+    That is "-" for settings that a run's algorithm does not have.
+    """
+    return _differing([_settings(run) for run in runs])
+
+
+def _differing(of_runs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    values = {name: [of_run.get(name, "-") for of_run in of_runs] for some in of_runs for name in some}
+    return {name: found for name, found in values.items() if len({*found}) > 1}
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
+    found = {f.name: str(getattr(run.config, f.name)) for f in dataclasses.fields(run.config)}
+    changed = {"total_steps": f"{run.config.run_steps:,}", "precision": run.precision}
+    return {"algorithm": run.config.algorithm, **found, **changed}
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Each run's variant in words: its algorithm, where there are several, and settings that tell it apart.
+
+    These are the algorithm's own that differ between its runs, and those of the task that differ between any.
+    Games are compared with each other, as statistics are over all of them; each other env is for itself.
+    """
+    every, algorithms = [_settings(run) for run in runs], [run.config.algorithm for run in runs]
+    arenas = ["" if TRAIN in family(run.config.env).level_sets else run.config.env for run in runs]
+    told: list[dict[str, str]] = [{} for _ in runs]
+    for arena in {*arenas}:
+        of_arena = [i for i, other in enumerate(arenas) if other == arena]
+        task = _TASK & _differing([every[i] for i in of_arena]).keys()
+        if len({runs[i].config.total_steps for i in of_arena}) == 1:
+            task.discard("total_steps")  # each algorithm rounds it to its own updates
+        for algorithm in {algorithms[i] for i in of_arena}:
+            alike = [i for i in of_arena if algorithms[i] == algorithm]
+            sections = runs[alike[0]].config.decisive
+            decisive = {field.name for section in sections for field in dataclasses.fields(section)}
+            decisive = (decisive | {"precision", "eval_greedy"}) - {"env", "preset", "seed"}
+            names = decisive & (_differing([every[i] for i in alike]).keys() | task)
+            for i in alike:
+                told[i] = {name: every[i][name] for name in sorted(names)}
+    labels = _in_words(algorithms, told)
+    if max(map(len, labels), default=0) > _LONGEST_LABEL:  # leave out values that most runs have
+        counts: dict[tuple[str, str], Counter[str]] = {}
+        for algorithm, of_run in zip(algorithms, told, strict=True):
+            for name, value in of_run.items():
+                counts.setdefault((algorithm, name), Counter())[value] += 1
+        usual = {key: values.most_common(1)[0][0] for key, values in counts.items()}
+        unusual = [
+            {name: v for name, v in of_run.items() if name in _TASK or v != usual[algorithm, name]}
+            for algorithm, of_run in zip(algorithms, told, strict=True)
+        ]
+        labels = _in_words(algorithms, unusual)
+    return labels
+
+
+def _in_words(algorithms: Sequence[str], told: Sequence[Mapping[str, str]]) -> list[str]:
+    several = len({*algorithms}) > 1
+    labels = []
+    for algorithm, of_run in zip(algorithms, told, strict=True):
+        words = [f"{flag(name)[2:]} {value}" for name, value in of_run.items()]
+        labels.append(", ".join([algorithm, *words] if several or not words else words))
+    return labels

@@ -79,9 +79,9 @@ class Periodic:
     def draw_curve(self) -> None:
         """Draws the run's `plots/learning_curve.png`, when all metrics are written; for the chief alone."""
         try:
-            from tfrl.reporting import curve_plots, runs  # matplotlib takes a second
+            from tfrl.reporting import plots, runs  # matplotlib takes a second
 
-            curve_plots.save_learning_curve(runs.load(self._config.run_dir))
+            plots.save_learning_curve(runs.load(self._config.run_dir))
         except Exception as error:  # nothing that a finished run should fail of
             self._warn(f"The learning curve could not be drawn ({error or type(error).__name__}).")
 

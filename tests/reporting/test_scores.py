@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfrl.reporting import intervals
+from tfrl.reporting import scores as statistics
 
 
 def slow_iqm(scores):
@@ -16,21 +16,21 @@ def slow_iqm(scores):
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 48])
 def test_iqm_is_the_trimmed_mean_of_the_paper(count):
     scores = np.random.default_rng(count).normal(size=count)
-    assert intervals.iqm(scores) == pytest.approx(slow_iqm(scores))
+    assert statistics.iqm(scores) == pytest.approx(slow_iqm(scores))
 
 
 def test_iqm_ignores_outliers():
-    assert intervals.iqm(np.array([-1e9, 1.0, 2.0, 1e9])) == 1.5
+    assert statistics.iqm(np.array([-1e9, 1.0, 2.0, 1e9])) == 1.5
 
 
 def test_iqm_works_on_the_last_dimension():
     scores = np.random.default_rng(0).normal(size=(5, 12))
-    np.testing.assert_allclose(intervals.iqm(scores), [slow_iqm(row) for row in scores])
+    np.testing.assert_allclose(statistics.iqm(scores), [slow_iqm(row) for row in scores])
 
 
 def test_standard_error():
-    assert intervals.standard_error(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / np.sqrt(3))
-    assert np.isnan(intervals.standard_error(np.array([1.0])))
+    assert statistics.standard_error(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / np.sqrt(3))
+    assert np.isnan(statistics.standard_error(np.array([1.0])))
 
 
 def slow_bootstrap(scores, statistic, resamples, seed):
@@ -45,11 +45,11 @@ def slow_bootstrap(scores, statistic, resamples, seed):
     return np.quantile(values, (0.025, 0.975))
 
 
-@pytest.mark.parametrize("statistic", [intervals.mean, intervals.median, intervals.iqm])
+@pytest.mark.parametrize("statistic", [statistics.mean, statistics.median, statistics.iqm])
 def test_bootstrap_intervals_agree_with_a_slow_reference(statistic):
     draw = np.random.default_rng(3)
     scores = [draw.normal(0.1 * g, 0.3, size=3 + g % 2) for g in range(6)]
-    fast = intervals.stratified_bootstrap(scores, statistic, resamples=20_000)
+    fast = statistics.stratified_bootstrap(scores, statistic, resamples=20_000)
     slow = slow_bootstrap(scores, statistic, 4_000, seed=9)
     np.testing.assert_allclose(fast, slow, atol=0.03)
 
@@ -58,8 +58,8 @@ def test_bootstrap_intervals_agree_with_a_slow_reference(statistic):
 def test_bootstrap_of_a_mean_matches_theory(confidence, deviations):
     draw = np.random.default_rng(0)
     scores = [draw.normal(size=50) for _ in range(4)]
-    low, high = intervals.stratified_bootstrap(
-        scores, intervals.mean, confidence=confidence, resamples=20_000
+    low, high = statistics.stratified_bootstrap(
+        scores, statistics.mean, confidence=confidence, resamples=20_000
     )
     # Strata of equal size: the variance of the mean is the mean of the strata's, over all samples.
     spread = np.sqrt(np.mean([np.var(s) for s in scores]) / 200)
@@ -70,30 +70,30 @@ def test_bootstrap_of_a_mean_matches_theory(confidence, deviations):
 
 def test_bootstrap_draws_within_games_only():
     """Games far apart, runs in each alike: drawing over all runs would give a wide interval."""
-    low, high = intervals.stratified_bootstrap([np.zeros(3), np.ones(3)], intervals.mean)
+    low, high = statistics.stratified_bootstrap([np.zeros(3), np.ones(3)], statistics.mean)
     assert (low, high) == (0.5, 0.5)
 
 
 def test_bootstrap_is_the_same_twice_and_nothing_for_one_run():
     scores = [np.array([1.0, 2.0, 4.0])]
-    assert intervals.stratified_bootstrap(scores, intervals.mean) == intervals.stratified_bootstrap(
-        scores, intervals.mean
+    assert statistics.stratified_bootstrap(scores, statistics.mean) == statistics.stratified_bootstrap(
+        scores, statistics.mean
     )
-    assert np.isnan(intervals.stratified_bootstrap([np.array([1.0])], intervals.mean)).all()
+    assert np.isnan(statistics.stratified_bootstrap([np.array([1.0])], statistics.mean)).all()
 
 
 def test_there_are_no_intervals_where_a_game_has_one_run():
     """Its spread would count as none, and the interval would be narrower than anyone knows."""
     uneven, even = [np.array([1.0, 2.0]), np.array([3.0])], [np.array([0.0, 4.0]), np.array([1.0, 2.0])]
-    assert np.isnan(intervals.stratified_bootstrap(uneven, intervals.mean)).all()
-    assert np.isnan(intervals.profile_band(uneven, np.array([0.0, 1.5]))).all()
-    assert np.isnan(intervals.improvement_interval(list(zip(uneven, even, strict=True)))).all()
-    assert np.isfinite(intervals.improvement_interval(list(zip(even, even, strict=True)))).all()
+    assert np.isnan(statistics.stratified_bootstrap(uneven, statistics.mean)).all()
+    assert np.isnan(statistics.profile_band(uneven, np.array([0.0, 1.5]))).all()
+    assert np.isnan(statistics.improvement_interval(list(zip(uneven, even, strict=True)))).all()
+    assert np.isfinite(statistics.improvement_interval(list(zip(even, even, strict=True)))).all()
 
 
 def test_performance_profile_counts_runs_above_a_threshold():
     scores = [np.array([0.0, 0.5]), np.array([1.0])]
-    profile = intervals.performance_profile(scores, np.array([-1.0, 0.0, 0.5, 1.0]))
+    profile = statistics.performance_profile(scores, np.array([-1.0, 0.0, 0.5, 1.0]))
     np.testing.assert_allclose(profile, [1, 2 / 3, 1 / 3, 0])
 
 
@@ -101,7 +101,7 @@ def test_profile_band_agrees_with_a_slow_reference():
     draw = np.random.default_rng(4)
     scores = [draw.normal(0.1 * g, 0.3, size=3) for g in range(5)]
     thresholds = np.linspace(-0.5, 1.0, 7)
-    band = intervals.profile_band(scores, thresholds, resamples=20_000)
+    band = statistics.profile_band(scores, thresholds, resamples=20_000)
     for i, threshold in enumerate(thresholds):
         slow = slow_bootstrap(scores, lambda sample, at=threshold: np.mean(sample > at), 3_000, seed=i)
         # Shares of 15 runs: an end may fall on either side of a step.
@@ -112,8 +112,8 @@ def test_profile_band_holds_the_profile():
     draw = np.random.default_rng(1)
     scores = [draw.normal(g, 1, size=5) for g in range(4)]
     thresholds = np.linspace(-2, 5, 30)
-    low, high = intervals.profile_band(scores, thresholds)
-    profile = intervals.performance_profile(scores, thresholds)
+    low, high = statistics.profile_band(scores, thresholds)
+    profile = statistics.performance_profile(scores, thresholds)
     assert (low <= profile + 1e-9).all()
     assert (profile <= high + 1e-9).all()
     assert (high - low).max() > 0.1
@@ -123,36 +123,36 @@ def test_curves_are_compared_where_all_seeds_are():
     """Beyond the end of the shortest, and before the last to begin, a mean would be one of other seeds."""
     long = np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])
     short = np.array([0.0, 10.0]), np.array([2.0, 3.0])
-    steps, mean, low, high = intervals.over_seeds([long, short])
+    steps, mean, low, high = statistics.over_seeds([long, short])
     np.testing.assert_array_equal(steps, [0.0, 10.0])
     np.testing.assert_array_equal([mean, low, high], [[1.0, 2.0], [0.0, 1.0], [2.0, 3.0]])
     late = np.array([5.0, 20.0]), np.array([4.0, 4.0])
-    steps, mean, *_ = intervals.over_seeds([long, late], points=4)  # at other steps: interpolated
+    steps, mean, *_ = statistics.over_seeds([long, late], points=4)  # at other steps: interpolated
     np.testing.assert_array_equal(steps, [5.0, 10.0, 15.0, 20.0])
     np.testing.assert_allclose(mean, (4.0 + steps / 10) / 2)
-    assert not intervals.over_seeds([short, (np.array([12.0]), np.array([4.0]))])[0].size
-    assert not intervals.over_seeds([short, (np.zeros(0), np.zeros(0))])[0].size
+    assert not statistics.over_seeds([short, (np.array([12.0]), np.array([4.0]))])[0].size
+    assert not statistics.over_seeds([short, (np.zeros(0), np.zeros(0))])[0].size
 
 
 def test_points_at_the_steps_that_all_have():
     first = np.array([1.0, 2.0, 4.0, 8.0]), np.array([10.0, 20.0, 40.0, 80.0])
     second = np.array([2.0, 3.0, 8.0]), np.array([-2.0, -3.0, -8.0])
-    steps, values = intervals.at_shared_steps([first, second])
+    steps, values = statistics.at_shared_steps([first, second])
     np.testing.assert_array_equal(steps, [2.0, 8.0])
     np.testing.assert_array_equal(values, [[20.0, 80.0], [-2.0, -8.0]])
-    steps, values = intervals.at_shared_steps([first, (np.zeros(0), np.zeros(0))])
+    steps, values = statistics.at_shared_steps([first, (np.zeros(0), np.zeros(0))])
     assert steps.shape == (0,) and values.shape == (2, 0)
 
 
 def test_equal_steps_are_kept_as_they_are():
     steps = np.array([1.0, 5.0, 6.0])
-    found, mean, *_ = intervals.over_seeds([(steps, np.ones(3)), (steps, np.zeros(3))])
+    found, mean, *_ = statistics.over_seeds([(steps, np.ones(3)), (steps, np.zeros(3))])
     np.testing.assert_array_equal(found, steps)
     np.testing.assert_array_equal(mean, np.full(3, 0.5))
 
 
 def test_no_curve_gives_nothing():
-    assert all(part.size == 0 for part in intervals.over_seeds([(np.zeros(0), np.zeros(0))]))
+    assert all(part.size == 0 for part in statistics.over_seeds([(np.zeros(0), np.zeros(0))]))
 
 
 def slow_improvement(pairs):
@@ -165,12 +165,12 @@ def slow_improvement(pairs):
 
 def test_probability_of_improvement_counts_pairs_of_runs():
     pairs = [(np.array([1.0, 3.0]), np.array([2.0])), (np.array([5.0]), np.array([5.0, 4.0, 9.0]))]
-    assert intervals.probability_of_improvement(pairs) == pytest.approx((1 / 2 + 1.5 / 3) / 2)
+    assert statistics.probability_of_improvement(pairs) == pytest.approx((1 / 2 + 1.5 / 3) / 2)
     generator = np.random.default_rng(0)
     pairs = [(generator.integers(0, 5, n), generator.integers(1, 6, m)) for n, m in ((3, 4), (1, 2), (5, 5))]
-    assert intervals.probability_of_improvement(pairs) == pytest.approx(slow_improvement(pairs))
+    assert statistics.probability_of_improvement(pairs) == pytest.approx(slow_improvement(pairs))
     other_way = [(theirs, ours) for ours, theirs in pairs]
-    both = intervals.probability_of_improvement(pairs) + intervals.probability_of_improvement(other_way)
+    both = statistics.probability_of_improvement(pairs) + statistics.probability_of_improvement(other_way)
     assert both == pytest.approx(1.0), "ties are halves"
 
 
@@ -182,12 +182,12 @@ def test_the_interval_of_an_improvement_agrees_with_a_slow_reference():
         mine = ours[drawing.integers(len(ours), size=(300, len(ours)))]
         other = theirs[drawing.integers(len(theirs), size=(300, len(theirs)))]
         values += [slow_improvement([pair]) / 2 for pair in zip(mine, other, strict=True)]
-    found = intervals.improvement_interval(pairs, resamples=300, seed=5)
+    found = statistics.improvement_interval(pairs, resamples=300, seed=5)
     assert found == pytest.approx(tuple(np.quantile(values, (0.025, 0.975))))
-    assert found[0] <= intervals.probability_of_improvement(pairs) <= found[1]
+    assert found[0] <= statistics.probability_of_improvement(pairs) <= found[1]
     alone = [(np.array([1.0]), np.array([2.0]))]
-    assert all(map(np.isnan, intervals.improvement_interval(alone))), "one run says nothing of the spread"
+    assert all(map(np.isnan, statistics.improvement_interval(alone))), "one run says nothing of the spread"
     two_and_one = [(np.array([1.0, 2.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0]))]
-    assert all(map(np.isnan, intervals.improvement_interval(two_and_one))), "nor where the others are two"
+    assert all(map(np.isnan, statistics.improvement_interval(two_and_one))), "nor where the others are two"
     elsewhere = [(np.array([1.0, 5.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0, 4.0]))]
-    assert all(map(np.isnan, intervals.improvement_interval(elsewhere))), "nor on one of the games"
+    assert all(map(np.isnan, statistics.improvement_interval(elsewhere))), "nor on one of the games"

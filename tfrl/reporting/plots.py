@@ -1,0 +1,435 @@
+"""Plots of runs: curves against env steps, and final scores; readable in black and white, too."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from tfrl.envs.published import published_curve
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.reporting import scores as statistics
+from tfrl.reporting.runs import Group, Run, over_games, variants
+from tfrl.run import files
+from tfrl.run.folder import RESULTS_FILE
+from tfrl.run.metrics import PROGRESS_FILE
+
+PUBLISHED = "train-procgen's PPO (published)"
+"""The name of published curves and scores, which stand beside runs of any algorithm."""
+GREY = "#8A8A8A"
+"""The colour of published results."""
+# Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well. After
+# six, colours come again with the next marker and dash.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
+_PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}
+_STYLE = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "figure.labelsize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 110,
+    "text.parse_math": False,  # a run may be called 2$^$
+}
+_OF_ALL_ALGORITHMS = {
+    "rollout/episode_length": "episode length (env steps)",
+    "time/env_steps_per_second": "throughput (env steps/s)",
+}
+_TITLE_WIDTH = 36  # characters that a panel has room for
+_FEW_POINTS = 20  # a line of one point would not be seen
+
+
+# Style
+
+
+def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
+    """Draws under this module's matplotlib style, without changing the process's or leaving it a figure."""
+
+    def drawing(*args: object) -> Figure | None:
+        with plt.rc_context(_STYLE):
+            figure = draw(*args)
+        if figure is not None:
+            plt.close(figure)  # pyplot would hold it for ever; it can still be saved
+        return figure
+
+    return drawing
+
+
+def line_style(variant: int) -> dict[str, Any]:
+    """The colour and the dash of a variant's lines, by its place among the variants."""
+    place = variant + variant // len(_COLORS)
+    return {"color": _COLORS[variant % len(_COLORS)], "linestyle": _DASHES[place % len(_DASHES)]}
+
+
+def marker_style(variant: int) -> dict[str, Any]:
+    """The colour and the marker of a variant's points, without a line."""
+    place = variant + variant // len(_COLORS)
+    marker = _MARKERS[place % len(_MARKERS)]
+    return {"color": _COLORS[variant % len(_COLORS)], "marker": marker, "linestyle": ""}
+
+
+_PUBLISHED_POINT = {"color": GREY, "marker": "d", "linestyle": ""}
+_HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 1.4}
+
+
+def _handle(label: str, **style: Any) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], label=label, **style)
+
+
+def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+    """Puts a legend above all panels, in as many columns as have room, and makes room for many rows."""
+    for handle in handles:
+        handle.set_label(textwrap.fill(str(handle.get_label()), 90))
+    lengths = [max(map(len, handle.get_label().splitlines())) for handle in handles]
+    for columns in (4, 3, 2, 1):
+        parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
+        if sum(0.65 + 0.071 * part.max() for part in parts) < figure.get_figwidth():  # inches
+            break
+    figure.set_figheight(figure.get_figheight() + 0.22 * max(0, len(parts[0]) - 3))
+    figure.legend(handles=list(handles), loc="outside upper left", ncols=columns)
+
+
+def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
+    """A new figure with panels over env steps, each of a size in inches, at most `columns` side by side."""
+    columns = min(count, columns)
+    rows = math.ceil(count / columns)
+    # A single panel gets the room that its legend needs.
+    size = (max(7.6, width * columns), height * rows + 1.1 + (1.0 if count == 1 else 0.0))
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for ax in axes.flat[count:]:
+        ax.set_visible(False)
+    for ax in axes.flat[:count]:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    figure.supxlabel("env steps")
+    return figure, list(axes.flat[:count])
+
+
+# Curves
+
+
+@styled
+def learning_curves(groups: Sequence[Group]) -> Figure | None:
+    """Draws episode return against env steps, a panel an env, with the published curves of the same task."""
+    games: dict[tuple[str, str], list[Group]] = {}
+    for g in groups:
+        games.setdefault((g.env, g.mode), []).append(g)
+    figure, axes = _panels(len(games), width=4.6, height=3.1, columns=4)
+    names, published = variants(groups), {}
+    for ax, ((env, mode), members) in zip(axes, games.items(), strict=True):
+        end = max(run.env_steps for g in members for run in g.runs)
+        for level_set in LEVEL_SETS if any(g.reproduces_published for g in members) else ():
+            steps, runs = published_curve(env, level_set)
+            if steps[0] > end:
+                continue
+            shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
+            steps, runs = steps[shown], runs[:, shown]
+            style = {"color": GREY, "linestyle": _PUBLISHED_DASHES[level_set]}
+            ax.fill_between(steps, runs.min(0), runs.max(0), color=GREY, alpha=0.22, linewidth=0)
+            ax.plot(steps, runs.mean(0), linewidth=1.3, **style)
+            published[level_set] = _handle(f"{PUBLISHED}, {level_set_title(env, level_set)}", **style)
+        for g in members:
+            _draw_seeds(ax, g, names.index(g.label))
+        ax.set_title(env if mode == "easy" else f"{env} ({mode})")
+        ax.set_xlim(0, end * 1.03 or 1)
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel("episode return (raw reward)")
+    levels = all(TRAIN in g.level_sets for g in groups)
+    training, evaluated = ("training levels", "unseen levels") if levels else ("while training", "evaluation")
+    handles: list[Line2D | Patch] = []
+    for v, name in enumerate(names):
+        handles.append(_handle(f"{name}, {training}", **line_style(v)))
+        handles.append(
+            _handle(
+                f"{name}, {evaluated} (evaluation)" if levels else f"{name}, {evaluated}",
+                **marker_style(v),
+                **_HOLLOW,
+            )
+        )
+    handles += [published[s] for s in LEVEL_SETS if s in published]
+    several = any(len(g.runs) > 1 for g in groups)
+    if several or published:
+        handles.append(Patch(color="#CCCCCC", label="band: least to greatest seed"))
+    if any(len({run.env_steps for run in g.runs}) > 1 for g in groups):
+        handles.append(_handle("thin line: one seed", color="black", linewidth=0.6))
+    _legend(figure, handles)
+    return figure
+
+
+def _draw_seeds(ax: Axes, g: Group, v: int) -> None:
+    """Draws the mean of a group's seeds, their band, and their evaluations with bars to the extreme seeds."""
+    curves = [run.points("rollout/episode_return") for run in g.runs]
+    steps, mean, low, high = statistics.over_seeds(curves)
+    ax.plot(steps, mean, marker="." if len(steps) == 1 else "", **line_style(v))
+    if len(g.runs) > 1:
+        ax.fill_between(steps, low, high, color=line_style(v)["color"], alpha=0.18, linewidth=0)
+    if len({run.env_steps for run in g.runs}) > 1:
+        for curve in curves:
+            ax.plot(*curve, **line_style(v) | {"linewidth": 0.6})
+    evaluations = [run.evaluations("test") for run in g.runs]
+    steps, values = statistics.at_shared_steps(evaluations)
+    style = marker_style(v) | _HOLLOW | {"clip_on": False, "zorder": 4}
+    if len(steps):
+        mean = values.mean(axis=0)
+        spread = [mean - values.min(axis=0), values.max(axis=0) - mean] if len(g.runs) > 1 else None
+        ax.errorbar(steps, mean, spread, capsize=2, **style)
+    for at, alone in evaluations:
+        others = ~np.isin(at, steps)
+        if others.any():  # unclipped, nothing at all would have no place in the layout
+            ax.plot(at[others], alone[others], markersize=3.5, **style)
+
+
+@styled
+def learning_curve(run: Run) -> Figure:
+    """Draws one run against env steps: what updates saw, and returns and episode lengths with evaluations."""
+    panels = {
+        "rollout/mean_reward": "training: mean reward of an env step",
+        "rollout/longest_episode": "training: longest episode of an update (env steps)",
+        "rollout/episode_return": "episode return (raw reward)",
+        "rollout/episode_length": "episode length (env steps)",
+    }
+    figure, axes = _panels(len(panels), width=4.6, height=3.0, columns=2)
+    figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
+    for ax, (name, title) in zip(axes, panels.items(), strict=True):
+        ax.plot(*run.points(name), **line_style(0))
+        ax.set(title=title, xlim=(0, run.env_steps * 1.03 or 1))
+    returns, lengths = axes[-2:]
+    handles: list[Line2D | Patch] = [_handle("while training", **line_style(0))]
+    for v, level_set in enumerate(reversed(run.config.level_sets), start=1):
+        style = marker_style(v) | line_style(v) | {"markersize": 4}
+        returns.plot(*run.evaluations(level_set), **style)
+        lengths.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
+        title = level_set_title(run.config.env, level_set)
+        handles.append(_handle(title if title == "evaluation" else f"evaluation, {title}", **style))
+        at, mean = run.points(f"eval_{level_set}/return")
+        there, deviation = run.points(f"eval_{level_set}/return_std")
+        if len(at) and np.array_equal(at, there):
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            returns.fill_between(at, mean - deviation, mean + deviation, **band)
+    if returns.collections:
+        handles.append(Patch(color="#CCCCCC", label="band: a deviation of its episodes"))
+    _legend(figure, handles)
+    return figure
+
+
+def save_learning_curve(run: Run) -> Path:
+    """Writes `plots/learning_curve.png` in the run's folder, unless it is there and newer than its progress.
+
+    Returns its path. Raises OSError where it cannot be written.
+    """
+    path = run.path / "plots" / "learning_curve.png"
+    if files.last_change([path]) <= files.last_change(run.path / n for n in (PROGRESS_FILE, RESULTS_FILE)):
+        files.make_folder(path.parent)
+        with files.replacing(path) as staged:
+            learning_curve(run).savefig(staged)
+    return path
+
+
+@styled
+def training(groups: Sequence[Group]) -> Figure | None:
+    """Draws losses, KL, entropy and throughput against env steps: a line a run, in its variant's style."""
+    names, runs = variants(groups), [run for g in groups for run in g.runs]
+    counts = [sum(len(g.runs) for g in groups if g.label == name) for name in names]
+    titles: dict[str, str] = {}
+    for run in runs:  # where algorithms mean different things by a metric, its own name is the title
+        known = run.config.metric_titles
+        for column in known or [name for name in run.progress if name.startswith("train/")]:
+            name = column.removeprefix("train/").replace("_", " ")
+            title = known.get(column, name)
+            titles[column] = title if titles.get(column, title) == title else name
+    titles = {
+        c: title
+        for c, title in (titles | _OF_ALL_ALGORITHMS).items()
+        if any(run.points(c)[0].size for run in runs)
+    }
+    figure, axes = _panels(len(titles), width=3.7, height=2.5, columns=3)
+    end = max(run.env_steps for run in runs)
+    for ax, (column, title) in zip(axes, titles.items(), strict=True):
+        for g in groups:
+            among = counts[names.index(g.label)]
+            weight = {"linewidth": 1.2 if among == 1 else 0.8, "alpha": max(0.3, min(1.0, 3 / among))}
+            for run in g.runs:
+                steps, values = run.points(column)
+                marker = "." if len(steps) < _FEW_POINTS else "None"
+                ax.plot(steps, values, marker=marker, **line_style(names.index(g.label)), **weight)
+        _leave_out_spikes(ax)
+        ax.set_title(title if len(title) <= _TITLE_WIDTH else title.replace(" (", "\n(", 1))
+        ax.set_xlim(0, end * 1.03)
+    labels = [name if k == 1 else f"{name}, {k} runs" for name, k in zip(names, counts, strict=True)]
+    _legend(figure, [_handle(label, **line_style(v)) for v, label in enumerate(labels)])
+    return figure
+
+
+def _leave_out_spikes(ax: Axes) -> None:
+    """Ends the y axis where all but a hundredth of the values do, if the rest would flatten them."""
+    values = np.concatenate([line.get_ydata() for line in ax.lines])
+    low, high = np.quantile(values, [0.005, 0.995])
+    bottom, top = ax.get_ylim()
+    if top - bottom > 2 * (high - low) > 0:
+        margin = 0.1 * (high - low)
+        ax.set_ylim(max(bottom, low - margin), min(top, high + margin))
+
+
+# Final scores
+
+
+@styled
+def final_scores(groups: Sequence[Group]) -> Figure | None:
+    """Draws final normalised scores on unseen levels by game, each seed, bootstrap intervals and the IQM."""
+    names, shared = variants(groups), over_games(groups, ["test"])
+    groups = [g for g in groups if g.scores("test").size]
+    if not groups:
+        return None
+    # Label, variant, statistic, scores, published ones: by game, then over games.
+    rows: list[tuple[str, int, statistics.Statistic, list[np.ndarray], list[np.ndarray]]] = []
+    for g in groups:
+        published = [found["test"] for found in [g.published_scores()] if found]
+        label = _row_label(g.env, g.label, groups)
+        rows.append((label, names.index(g.label), statistics.mean, [g.scores("test")], published))
+    for name in variants(shared) if len({g.env for g in shared}) > 1 else ():
+        members = [g for g in shared if g.label == name]
+        scores, found = [g.scores("test") for g in members], [g.published_scores() for g in members]
+        published = [of_game["test"] for of_game in found] if all(found) else []
+        label = _row_label("IQM over games", name, groups)
+        rows.append((label, names.index(name), statistics.iqm, scores, published))
+    figure, ax = _score_axis([label for label, *_ in rows])
+    ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
+    for y, (_, v, statistic, scores, published) in enumerate(rows):
+        _draw_interval(ax, y + 0.12, scores, statistic, marker_style(v))
+        if published:
+            _draw_interval(ax, y - 0.2, published, statistic, _PUBLISHED_POINT)
+    if len(rows) > len(groups):
+        ax.axhline(len(groups) - 0.5, color="black", linewidth=0.8)
+    several = any(len(g.runs) > 1 for g in groups)
+    text = "mean over seeds" if several else "one seed"
+    handles = [_handle(f"{n}, {text}", **marker_style(names.index(n))) for n in variants(groups)]
+    if several:
+        handles.append(_handle("95% stratified bootstrap interval", color="black", linewidth=1.4))
+        handles.append(_handle("one seed", color="black", marker="|", markersize=9, linestyle=""))
+    if any(published for *_, published in rows):
+        handles.append(_handle(f"{PUBLISHED} at as many env steps", **_PUBLISHED_POINT))
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    _legend(figure, handles)
+    return figure
+
+
+def _draw_interval(
+    ax: Axes, y: float, scores: list[np.ndarray], statistic: statistics.Statistic, style: dict[str, Any]
+) -> None:
+    """Draws a statistic with its bootstrap interval, and a tick for each run of a single game."""
+    low, high = statistics.stratified_bootstrap(scores, statistic)
+    ax.plot([low, high], [y, y], color=style["color"], linewidth=1.4)
+    ax.plot(statistic(np.concatenate(scores)), y, markersize=7, **style)
+    if len(scores) == 1 and len(scores[0]) > 1:
+        ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=style["color"], markersize=9)
+
+
+@styled
+def level_gap(groups: Sequence[Group]) -> Figure | None:
+    """Draws final normalised scores on training and on unseen levels, and how far apart they are, by game.
+
+    None where no group has both: where training plays all levels, none are unseen.
+    """
+    names = variants(groups)
+    groups = [g for g in groups if g.config.has_unseen_levels and all(g.scores(s).size for s in LEVEL_SETS)]
+    if not groups:
+        return None
+    figure, ax = _score_axis([_row_label(g.env, g.label, groups) for g in groups])
+    styles = {name: marker_style(names.index(name)) for name in variants(groups)}
+    for y, g in enumerate(groups):
+        scores = {s: g.scores(s) for s in LEVEL_SETS}
+        drawn = [(y + 0.12, scores, styles[g.label])]
+        if published := g.published_scores():
+            drawn.append((y - 0.2, published, _PUBLISHED_POINT))
+            styles[f"{PUBLISHED} at as many env steps"] = _PUBLISHED_POINT
+        for height, of_sets, style in drawn:
+            train, test = (float(of_sets[s].mean()) for s in LEVEL_SETS)
+            ax.plot([train, test], [height, height], color=style["color"], linewidth=1.4, zorder=2)
+            ax.plot(train, height, **style, markersize=7)
+            ax.plot(test, height, **style, **_HOLLOW, markersize=7)
+        gap = scores["train"].mean() - scores["test"].mean()
+        text = f"gap {round(gap, 2) + 0.0:+.2f}"  # no -0.00
+        ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), verticalalignment="center")
+    ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    handles = [_handle(f"{name}, training levels", **style) for name, style in styles.items()]
+    handles += [_handle(f"{name}, unseen levels", **style, **_HOLLOW) for name, style in styles.items()]
+    _legend(figure, handles)
+    return figure
+
+
+def _score_axis(labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """A new figure with a row for each label, from the top."""
+    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(labels)))
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    return figure, ax
+
+
+def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:
+    return name if len(variants(groups)) == 1 else f"{name}\n{variant}"
+
+
+@styled
+def performance_profiles(groups: Sequence[Group]) -> Figure | None:
+    """Draws the share of runs above each normalised score, on training and on unseen levels."""
+    names, groups = variants(groups), over_games(groups, LEVEL_SETS)
+    if not groups:
+        return None
+    games = {
+        (g.env, g.mode): g.published_scores() for g in reversed(groups)
+    }  # each game's first group counts
+    published: Mapping[str, list[np.ndarray]] = {
+        s: [found[s] for found in games.values()] if all(games.values()) else [] for s in LEVEL_SETS
+    }
+    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS] + sum(published.values(), []))
+    least, most = min(0.0, float(every.min())), max(0.05, float(every.max()))
+    margin = 0.05 * (most - least)
+    thresholds = np.linspace(least - margin, most + margin, 201)
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
+    for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
+        if published[level_set]:
+            share = statistics.performance_profile(published[level_set], thresholds)
+            ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
+        for name in variants(groups):
+            style, scores = (
+                line_style(names.index(name)),
+                [g.scores(level_set) for g in groups if g.label == name],
+            )
+            ax.step(thresholds, statistics.performance_profile(scores, thresholds), where="post", **style)
+            low, high = statistics.profile_band(scores, thresholds)
+            ax.fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.18, linewidth=0)
+        ax.set_title(level_set_title(groups[0].env, level_set))
+        ax.set_xlabel("normalised score \u03c4")
+        ax.set_ylim(-0.02, 1.02)
+    axes[0].set_ylabel("share of runs with a score above \u03c4")
+    handles: list[Line2D | Patch] = [_handle(n, **line_style(names.index(n))) for n in variants(groups)]
+    handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
+    if published["test"]:
+        handles.append(_handle(f"{PUBLISHED} at as many env steps", color=GREY, linewidth=2.6))
+    _legend(figure, handles)
+    return figure
