@@ -65,7 +65,7 @@ def until(condition, seconds=5.0):
 def hello(config, worker):
     fingerprint = {rendezvous.CLUSTER_KEY: " ".join(config.workers), **SAME}
     return {
-        "tfrl": "hello",
+        "tfrl": "rendezvous",
         "worker": worker,
         "who": "process 7 on another-host",
         "fingerprint": fingerprint,

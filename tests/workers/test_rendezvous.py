@@ -12,7 +12,7 @@ import time
 import pytest
 from meeting import SAME, Attempt, configs, connect_to, free_ports, hello, quicken, until
 
-from tfrl.workers import channel, rendezvous, tf_config
+from tfrl.workers import rendezvous, tf_config
 
 
 @pytest.fixture(autouse=True)
@@ -179,9 +179,9 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(256)),
         b"[1]\n",
         b'{"worker": 1}\n',
-        b'{"tfrl": "hello", "worker": "1", "fingerprint": {}}\n',
+        b'{"tfrl": "rendezvous", "worker": "1", "who": "x", "fingerprint": {}}\n',
         b"[" * 100_000 + b"\n",
-        b"x" * (channel.LONGEST_LINE + 70_000),
+        b"x" * (rendezvous.LONGEST_LINE + 70_000),
     ],
     ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
 )
@@ -206,7 +206,7 @@ def test_a_worker_that_goes_on_with_garbage_is_missing_again():
     chief = Attempt(cluster[0])
     connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
     until(lambda: cluster[0].name(1) not in chief.lines[-1])
-    connection.sendall(b'{"round": "x"}\n')
+    connection.sendall(b'{"tfrl": "rendezvous"}\n')
     until(lambda: cluster[0].name(1) in chief.lines[-1])
     attempts = [Attempt(cluster[1]), Attempt(cluster[2]), chief]
     assert [attempt.result() for attempt in attempts] == [None] * 3
@@ -216,8 +216,8 @@ def test_the_chief_has_given_up_its_port_when_it_says_go():
     cluster = configs(2)
     chief = Attempt(cluster[0])
     connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
-    while "go" not in (message := json.loads(stream.readline())):
-        connection.sendall(json.dumps({"round": message["round"]}).encode() + b"\n")
+    while "go" not in json.loads(stream.readline()):
+        connection.sendall(b'{"tfrl": "rendezvous", "here": true}\n')
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(tf_config.split_address(cluster[0].workers[0]), timeout=5)
     stream.close()
@@ -252,7 +252,6 @@ def test_a_worker_that_falls_silent_is_missing_and_its_successor_is_taken(monkey
 
 WORKER = """
 import json, sys
-from tfrl.workers import channel
 from tfrl.workers import rendezvous
 from tfrl.workers import tf_config
 rendezvous.rendezvous(tf_config.read(), {"lr": "0.0005", "code": "abc"}, 20, print)

@@ -1,53 +1,52 @@
-"""Workers find each other, and compare their settings, before TensorFlow starts.
+"""Rendezvous of the workers: they find each other and compare their settings before TensorFlow starts.
 
-TensorFlow waits for a missing worker in silence and never notices that two workers have other settings. So
-the workers first meet on the ports that TF_CONFIG gives them, which TensorFlow takes over afterwards:
+TensorFlow waits for a missing worker without a word, and does not notice that workers have different settings.
+So the workers first meet on the ports of TF_CONFIG, which TensorFlow takes over afterwards:
 
-1. Every worker opens its own port (the fault "port busy" is found here) and holds it. Where a launcher has
-   started all again, it waits for one that is taken: a process of the last attempt may still save.
-2. Worker 0, the chief, accepts connections; the others connect to it, again and again until it is there, and
-   say who they are and what their settings are.
-3. Each second the chief tells all of them who is still missing, and they answer. One that goes away or falls
-   silent is missing again; it, or its successor, may come back.
-4. A worker whose settings are not the chief's is told where they differ, and ends; the others are told who
-   it was, and wait on for one that agrees.
-5. When all are there, and everybody has answered once more, the chief gives up its port, says "go", and all
-   return.
+1. Each worker opens its own port and holds it. A worker that a launcher has started again waits for a port
+   that is taken: a process of the last attempt may still save.
+2. Worker 0, the chief, accepts connections. Each other worker connects to it, again and again until it
+   answers, and says who it is and what its settings are (its fingerprint).
+3. Each second the chief tells the workers who is still missing, and they answer. A worker that goes away or
+   falls silent is missing again. It, or its successor, may come back.
+4. The chief refuses a worker with another fingerprint and says where they differ. That worker ends. The
+   others are told, and wait for a worker that agrees.
+5. When all workers are there, and each has answered since the last one came, the chief closes its port, says
+   "go", and all return.
 
-Who has waited for too long ends with a PeerError, because a launcher that starts all again may help: whoever
-was missing may be there then, and whoever had the port gone. Where all came and some differ, or one is not
-who it says, no restart would: that is a UserError.
+A worker that has waited for too long ends with PeerError, because a launcher that starts all again may help.
+Where all workers came and some differ, another start would not help: that is a UserError.
 
-What the messages hold is in `channel.py`. Whatever else connects (a port scanner, a worker of another
-cluster, `cluster.tf_config --check`) is shown out, and ends nobody's start. There is no authentication, as
-there is none in TensorFlow's own protocol on the same ports.
+Messages are JSON objects, one a line. Anything may connect to a port, or answer there: a port scanner, a
+worker of another cluster, `cluster.tf_config --check`. A connection with other messages is closed, and the
+start goes on. There is no authentication, as there is none in TensorFlow's own protocol on the same ports.
 """
 
+from __future__ import annotations
+
 import contextlib
-import errno
+import json
+import math
 import os
-import select
-import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from tfrl.cli.errors import PeerError, UserError
-from tfrl.workers import disagreement
-from tfrl.workers.channel import Channel, Hello, Status, answered_round, is_go, refusal
-from tfrl.workers.disagreement import listed
 from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
-STATUS_EVERY = 1.0  # seconds between the chief's messages to all
-SILENT_AFTER = 10.0  # seconds without a message of any use after which the other side counts as gone
-HELLO_WITHIN = 5.0  # seconds a new connection has to say who it is
+STATUS_EVERY = 1.0  # seconds between the chief's messages to a worker
+SILENT_AFTER = 10.0  # seconds without a message after which the other side counts as gone
+HELLO_WITHIN = 5.0  # seconds that a new connection has to say who it is
 REPORT_AFTER, REPORT_EVERY = 2.0, 5.0  # seconds until the first line about missing workers, and between lines
 RETRY_EVERY = 0.3  # seconds between attempts to reach the chief
-FAREWELL = 2.0  # seconds the chief waits for the others to hang up, so that its last message is read
-MOST_STRANGERS = 64  # connections at a time of which it is not known who they are, besides one a worker
+FAREWELL = 2.0  # seconds that the chief waits for the others to hang up, so that they read its last message
+LONGEST_LINE = 1 << 20  # bytes
 CLUSTER_KEY = "TF_CONFIG cluster"
+_FOREIGN = "another program answers on this port"
 
 
 def rendezvous(
@@ -84,13 +83,13 @@ def rendezvous(
         if config.num_workers == 1:
             return
         if config.worker == 0:
-            _lead(config, fingerprint, listener, patience)
+            _Chief(config, fingerprint, listener).gather(patience)
         else:
             _follow(config, fingerprint, patience)
 
 
 class _Patience:
-    """How long to wait, and when to say for whom."""
+    """The time that this worker waits, and the moments to say for whom."""
 
     def __init__(self, timeout: float, report: Callable[[str], None]) -> None:
         self._timeout = timeout
@@ -99,7 +98,7 @@ class _Patience:
         self._next_report = self._start + REPORT_AFTER
 
     def wait_for(self, missing: Sequence[str]) -> None:
-        """Reports those who are missing when it is time to; PeerError when the time is up."""
+        """Reports the missing workers when it is time to; PeerError when the time is up."""
         self.wait(
             listed(missing),
             f"{listed(missing)} did not come up within {self._timeout:g} s; check that each worker runs the "
@@ -117,7 +116,7 @@ class _Patience:
 
 
 def _own_port(config: TFConfig, patience: _Patience | None, chosen: bool) -> socket.socket:
-    """This worker's port, listening, as soon as nobody else has it; at once or never without patience."""
+    """This worker's port, listening, as soon as nobody else has it; without patience at once or never."""
     while True:
         try:
             return reserve_port(config)
@@ -130,17 +129,96 @@ def _own_port(config: TFConfig, patience: _Patience | None, chosen: bool) -> soc
         time.sleep(RETRY_EVERY)
 
 
+# Messages
+
+
+class _Channel:
+    """A connection that carries JSON objects, one a line. One thread sends and receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._unread = b""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message. OSError: the other end is gone, or takes nothing for a second."""
+        self._socket.settimeout(1.0)
+        self._socket.sendall(json.dumps({"tfrl": "rendezvous", **message}).encode() + b"\n")
+
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """The next message, or None if it has not come within `seconds`.
+
+        OSError: the connection is lost, or the other end does not speak this protocol.
+        """
+        end = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            self._socket.settimeout(max(0.001, end - time.monotonic()))
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                return None
+            if not data:
+                raise ConnectionError("it closed the connection")
+            self._unread += data
+            if len(self._unread) > LONGEST_LINE:
+                raise ConnectionError(_FOREIGN)
+            if time.monotonic() > end and b"\n" not in self._unread:
+                return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConnectionError(_FOREIGN) from None
+        if not isinstance(message, dict) or message.get("tfrl") != "rendezvous":
+            raise ConnectionError(_FOREIGN)
+        return message
+
+    def hang_up(self) -> None:
+        """Ends the connection from any thread: one that waits in `receive` gets ConnectionError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Frees the socket."""
+        self._socket.close()
+
+
+def _printable(text: str, most: int = 200) -> str:
+    """A text of another process as a terminal may show it: one line, not too long."""
+    text = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+# The workers other than the chief
+
+
 def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patience) -> None:
-    """What the workers other than the chief do: come to the chief until it lets them go."""
-    hello = Hello(config.worker, f"process {os.getpid()} on {socket.gethostname()}", dict(fingerprint))
+    """Comes to the chief, again and again, until it says "go". UserError, PeerError: the chief's."""
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    chief_name = f"{config.name(0)}, the chief"
     why = "not tried yet"
     while True:
-        patience.wait_for([f"{config.name(0)}, the chief ({why})"])
+        patience.wait_for([f"{chief_name} ({why})"])
         try:
             with contextlib.closing(_connect(config.workers[0])) as chief:
-                chief.send(hello.message())
-                _obey(chief, config.name(0), patience)
-                return
+                chief.send({"worker": config.worker, "who": who, "fingerprint": fingerprint})
+                missing, heard = [f"{chief_name} (no answer yet)"], time.monotonic()
+                while time.monotonic() - heard < SILENT_AFTER:
+                    patience.wait_for(missing)
+                    message = chief.receive(0.2)
+                    if message is None:
+                        continue
+                    if "error" in message:
+                        sentence = _printable(str(message["error"]), 4000)
+                        raise (PeerError if message.get("again") else UserError)(sentence)
+                    if "go" in message:
+                        return
+                    names, heard = message.get("missing"), time.monotonic()
+                    if not isinstance(names, list):
+                        raise ConnectionError(_FOREIGN)
+                    missing = [_printable(str(name), 4000) for name in names]
+                    missing = missing or [f"the go-ahead of {config.name(0)}"]
+                    chief.send({"here": True})
+            why = "it fell silent"
         except OSError as error:
             why = error.strerror or str(error)
         except UnicodeError:  # a host that no name server could be asked for
@@ -148,245 +226,229 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
         time.sleep(RETRY_EVERY)
 
 
-def _connect(address: str) -> Channel:
+def _connect(address: str) -> _Channel:
     connection = socket.create_connection(split_address(address), timeout=2.0)
     # On one machine a connection to a port that nobody listens on can get that very port and meet itself.
     if connection.getsockname() == connection.getpeername():
         connection.close()
         raise ConnectionRefusedError("Connection refused")
-    return Channel(connection)
+    return _Channel(connection)
 
 
-def _obey(chief: Channel, name: str, patience: _Patience) -> None:
-    """Answers the chief until it says "go". UserError, PeerError: the chief's; OSError: find it again."""
-    missing = [f"{name}, the chief (no answer yet)"]
-    complete = False  # the chief's last word was that nobody is missing: only then may it say "go"
-    while True:
-        for message in chief.receive() if select.select([chief], [], [], 0.2)[0] else ():
-            sent_away = refusal(message)
-            if sent_away is not None:
-                sentence, again = sent_away
-                raise (PeerError if again else UserError)(sentence)
-            if complete and is_go(message):
-                return
-            status = Status.read(message)
-            complete, chief.heard = not status.missing, time.monotonic()
-            missing = status.missing or [f"the go-ahead of {name}"]
-            chief.send({"round": status.round})
-        patience.wait_for(missing)
-        if time.monotonic() - chief.heard > SILENT_AFTER:
-            raise ConnectionError("it fell silent")
+# The chief
 
 
-def _lead(
-    config: TFConfig, fingerprint: Mapping[str, str], listener: socket.socket, patience: _Patience
-) -> None:
-    """What the chief does: gather all, then let all go or tell all why not."""
-    gathering = _Gathering(config, fingerprint, listener)
-    try:
-        gathering.wait(patience)
-    except (UserError, PeerError) as error:
-        gathering.dismiss({"error": str(error), "again": isinstance(error, PeerError)})
-        raise
-    gathering.dismiss({"go": True})
+@dataclass
+class _Guest:
+    """A worker that is there."""
 
-
-@dataclass(frozen=True)
-class _Differing:
-    """A process that came as one of the workers, but with another fingerprint."""
-
+    who: str
     fingerprint: Mapping[str, str]
-    why: str
-    """Who it was and where it differs."""
+    channel: _Channel
+    heard: float
+    """The time of its last message, of `time.monotonic`."""
+    asked: float = -math.inf
+    """The time at which the last message was sent to it that it has answered."""
 
 
-class _Gathering:
-    """The chief's view: who is there, and what they said."""
+class _Chief:
+    """Worker 0's part. Each connection has a thread of its own, which holds the conversation."""
 
     def __init__(self, config: TFConfig, fingerprint: Mapping[str, str], listener: socket.socket) -> None:
         self._config = config
-        self._fingerprint = dict(fingerprint)
-        self._selector = selectors.DefaultSelector()
+        self._fingerprint = fingerprint
         self._listener = listener
-        self._listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._strangers: dict[Channel, None] = {}  # in the order in which they came
-        self._workers: dict[int, Channel] = {}
-        self._differing: dict[int, _Differing] = {}  # who came last for a worker that is not there
-        self._round = 0
-        self._complete_since: int | None = None  # the first round in which all were there
+        self._changed = threading.Condition()  # around all that stands below
+        self._conversations: dict[_Channel, threading.Thread] = {}
+        self._here: dict[int, _Guest] = {}
+        # The process that came last for a worker that is missing, but differed: its fingerprint, and why.
+        self._refused: dict[int, tuple[Mapping[str, str], str]] = {}
+        self._last_came = time.monotonic()
+        self._last_word: Mapping[str, Any] | None = None
 
-    def wait(self, patience: _Patience) -> None:
-        """Returns when all are there and answered. PeerError: time is up; UserError: for they differ."""
-        next_status = 0.0
+    def gather(self, patience: _Patience) -> None:
+        """Lets all go when all are there, or tells all why not. PeerError, UserError: as of `rendezvous`."""
+        try:
+            self._accept_all(patience)
+        except (UserError, PeerError) as error:
+            self._dismiss({"error": str(error), "again": isinstance(error, PeerError)})
+            raise
+        self._dismiss({"go": True})
+
+    def _accept_all(self, patience: _Patience) -> None:
+        self._listener.settimeout(0.1)
         while True:
-            for key, _ in self._selector.select(0.1):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._hear(key.fileobj)
-            now = time.monotonic()
-            self._drop_silent(now)
-            if self._all_ready():
-                return
-            missing = [self._described(worker) for worker in self._missing()]
             try:
-                patience.wait_for(missing or [f"the answer of {c.hello.who}" for c in self._unanswered()])
+                channel = _Channel(self._listener.accept()[0])
+            except TimeoutError:
+                pass
+            except OSError:  # it has gone again, or this process has too many files open
+                time.sleep(0.1)
+            else:
+                thread = threading.Thread(target=self._converse, args=(channel,), daemon=True)
+                self._conversations[channel] = thread
+                thread.start()
+            with self._changed:
+                waited_for = self._missing() or [f"the answer of {guest.who}" for guest in self._unanswered()]
+            if not waited_for:
+                return
+            try:
+                patience.wait_for(waited_for)
             except PeerError:
                 self._check_those_who_came()
                 raise
-            just_complete = not missing and self._complete_since is None
-            if just_complete or now >= next_status:
-                next_status = now + STATUS_EVERY
-                self._tell_all(missing)
 
-    def dismiss(self, message: Mapping[str, Any]) -> None:
-        """Sends all workers the last message and waits shortly until they hang up.
-
-        They close first, because the side that closes first keeps the port in TIME_WAIT; and a message that
-        is still on its way when its sender closes can be lost.
-        """
-        # TensorFlow's servers may knock on this port as soon as a worker goes: none of them shall meet us.
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        for channel in list(self._strangers):
-            self._drop(channel)
-        for channel in list(self._workers.values()):
-            self._send(channel, message)
-        end = time.monotonic() + FAREWELL
-        while self._workers and time.monotonic() < end:
-            for key, _ in self._selector.select(0.1):
-                try:
-                    key.fileobj.receive()
-                except OSError:
-                    self._drop(key.fileobj)
-        for channel in list(self._workers.values()):
-            self._drop(channel)
-        self._selector.close()
-
-    def _missing(self) -> list[int]:
-        return [worker for worker in range(1, self._config.num_workers) if worker not in self._workers]
-
-    def _described(self, worker: int) -> str:
-        """A missing worker's name, and who came in its place."""
-        name = self._config.name(worker)
-        return f"{name} ({self._differing[worker].why})" if worker in self._differing else name
-
-    def _unanswered(self) -> list[Channel]:
-        return [c for c in self._workers.values() if c.answered < (self._complete_since or self._round + 1)]
-
-    def _all_ready(self) -> bool:
-        return not self._missing() and not self._unanswered()
-
-    def _check_those_who_came(self) -> None:
-        """UserError, when time is up, where all came and some differ: to start again would not help.
-
-        But a process of another cluster is a stranger: the worker whose place it took may yet come.
-        """
-        fingerprints = {worker: channel.hello.fingerprint for worker, channel in self._workers.items()}
-        fingerprints |= {worker: other.fingerprint for worker, other in self._differing.items()}
-        fingerprints[0] = self._fingerprint
-        ours = [f.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for f in fingerprints.values()]
-        differing = disagreement.differences(self._config, fingerprints)
-        if all(ours) and len(ours) == self._config.num_workers and differing:
-            raise UserError(disagreement.sentence(differing))
-
-    def _accept(self) -> None:
-        """Takes in new connections: a few, for those who wait are to be heard, too.
-
-        Of too many that say nothing the oldest go: a worker says who it is as soon as it comes.
-        """
-        for _ in range(MOST_STRANGERS):
-            try:
-                channel = Channel(self._listener.accept()[0])
-            except BlockingIOError:
-                return
-            except OSError as error:  # it may have gone again
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._drop_oldest_stranger()
-                return
-            self._strangers[channel] = None
-            self._selector.register(channel, selectors.EVENT_READ)
-            if len(self._strangers) > MOST_STRANGERS + self._config.num_workers:
-                self._drop_oldest_stranger()
-
-    def _drop_oldest_stranger(self) -> None:
-        if self._strangers:
-            self._drop(next(iter(self._strangers)))
-        else:
-            time.sleep(0.1)  # this process's files are used up by something else
-
-    def _hear(self, channel: Channel) -> None:
-        if channel.fileno() < 0:  # dropped since select returned it
-            return
+    def _converse(self, channel: _Channel) -> None:
+        """Talks to whoever has connected, until it goes away or has heard the last word."""
+        worker, guest = -1, None
         try:
-            for message in channel.receive():
-                if channel.hello is None:
-                    self._welcome(channel, Hello.read(message))
-                    continue
-                answered = answered_round(message, self._round)
-                if answered > channel.answered:
-                    channel.answered, channel.heard = answered, time.monotonic()
+            worker, who, fingerprint = _introduction(channel.receive(HELLO_WITHIN))
+            newcomer = _Guest(who, fingerprint, channel, time.monotonic())
+            with self._changed:
+                refusal = self._refusal(worker, newcomer)
+                if refusal is None:
+                    self._welcome(worker, newcomer)
+                    guest = newcomer
+            if guest is None:
+                channel.send({"error": refusal})
+                return
+            while self._last_word is None:
+                with self._changed:
+                    missing, asked = self._missing(), time.monotonic()
+                channel.send({"missing": missing})
+                if not (channel.receive(SILENT_AFTER) or {}).get("here"):
+                    return
+                with self._changed:
+                    guest.asked, guest.heard = asked, time.monotonic()
+                    self._changed.wait_for(lambda asked=asked: self._is_due(asked), STATUS_EVERY)
+            channel.send(self._last_word)
+            channel.receive(FAREWELL)  # until it hangs up: the side that closes first keeps the port busy
         except OSError:
-            self._drop(channel)
+            pass
+        finally:
+            with self._changed:
+                channel.close()
+                self._conversations.pop(channel, None)
+                if guest is not None and self._here.get(worker) is guest:
+                    del self._here[worker]
 
-    def _welcome(self, channel: Channel, hello: Hello) -> None:
-        """Takes in a worker that says who it is. ConnectionError: it cannot be taken in, and was told why."""
-        worker, who, count = hello.worker, hello.who, self._config.num_workers
+    def _is_due(self, asked: float) -> bool:
+        """Whether a worker that was asked then is to hear something now, and not in a second."""
+        return self._last_word is not None or (self._last_came > asked and not self._missing())
+
+    def _missing(self) -> list[str]:
+        """The names of the missing workers, each with the process that came in its place."""
+        absent = (worker for worker in range(1, self._config.num_workers) if worker not in self._here)
+        return [
+            f"{self._config.name(worker)} ({self._refused[worker][1]})"
+            if worker in self._refused
+            else self._config.name(worker)
+            for worker in absent
+        ]
+
+    def _unanswered(self) -> list[_Guest]:
+        return [guest for guest in self._here.values() if guest.asked < self._last_came]
+
+    def _refusal(self, worker: int, newcomer: _Guest) -> str | None:
+        """The reason to send a process away that says that it is this worker."""
+        count = self._config.num_workers
         if not 1 <= worker < count:
-            self._refuse(
-                channel,
-                f"{who} says it is worker {worker}, but the chief's TF_CONFIG has workers 0 to {count - 1}",
+            return (
+                f"{newcomer.who} says it is worker {worker}, but the chief's TF_CONFIG has workers 0 to "
+                f"{count - 1}"
             )
-        differing = disagreement.differences(self._config, {0: self._fingerprint, worker: hello.fingerprint})
-        present = self._workers.get(worker)
+        differing = differences(self._config, {0: self._fingerprint, worker: newcomer.fingerprint})
+        present = self._here.get(worker)
         if differing:
             if present is None:
-                why = f"{who} came for it, but {listed(differing, '; ', 3)}"
-                self._differing[worker] = _Differing(hello.fingerprint, why)
-            self._refuse(channel, disagreement.sentence(differing))
-        if present is not None:
-            # One whose connection broke may come again before that is noticed here.
-            if present.hello.who != who and time.monotonic() - present.heard < 3 * STATUS_EVERY:
-                self._refuse(
-                    channel,
-                    f"{who} says it is {self._config.name(worker)}, but {present.hello.who} already is; "
-                    "give each worker its own task index in TF_CONFIG",
-                )
-            self._drop(present)
-        channel.hello, channel.heard = hello, time.monotonic()
-        del self._strangers[channel]
-        self._differing.pop(worker, None)
-        self._workers[worker] = channel
-        self._complete_since = None
+                why = f"{newcomer.who} came for it, but {listed(differing, '; ', 3)}"
+                self._refused[worker] = newcomer.fingerprint, why
+            return _sentence(differing)
+        # A worker whose connection broke may come again before that is noticed here.
+        if present and present.who != newcomer.who and newcomer.heard - present.heard < 3 * STATUS_EVERY:
+            return (
+                f"{newcomer.who} says it is {self._config.name(worker)}, but {present.who} already is; "
+                "give each worker its own task index in TF_CONFIG"
+            )
+        return None
 
-    def _refuse(self, channel: Channel, sentence: str) -> NoReturn:
-        channel.send({"error": sentence})
-        raise ConnectionError(sentence)
+    def _welcome(self, worker: int, newcomer: _Guest) -> None:
+        if worker in self._here:
+            self._here[worker].channel.hang_up()
+        self._here[worker] = newcomer
+        self._refused.pop(worker, None)
+        self._last_came = time.monotonic()
+        self._changed.notify_all()
 
-    def _tell_all(self, missing: list[str]) -> None:
-        if not missing and self._complete_since is None:
-            self._complete_since = self._round + 1
-        self._round += 1
-        for channel in list(self._workers.values()):
-            self._send(channel, {"missing": missing, "round": self._round})
+    def _check_those_who_came(self) -> None:
+        """UserError where all came and some differ: to start again would not help.
 
-    def _send(self, channel: Channel, message: Mapping[str, Any]) -> None:
-        try:
-            channel.send(message)
-        except OSError:
-            self._drop(channel)
+        A process of another cluster does not count: the worker whose place it took may yet come.
+        """
+        with self._changed:
+            came = {worker: fingerprint for worker, (fingerprint, _) in self._refused.items()}
+            came |= {worker: guest.fingerprint for worker, guest in self._here.items()}
+        came[0] = self._fingerprint
+        ours = [
+            fingerprint.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for fingerprint in came.values()
+        ]
+        differing = differences(self._config, came)
+        if all(ours) and len(ours) == self._config.num_workers and differing:
+            raise UserError(_sentence(differing))
 
-    def _drop_silent(self, now: float) -> None:
-        for channel in [c for c in self._strangers if now - c.heard > HELLO_WITHIN]:
-            self._drop(channel)
-        for channel in [c for c in self._workers.values() if now - c.heard > SILENT_AFTER]:
-            self._drop(channel)
+    def _dismiss(self, last_word: Mapping[str, Any]) -> None:
+        """Sends all workers the last message, and waits a moment until they hang up."""
+        # TensorFlow's servers may connect to this port as soon as the first worker goes.
+        self._listener.close()
+        with self._changed:
+            self._last_word = last_word
+            self._changed.notify_all()
+            conversations = dict(self._conversations)
+            guests = {guest.channel for guest in self._here.values()}
+        for channel in conversations.keys() - guests:
+            channel.hang_up()
+        end = time.monotonic() + FAREWELL
+        for thread in conversations.values():
+            thread.join(max(0.0, end - time.monotonic()))
+        for channel in conversations:
+            channel.hang_up()
 
-    def _drop(self, channel: Channel) -> None:
-        self._selector.unregister(channel)
-        channel.close()
-        self._strangers.pop(channel, None)
-        if channel.hello is not None:
-            del self._workers[channel.hello.worker]
-            self._complete_since = None
+
+def _introduction(message: Mapping[str, Any] | None) -> tuple[int, str, dict[str, str]]:
+    """A worker's first message: its number, its process, its fingerprint. ConnectionError: it is none."""
+    hello = message or {}
+    worker, who, fingerprint = hello.get("worker"), hello.get("who"), hello.get("fingerprint")
+    typed = type(worker) is int and type(who) is str and type(fingerprint) is dict
+    if not typed or not all(type(value) is str for value in fingerprint.values()):
+        raise ConnectionError(_FOREIGN)
+    return worker, _printable(who), fingerprint
+
+
+# Differences in words
+
+
+def differences(config: TFConfig, fingerprints: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """The keys in which workers differ, each with its values and the workers that have them."""
+    differing = []
+    for key in sorted({key for fingerprint in fingerprints.values() for key in fingerprint}):
+        workers_of: dict[str, list[int]] = {}
+        for worker in sorted(fingerprints):
+            workers_of.setdefault(fingerprints[worker].get(key, "missing"), []).append(worker)
+        if len(workers_of) > 1:
+            values = (
+                f"{_printable(value, 1000)} on "
+                + (config.name(workers[0]) if len(workers) == 1 else f"workers {listed(workers)}")
+                for value, workers in workers_of.items()
+            )
+            differing.append(f"{_printable(key)} is {' and '.join(values)}")
+    return differing
+
+
+def _sentence(differing: Sequence[str]) -> str:
+    return f"the workers differ: {listed(differing, '; ')}; start all of them with the same settings and code"
+
+
+def listed(items: Sequence[object], separator: str = ", ", most: int = 8) -> str:
+    """The first few of the items, and how many more there are."""
+    more = [f"{len(items) - most} more"] if len(items) > most else []
+    return separator.join([*map(str, items[:most]), *more])
