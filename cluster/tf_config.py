@@ -74,8 +74,8 @@ def _check() -> int:
         f"TF_CONFIG is valid: this process is {'the evaluator' if me is None else config.name(me)}, ", end=""
     )
     print(f"{config.num_workers} workers train, {config.name(0)} is the chief.")
-    tf_config.check_port_free(config)
     if config.address:
+        tf_config.reserve_port(config).close()
         print(f"Its own port, {config.address}, is free on this machine.")
     silent = 0
     for worker in range(config.num_workers):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfrl.workers import agreement
+from tfrl.workers import membership
 from tfrl.workers.strategy import resolve_precision
 
 OWN = {"logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout"}
@@ -12,9 +12,9 @@ OWN = {"logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout"}
 
 def test_every_setting_counts_but_those_of_a_machine(small):
     config = small()
-    expected = agreement.fingerprint(config)
+    expected = membership.fingerprint(config)
     for field in dataclasses.fields(config):
-        changed = agreement.fingerprint(dataclasses.replace(config, **{field.name: "another"}))
+        changed = membership.fingerprint(dataclasses.replace(config, **{field.name: "another"}))
         differing = {name for name in expected if changed[name] != expected[name]}
         assert differing == {field.name} - OWN
     assert {field.name for field in dataclasses.fields(config)} > OWN
@@ -22,12 +22,12 @@ def test_every_setting_counts_but_those_of_a_machine(small):
 
 def test_workers_agree_on_whether_an_evaluator_follows_the_run(small):
     config = small()
-    assert agreement.fingerprint(config, evaluated=True) != agreement.fingerprint(config)
+    assert membership.fingerprint(config, evaluated=True) != membership.fingerprint(config)
 
 
 def test_an_automatic_precision_is_the_one_that_it_means(small):
     meant = resolve_precision("auto")
-    assert agreement.fingerprint(small(precision="auto")) == agreement.fingerprint(small(precision=meant))
+    assert membership.fingerprint(small(precision="auto")) == membership.fingerprint(small(precision=meant))
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def checksum(tmp_path, monkeypatch):
     for package in ("tfrl/envs", "resnet"):
         (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "code.py").write_text("x = 1")
-    monkeypatch.setattr(agreement, "__file__", str(tmp_path / "tfrl" / "workers" / "agreement.py"))
-    return lambda config: agreement.fingerprint(config)["the code (its checksum)"]
+    monkeypatch.setattr(membership, "__file__", str(tmp_path / "tfrl" / "workers" / "membership.py"))
+    return lambda config: membership.fingerprint(config)["the code (its checksum)"]
 
 
 @pytest.mark.parametrize("file", ["tfrl/envs/code.py", "resnet/code.py"])

@@ -26,7 +26,7 @@ def test_workers_meet_and_leave_their_ports_free(host):
     attempts = [Attempt(config) for config in cluster]
     assert [attempt.result() for attempt in attempts] == [None] * 3
     for config in cluster:
-        tf_config.check_port_free(config)
+        tf_config.reserve_port(config).close()
 
 
 def test_the_chief_may_come_last_and_each_is_named_while_it_is_missing():

@@ -1,6 +1,7 @@
-"""The machine, as far as this process may use it: memory, cores, and what they can do.
+"""Machine: the memory and cores that this process may use, and what its CPU can do.
 
-A container or SLURM may leave it less than there is, by control groups (man 7 cgroups).
+A container or SLURM may leave it less than there is, by control groups (man 7 cgroups). In each function
+`system` is the folder that /proc and /sys are in.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+_ROOT = Path("/")
 
-def memory(system: Path = Path("/")) -> int:
-    """Bytes of memory. `system` is where /proc and /sys are."""
+
+def memory(system: Path = _ROOT) -> int:
+    """Bytes of memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for group, version in _groups("memory", system):
-        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
-        limits += _numbers(group / name)
+        limits += _numbers(group / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
     return min(limits)
 
 
-def cores(system: Path = Path("/")) -> int:
-    """Cores, rounded up. `system` is where /proc and /sys are."""
-    limits = [
-        float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    ]
+def cores(system: Path = _ROOT) -> int:
+    """Cores, rounded up."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [float(here)]
     for group, version in _groups("cpu", system):
         names = ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         numbers = [number for name in names for number in _numbers(group / name)]
@@ -33,21 +34,18 @@ def cores(system: Path = Path("/")) -> int:
     return math.ceil(min(limits))
 
 
-def cpu_features(system: Path = Path("/")) -> frozenset[str]:
-    """The features of the CPU by Linux's names, `avx2` say; none where it does not tell.
-
-    `system` is where /proc is.
-    """
+def cpu_features(system: Path = _ROOT) -> frozenset[str]:
+    """The features of the CPU by Linux's names, such as `avx2`; none on other systems."""
     return frozenset(_cpuinfo("flags", system).split())
 
 
-def cpu_maker(system: Path = Path("/")) -> str:
-    """The CPU's maker, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" where Linux does not tell."""
+def cpu_maker(system: Path = _ROOT) -> str:
+    """The CPU's maker, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" on other systems."""
     return _cpuinfo("vendor_id", system)
 
 
 def _cpuinfo(name: str, system: Path) -> str:
-    """What /proc/cpuinfo says of the first core under that name, or nothing."""
+    """The value of that name for the first core, or nothing."""
     try:
         lines = (system / "proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -68,18 +66,17 @@ def _groups(controller: str, system: Path) -> Iterator[tuple[Path, int]]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        root, version = system / "sys/fs/cgroup", 2
-        if controllers:
-            if controller not in controllers.split(","):
-                continue
-            root, version = root / controller, 1
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = system / "sys/fs/cgroup" / (controller if controllers else "")
         group = root / path.lstrip("/")
-        yield group, version
-        yield from ((outer, version) for outer in group.parents if outer.is_relative_to(root))
+        for place in (group, *group.parents):
+            if place.is_relative_to(root):
+                yield place, 1 if controllers else 2
 
 
 def _numbers(file: Path) -> list[int]:
-    """What a group's file says; nothing where there is none, or "max"."""
+    """The numbers in a group's file; none where there is no file, or "max"."""
     try:
         return [int(word) for word in file.read_text().split()]
     except (OSError, ValueError):

@@ -1,26 +1,45 @@
-"""A process's place among the workers of a run: it comes in, is watched, and learns that others are gone."""
+"""Membership among the workers of a run: a process joins, is watched, and learns that others are gone."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
+import keras
 import tensorflow as tf
 
 from tfrl.cli.quiet import native_log, quiet_start
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import tell
-from tfrl.workers import agreement, strategy
+from tfrl.workers import strategy
 from tfrl.workers.rendezvous import rendezvous
-from tfrl.workers.strategy import Runtime
+from tfrl.workers.strategy import Runtime, TrainerSettings
 from tfrl.workers.tf_config import CHOSEN_PORT, RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
+# Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
+_OWN = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
+_PACKAGES = ("tfrl", "resnet")
+
+
+class Settings(TrainerSettings, Protocol):
+    """A trainer's settings, as far as they concern its workers."""
+
+    cluster_timeout: float
+    stall_timeout: float
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder, on a disk that all workers share."""
+
 
 @contextlib.contextmanager
-def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
+def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
     """Meets the other workers, if there are any, and makes the strategy; TensorFlow's errors become ours.
 
     A worker that is told to stop before it has met the others ends at once: it has nothing to save. Later
@@ -40,7 +59,7 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
     """
     if cluster is not None:
         with quiet_start():
-            mine = agreement.fingerprint(config, evaluated=bool(cluster.cluster.get("evaluator")))
+            mine = fingerprint(config, evaluated=bool(cluster.cluster.get("evaluator")))
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
         ports = {"restarted": RESTARTED in os.environ, "chosen": CHOSEN_PORT in os.environ}
         rendezvous(cluster, mine, config.cluster_timeout, tell, **ports)
@@ -67,3 +86,24 @@ def join(config: Any, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watch
             raise strategy.failure(error, len(addresses), watchdog.missing) from error
         finally:
             watchdog.close()
+
+
+def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
+    """All that must be equal on all workers, by names that a user knows: settings, code, versions, devices.
+
+    `evaluated` says whether TF_CONFIG names an evaluator: the workers then leave evaluations to it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    code = hashlib.sha256()
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            code.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return {name: str(value) for name, value in vars(config).items() if name not in _OWN} | {
+        "precision": strategy.resolve_precision(config.precision, small=config.small_network),
+        "an evaluator in TF_CONFIG": str(evaluated),
+        "the code (its checksum)": code.hexdigest()[:12],
+        "Python": platform.python_version(),
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "the number of GPUs": str(len(tf.config.list_physical_devices("GPU"))),
+    }

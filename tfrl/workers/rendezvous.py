@@ -1,7 +1,7 @@
 """Rendezvous of the workers: they find each other and compare their settings before TensorFlow starts.
 
-TensorFlow waits for a missing worker without a word, and does not notice that workers have different settings.
-So the workers first meet on the ports of TF_CONFIG, which TensorFlow takes over afterwards:
+TensorFlow waits for a missing worker without a word, and does not notice that workers have different
+settings. So the workers first meet on the ports of TF_CONFIG, which TensorFlow takes over afterwards:
 
 1. Each worker opens its own port and holds it. A worker that a launcher has started again waits for a port
    that is taken: a process of the last attempt may still save.

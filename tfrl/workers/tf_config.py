@@ -21,8 +21,7 @@ from tfrl.cli.errors import UserError
 
 EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
 ROLES = ("chief", "worker", "evaluator")
-
-_ADDRESS = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"(\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+)):(?P<port>[0-9]{1,5})")
 
 RESTARTED = "TFRL_RESTARTED"
 """An environment variable that a launcher sets for workers that it starts again after a failure."""
@@ -96,12 +95,8 @@ class TFConfig:
 
     def to_json(self) -> str:
         """The value for the environment variable; `parse` takes it back."""
-        return json.dumps(
-            {
-                "cluster": {role: list(addresses) for role, addresses in self.cluster.items()},
-                "task": {"type": self.task_type, "index": self.task_index},
-            }
-        )
+        task = {"type": self.task_type, "index": self.task_index}
+        return json.dumps({"cluster": self.cluster, "task": task})
 
 
 def read(environ: Mapping[str, str] = os.environ) -> TFConfig | None:
@@ -133,8 +128,59 @@ def parse(text: str) -> TFConfig:
         if key not in content:
             raise UserError(f"TF_CONFIG has no {key!r}: {_short(content)}; write {EXAMPLE}")
     cluster = _check_cluster(content["cluster"])
-    role, index = _check_task(content["task"], cluster)
+
+    task = content["task"]
+    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+        raise UserError(
+            f'TF_CONFIG\'s task is {_short(task)}; it must be like {{"type": "worker", "index": 0}}'
+        )
+    role, index = task["type"], task["index"]
+    if role not in ROLES or (role not in cluster and role != "evaluator"):
+        raise UserError(
+            f"TF_CONFIG's task has the type {_short(role)}; this cluster has {', '.join(cluster)}"
+        )
+    if type(index) is not int:
+        raise UserError(f"TF_CONFIG's task has the index {_short(index)}; it must be a whole number like 0")
+    # Kubeflow tells an evaluator about the cluster that it follows, which does not list evaluators.
+    count = len(cluster.get(role, ())) or 1
+    if not 0 <= index < count:
+        right = "0" if count == 1 else f"0 to {count - 1}"
+        raise UserError(
+            f"TF_CONFIG's task is {role} {index}, but the cluster has {count} of that type: index {right}"
+        )
     return TFConfig(cluster, role, index)
+
+
+def _check_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or not cluster:
+        raise UserError(
+            f"TF_CONFIG's cluster is {_short(cluster)}; it must list addresses by role, like {EXAMPLE}"
+        )
+    owners: dict[tuple[str, int], str] = {}
+    for role, addresses in cluster.items():
+        if role not in ROLES:  # parameter servers take no part in synchronous training
+            raise UserError(f"TF_CONFIG's cluster has the role {role!r}; the roles are {', '.join(ROLES)}")
+        if not isinstance(addresses, list):
+            raise UserError(
+                f'TF_CONFIG\'s cluster has {role} {_short(addresses)}; it must be a list like ["a:2222"]'
+            )
+        if role != "worker" and len(addresses) > 1:
+            raise UserError(f"TF_CONFIG's cluster has {len(addresses)} {role}s; one is the most")
+        for index, address in enumerate(addresses):
+            try:
+                host, port = split_address(address)
+            except UserError as error:
+                raise UserError(f"TF_CONFIG's cluster, {role}: {error}") from None
+            place = ("loopback" if _is_loopback(host) else host.lower(), port)
+            if place in owners:
+                raise UserError(
+                    f"TF_CONFIG gives {address!r} to {owners[place]} and to {role} {index}; "
+                    "each needs an address of its own"
+                )
+            owners[place] = f"{role} {index}"
+    if not cluster.get("chief") and not cluster.get("worker"):
+        raise UserError(f"TF_CONFIG's cluster has no worker, only {sorted(cluster)}; write {EXAMPLE}")
+    return {role: tuple(cluster[role]) for role in ROLES if cluster.get(role)}
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -143,18 +189,25 @@ def split_address(address: str) -> tuple[str, int]:
     if match is None:
         hint = "; an IPv6 address goes in brackets: [::1]:2222" if str(address).count(":") > 2 else ""
         raise UserError(f"the address {_short(address)} is not host:port, like a:2222{hint}")
-    host, port = match["host"], int(match["port"])
+    port = int(match["port"])
     if not 1 <= port <= 65535:
         raise UserError(f"the address {address!r} has port {port}; ports are 1 to 65535")
-    if host.startswith("[") or re.fullmatch(r"[0-9.]+", host):
-        host = host.strip("[]")
-        try:
-            ipaddress.IPv6Address(host) if ":" in host or not host else ipaddress.IPv4Address(host)
-        except ValueError as error:
-            raise UserError(
-                f"the address {address!r} has no valid IP address ({error}), like [::1]:2222"
-            ) from None
-    return host, port
+    return match["ip6"] or match["host"], port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Ports
 
 
 def listen(port: int, host: str = "") -> socket.socket:
@@ -177,6 +230,26 @@ def listen(port: int, host: str = "") -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=512)
 
 
+def reserve_port(config: TFConfig) -> socket.socket:
+    """A listening socket on this process's own port, which nobody else can take until it is closed.
+
+    Raises PortTakenError when somebody has it; UserError when it is not allowed.
+    """
+    host, port = split_address(config.address)
+    own = "127.0.0.1" if host.lower() == "localhost" else host
+    try:
+        return listen(port, own if config.is_local else "")
+    except OSError as error:
+        whose = f"port {port} of {config.address}, this process's own in TF_CONFIG"
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(
+                f"{whose}, is already in use on this machine; stop the program that has it "
+                f"(ss -ltnp 'sport = :{port}') or choose another port"
+            ) from None
+        reason = error.strerror
+        raise UserError(f"{whose}, cannot be opened ({reason}); choose another, above 1023") from None
+
+
 def close_to_network(config: TFConfig) -> bool:
     """Closes this process's TensorFlow server to all connections but those from this machine.
 
@@ -192,127 +265,9 @@ def close_to_network(config: TFConfig) -> bool:
             with contextlib.suppress(OSError):  # it is closed since
                 if stat.S_ISSOCK(path.stat().st_mode):
                     with socket.socket(fileno=os.dup(int(path.name))) as each:
-                        if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and _port(each) == port:
+                        own = each.family in (socket.AF_INET, socket.AF_INET6)
+                        listens = own and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                        if listens and each.getsockname()[1] == port:
                             each.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
                             closed = True
     return closed
-
-
-def _port(of: socket.socket) -> int | None:
-    return of.getsockname()[1] if of.family in (socket.AF_INET, socket.AF_INET6) else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def reserve_port(config: TFConfig) -> socket.socket:
-    """A listening socket on this process's own port, which nobody else can take until it is closed.
-
-    Raises PortTakenError when somebody has it; UserError when it is not allowed, or there is no address.
-    """
-    if config.address is None:
-        raise UserError(f"TF_CONFIG lists no address for this {config.task_type}")
-    host, port = split_address(config.address)
-    own = "127.0.0.1" if host.lower() == "localhost" else host
-    try:
-        return listen(port, own if config.is_local else "")
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(
-                f"port {port} of {config.address}, this process's own in TF_CONFIG, is already in use on "
-                f"this machine; stop the program that has it (ss -ltnp 'sport = :{port}') "
-                "or choose another port"
-            ) from None
-        raise UserError(
-            f"port {port} of {config.address}, this process's own in TF_CONFIG, cannot be opened "
-            f"({error.strerror}); choose another, above 1023"
-        ) from None
-
-
-def check_port_free(config: TFConfig) -> None:
-    """UserError when this process's own port is taken or not allowed. An unlisted evaluator needs none."""
-    if config.address is not None:
-        with contextlib.closing(reserve_port(config)):
-            pass
-
-
-def _check_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict) or not cluster:
-        raise UserError(
-            f"TF_CONFIG's cluster is {_short(cluster)}; it must list addresses by role, like {EXAMPLE}"
-        )
-    for role, addresses in cluster.items():
-        _check_role(role, addresses)
-    if not cluster.get("chief") and not cluster.get("worker"):
-        raise UserError(f"TF_CONFIG's cluster has no worker, only {sorted(cluster)}; write {EXAMPLE}")
-    _check_duplicates(cluster)
-    return {role: tuple(cluster[role]) for role in ROLES if cluster.get(role)}
-
-
-def _check_role(role: str, addresses: Any) -> None:
-    if role == "ps":
-        raise UserError(
-            f"TF_CONFIG's cluster has parameter servers ({_short(addresses)}), which do not take part in "
-            "synchronous training; list every training process under 'worker'"
-        )
-    if role not in ROLES:
-        raise UserError(f"TF_CONFIG's cluster has the role {role!r}; the roles are {', '.join(ROLES)}")
-    if not isinstance(addresses, list):
-        raise UserError(
-            f'TF_CONFIG\'s cluster has {role} {_short(addresses)}; it must be a list like ["a:2222"]'
-        )
-    if role != "worker" and len(addresses) > 1:
-        raise UserError(
-            f"TF_CONFIG's cluster has {len(addresses)} {role}s ({', '.join(map(str, addresses))}); "
-            "one is the most"
-        )
-    for address in addresses:
-        try:
-            split_address(address)
-        except UserError as error:
-            raise UserError(f"TF_CONFIG's cluster, {role}: {error}") from None
-
-
-def _check_duplicates(cluster: Mapping[str, list[str]]) -> None:
-    seen: dict[tuple[str, int], str] = {}
-    for role in ROLES:
-        for index, address in enumerate(cluster.get(role, ())):
-            host, port = split_address(address)
-            key = ("loopback" if _is_loopback(host) else host.lower(), port)
-            if key in seen:
-                raise UserError(
-                    f"TF_CONFIG gives {address!r} to {seen[key]} and to {role} {index}; "
-                    "each needs an address of its own"
-                )
-            seen[key] = f"{role} {index}"
-
-
-def _check_task(task: Any, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
-        raise UserError(
-            f'TF_CONFIG\'s task is {_short(task)}; it must be like {{"type": "worker", "index": 0}}'
-        )
-    role, index = task["type"], task["index"]
-    if role not in ROLES or (role not in cluster and role != "evaluator"):
-        raise UserError(
-            f"TF_CONFIG's task has the type {_short(role)}; this cluster has {', '.join(cluster)}"
-        )
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise UserError(f"TF_CONFIG's task has the index {_short(index)}; it must be a whole number like 0")
-    # Kubeflow tells an evaluator about the cluster it follows, which does not list evaluators.
-    count = len(cluster.get(role, ())) or 1
-    if not 0 <= index < count:
-        right = "0" if count == 1 else f"0 to {count - 1}"
-        raise UserError(
-            f"TF_CONFIG's task is {role} {index}, but the cluster has {count} of that type: index {right}"
-        )
-    return role, index
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,12 +1,13 @@
-"""Finds a worker that hangs: each writes its progress to a small file, and reads the others' when it waits.
+"""Watchdog: finds a worker that hangs, by small files in which each worker notes its progress.
 
 A dead worker breaks its connections, and TensorFlow notices. One that hangs (a stopped process, a disk that
 does not answer, a deadlock) leaves the others in a collective for ever, and no collective can say who is
 missing. So every worker counts its steps in `heartbeats/worker-N.json` of the run's folder, which all workers
-share anyway. When nobody has moved for too long, each one says who is behind, and where it stands itself, and
-ends the process. TensorFlow is not involved, because it may be what hangs.
+share. When no worker has made a step for too long, each says who is behind and where it stands itself, and
+ends its process. TensorFlow takes no part, because it may be what hangs.
 """
 
+import concurrent.futures
 import contextlib
 import faulthandler
 import json
@@ -20,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tfrl.cli.endings import end_at_once
 from tfrl.cli.errors import PeerError
@@ -29,8 +29,8 @@ from tfrl.workers.tf_config import split_address
 
 TICK = 1.0  # seconds between two writes
 LEAST, MULTIPLE = 60.0, 10.0  # the default limit: seconds, and times the measured update
-# Before an update is measured, and the first time of a phase, TensorFlow may trace, for minutes on a busy
-# machine, and nobody knows how long a step takes. But who traces or computes shows signs of life:
+# Before an update is measured, and the first time of a phase, TensorFlow may trace for minutes, and nobody
+# knows how long a step takes. But a process that traces or computes shows signs of life:
 LIFELESS = 180.0  # seconds without a step or a sign of life of any worker
 UNMEASURED = 1800.0  # seconds without a step, whatever the signs of life
 LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
@@ -48,20 +48,14 @@ _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 class Heartbeat:
     """The content of a worker's file."""
 
-    phases: int
-    """Phases begun so far. All workers go through the same ones, so the lowest number is behind."""
-    steps: int
-    """Steps of any kind since the phase began."""
+    phases: int  # begun so far; all workers go through the same ones, so the lowest number is behind
+    steps: int  # of any kind since the phase began
     update: int
     phase: str
-    at: str
-    """The place in the code where its main thread is."""
-    age: float
-    """Seconds since the last beat."""
-    signs: int
-    """Signs of life: seconds in which the main thread moved on in our code, or the process computed."""
-    ticks: int
-    """Grows with each write while the process runs at all."""
+    at: str  # the place in the code where its main thread is
+    age: float  # seconds since the last beat
+    signs: int  # of life: seconds in which the main thread moved, or the process computed
+    ticks: int  # grows with each write while the process runs at all
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -179,8 +173,12 @@ class Watchdog:
         """
         self._closed.set()
         others = [w for w in range(len(self._addresses)) if w != self._worker]
-        refusing = _refusing([self._addresses[w] for w in others])
-        gone = [self._name(w) for w in others if self._addresses[w] in refusing]
+        # All at the same time, because many may be silent. Their heartbeats tell of those.
+        pool = concurrent.futures.ThreadPoolExecutor(len(others))
+        asked = {w: pool.submit(_refuses, self._addresses[w]) for w in others}
+        concurrent.futures.wait(asked.values(), ANSWER_WITHIN)
+        pool.shutdown(wait=False)
+        gone = [self._name(w) for w, answer in asked.items() if answer.done() and answer.result()]
         if gone:
             return f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         before = {w: self._read(w) for w in others}
@@ -238,18 +236,21 @@ class Watchdog:
         stack = tuple((id(frame.f_code), frame.f_lasti) for frame, _ in frames)
         then, before = self._computed
         moved, computed = stack != self._stack, False
-        if self._clock - then >= LIFE_OVER:
-            used = time.process_time()
-            computed = used - before >= LIFE_SHARE * (self._clock - then)
-            self._computed = self._clock, used
         self._stack = stack
+        if self._clock - then >= LIFE_OVER:
+            self._computed = self._clock, time.process_time()
+            computed = self._computed[1] - before >= LIFE_SHARE * (self._clock - then)
         if moved or computed:
             self._signs += 1
             self._last_sign = self._clock
 
     def _verdict(self, seconds: float) -> str:
         said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._heartbeat()}
-        frozen = [w for w, peer in self._peers.items() if peer.silent >= FROZEN_LOOKS and not _mute(said[w])]
+        frozen = [
+            w
+            for w, peer in self._peers.items()
+            if peer.silent >= FROZEN_LOOKS and not (said[w] and said[w].phase == CONNECTING)
+        ]
         progress = {w: heartbeat.progress for w, heartbeat in said.items() if heartbeat is not None}
         least = min(progress.values())
         behind = [w for w in progress if progress[w] == least < max(progress.values())]
@@ -259,8 +260,11 @@ class Watchdog:
             ahead = max(progress, key=progress.get)
             places = {(said[w].phase, said[w].at) for w in (*behind, ahead)}
             if len(places) == 1:  # none of them does anything else that could hang
-                calls = "; ".join(f"{self._name(w)} {_call(said[w])}" for w in sorted((*behind, ahead)))
-                found = f"the workers wait in different calls: {calls}"
+                here = [(self._name(w), said[w]) for w in sorted((*behind, ahead))]
+                calls = [
+                    f"{name} in update {h.update + 1}, {h.phase}, call {h.steps + 1}" for name, h in here
+                ]
+                found = f"the workers wait in different calls: {'; '.join(calls)}"
             else:
                 found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
                 found += f"; {self._name(ahead)} waits {_where(said[ahead])}"
@@ -272,17 +276,9 @@ class Watchdog:
         return "; ".join(f"{self._name(w)} has fallen silent {_where(said[w])}" for w in frozen)
 
     def _heartbeat(self) -> Heartbeat:
-        age = self._clock - self._last_beat
-        return Heartbeat(
-            self._phases,
-            self._steps,
-            self._update,
-            self._phase,
-            self._place(),
-            age,
-            self._signs,
-            self._ticks,
-        )
+        age, at = self._clock - self._last_beat, self._place()
+        progress = self._phases, self._steps, self._update, self._phase
+        return Heartbeat(*progress, at, age, self._signs, self._ticks)
 
     def _place(self) -> str:
         """The innermost line of ours that the main thread is in."""
@@ -311,8 +307,7 @@ class Watchdog:
 
     def _read(self, worker: int) -> Heartbeat | None:
         try:
-            fields: dict[str, Any] = json.loads(self._path(worker).read_bytes())
-            return Heartbeat(**fields)
+            return Heartbeat(**json.loads(self._path(worker).read_bytes()))
         except (OSError, ValueError, TypeError):  # not there, or caught in the middle of a write
             return None
 
@@ -335,43 +330,21 @@ def deadline(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _mute(heartbeat: Heartbeat | None) -> bool:
-    return heartbeat is not None and heartbeat.phase == CONNECTING
-
-
 def _where(heartbeat: Heartbeat | None) -> str:
     if heartbeat is None:
         return "(it has left no heartbeat)"
     return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
 
 
-def _call(heartbeat: Heartbeat) -> str:
-    return f"in update {heartbeat.update + 1}, {heartbeat.phase}, call {heartbeat.steps + 1}"
-
-
-def _refusing(addresses: Sequence[str]) -> set[str]:
-    """Those at which nothing listens any more. A stopped process still listens.
-
-    All are asked at the same time, each in a thread of its own: many may be silent, and so may the name
-    server. Who has not answered in time (a machine that is gone, or too busy) is left to its heartbeat.
-    """
-    refusing: set[str] = set()
-
-    def ask(address: str) -> None:
-        try:
-            socket.create_connection(split_address(address), timeout=ANSWER_WITHIN).close()
-        except ConnectionRefusedError:
-            refusing.add(address)
-        except (OSError, UnicodeError):  # UnicodeError: no name of a host
-            pass
-
-    end = time.monotonic() + ANSWER_WITHIN
-    asking = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(max(0.0, end - time.monotonic()))
-    return refusing.copy()
+def _refuses(address: str) -> bool:
+    """True if nothing listens there any more. A stopped process still listens."""
+    try:
+        socket.create_connection(split_address(address), timeout=ANSWER_WITHIN).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, UnicodeError):  # UnicodeError: no name of a host
+        pass
+    return False
 
 
 def _exit(sentence: str) -> None:
