@@ -4,14 +4,8 @@ On stdin comes one JSON line, {"command", "environment", "directory", "terminal"
 "grace"}, and then one byte for each signal to pass on: T (SIGTERM), I (SIGINT), K (SIGKILL). When stdin ends,
 the launcher is gone (killed, or its connection lost): the worker gets SIGTERM, so that it can save, and
 `grace` seconds later SIGKILL. The exit code is the worker's, or 128 + the signal that it died of, or 2 when
-it cannot be started.
-
-What stops a whole job may signal launcher, agent and worker at once. So a worker that its agent has told to
-stop is not told again by a byte or the end of stdin, which may come much later: it would take that for a
-second request, and end without saving.
-
-To the launcher it speaks by single bytes among the worker's stderr: STARTED, and SAVED whenever the worker
-says that it has made a checkpoint, by a datagram to the socket that TFRL_SAVED names.
+it cannot be started. To the launcher the agent speaks by single bytes among the worker's stderr: STARTED, and
+SAVED whenever the worker says by a datagram, to the socket that TFRL_SAVED names, that it made a checkpoint.
 
 The worker leads a session of its own, so that a Ctrl-C in the launcher's terminal reaches it once, through
 the launcher; and it dies with its agent. This file is started by its path with `python -IS`: it is there
@@ -22,6 +16,7 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import math
 import os
 import pty
 import selectors
@@ -49,8 +44,9 @@ def main() -> int:
     if not line:
         return 128 + signal.SIGTERM  # the launcher is gone already
     order = json.loads(line)
-    wakeup = _wakeup_pipe()
-    saves, name = _socket_for_saves()
+    saves = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = f"tfrl-{os.getpid()}-{time.time_ns()}"
+    saves.bind(f"\0{name}")  # Linux keeps such names, without a file
     master, slave = _open_terminal(*order["terminal"]) if order["terminal"] else (None, None)
     try:
         process = subprocess.Popen(
@@ -73,11 +69,11 @@ def main() -> int:
         os.close(slave)
     _write(2, STARTED)
     worker = _Worker(process)
-    for number in STOPS:  # for one who tells the agent; those that nohup has ignored stay so
+    for number in STOPS:  # sent to the agent itself; nohup's SIGHUP stays ignored
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, worker.pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    code = _attend(worker, wakeup, saves.fileno(), master, order["grace"])
+    code = _attend(worker, saves.fileno(), master, order["grace"])
     worker.send(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
     return 128 - code if code < 0 else code
 
@@ -92,7 +88,12 @@ def handed_down() -> list[int]:
 
 
 class _Worker:
-    """The worker's process, with all that it starts."""
+    """The worker's process, with all that it starts.
+
+    What stops a whole job may signal launcher, agent and worker at once. So a worker that its agent has told
+    to stop is not told again by a byte or the end of stdin, which may come much later: it would take that for
+    a second request, and end without saving.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -104,54 +105,45 @@ class _Worker:
             os.killpg(self.process.pid, number)
             os.killpg(self.process.pid, signal.SIGCONT)  # a stopped process takes nothing else but SIGKILL
 
-    def stop(self, number: int) -> None:
-        """Tells it to stop, unless that has been done."""
-        if not self._told:
-            self.pass_on(number)
-
     def pass_on(self, number: int, _: FrameType | None = None) -> None:
         """Sends a signal that somebody sent to the agent, however often: the worker knows echoes."""
         self._told = True
         self.send(number)
 
+    def stop(self, number: int) -> None:
+        """Tells it to stop, unless that has been done."""
+        if not self._told:
+            self.pass_on(number)
 
-def _attend(worker: _Worker, wakeup: int, saves: int, master: int | None, grace: float) -> int:
+
+def _attend(worker: _Worker, saves: int, master: int | None, grace: float) -> int:
     """Passes signals on and the terminal's output back until the worker ends; returns Popen's return code."""
     selector = selectors.DefaultSelector()
-    for fd in (0, wakeup, saves) if master is None else (0, wakeup, saves, master):
+    for fd in (0, saves) if master is None else (0, saves, master):
         selector.register(fd, selectors.EVENT_READ)
-    kill_at = None
+    kill_at = math.inf
     while worker.process.poll() is None:
-        for key, _ in selector.select(None if kill_at is None else max(0.0, kill_at - time.monotonic())):
+        for key, _ in selector.select(0.1):
             data = _read(key.fd)
+            if not data:
+                selector.unregister(key.fd)
             if key.fd == master:
                 _write(1, data)
             elif key.fd == saves:
                 _write(2, SAVED)
-            elif key.fd == 0:
+            elif data:
                 for byte in data:
                     (worker.send if byte == ord("K") else worker.stop)(SIGNALS[byte])
-            if not data:
-                selector.unregister(key.fd)
-                if key.fd == 0:
-                    worker.stop(signal.SIGTERM)
-                    kill_at = time.monotonic() + grace
-        if kill_at is not None and time.monotonic() >= kill_at:
+            else:
+                worker.stop(signal.SIGTERM)
+                kill_at = time.monotonic() + grace
+        if time.monotonic() >= kill_at:
             worker.send(signal.SIGKILL)
     if master is not None:
         os.set_blocking(master, False)
         while data := _read(master):
             _write(1, data)
     return worker.process.returncode
-
-
-def _wakeup_pipe() -> int:
-    """A descriptor that becomes readable at a signal, so that select wakes up when the worker ends."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reader
 
 
 def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
@@ -161,14 +153,6 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
     attributes[1] &= ~termios.OPOST  # the launcher's terminal turns \n into \r\n itself
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
     return master, slave
-
-
-def _socket_for_saves() -> tuple[socket.socket, str]:
-    """Where the worker says that it has saved, and what the place is called."""
-    place = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    name = f"tfrl-{os.getpid()}-{time.time_ns()}"
-    place.bind(f"\0{name}")  # Linux keeps such names, without a file
-    return place, name
 
 
 def _begin_worker() -> None:

@@ -1,25 +1,31 @@
 """python -m cluster.launch: runs a command on several workers, and starts all again where one fails."""
 
-import argparse
+import contextlib
+import json
 import math
+import os
+import selectors
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
-from cluster.arguments import Parser
-from cluster.output import Output
+from cluster.agent import SAVED, STARTED, STOPS, handed_down
 from cluster.places import Place, local_places, remote_places
-from cluster.team import LOST, NOTICE, Team
-from tfrl.cli import endings, signals
+from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import NATURAL, Range, check_ranges
+from tfrl.cli.streams import surviving
 from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
+USAGE = "python -m cluster.launch (--workers N | --hosts A,B) [flags] -- COMMAND"
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
 
   python -m cluster.launch --workers 2 -- python -m tfrl.ppo_procgen --run-name first
@@ -33,178 +39,193 @@ them.
 Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad settings; 130 and 143 stopped by
 Ctrl-C and by SIGTERM: run the same command again to go on."""
 
-DEFAULT_PORT = 2222
 FAILED, BAD_SETTINGS, STALLED = 1, 2, 75  # a trainer's, for its own failure, its settings, and another's
+LOST = 255  # the exit code of an ssh that failed, and of whatever else led to a worker
 STOPPED = frozenset(signals.STOP_CODES.values())
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
-TICK = 0.1  # seconds
-LONGEST_GRACE = 86400.0  # seconds: a day
+DEFAULT_PORT = 2222
 LONGEST_WAIT = 60.0  # seconds between two attempts
-
-
-class StopSignals:
-    """Takes note of what tells it to stop: the first signal to pass on, and whether another request came."""
-
-    def __init__(self) -> None:
-        self._requests = signals.Requests()
-        for number in signals.heeded():
-            signal.signal(number, self._take)
-
-    def _take(self, number: int, _: FrameType | None) -> None:
-        self._requests.take(number)
-
-    @property
-    def kill(self) -> bool:
-        """True if it was told more than once."""
-        return self._requests.again
-
-    @property
-    def letter(self) -> bytes:
-        """The signal that workers are to get, for `Team.signal`; empty before there is one."""
-        return {0: b"", signal.SIGINT: b"I"}.get(self._requests.first, b"T")
-
-    @property
-    def code(self) -> int:
-        """The exit code of one who was told so; 0 for nobody."""
-        return signals.STOP_CODES.get(self._requests.first, 0)
+TICK = 0.1  # seconds
+NOTICE = 1.0  # seconds in which a worker that lost another may say so and end by itself, before it is told to
+# Seconds that a worker has to save when its launcher is gone, as many as with SLURM and Kubernetes: the
+# update that it finishes first may take minutes on a CPU. One that hangs is ended by its own watchdog.
+ORPHAN_GRACE = 300.0
+AGENT = str(Path(__file__).with_name("agent.py"))
+# Batch mode, because a question cannot be answered here; the others notice a dead connection within a minute.
+SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+# A remote worker gets the part of our environment that decides how training runs and which programs it finds.
+# The rest belongs to the machine.
+PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
+PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The end of an attempt."""
+class Options:
+    """The flags."""
 
-    culprit: int | None
-    """The worker that failed first, if one did."""
-    code: int
-    """Its exit code; of an attempt without failure, the workers'."""
-    told: bool
-    """True if the workers had been told to stop before that."""
-    saved: bool
-    """True if the run made a checkpoint."""
-    started: bool = True
-    """False if the culprit was not even started."""
+    workers: int | None = None
+    """Worker processes on this machine."""
+    hosts: str | None = None
+    """Machines to reach by ssh, with a worker on each: a,b or me@a,b:2223."""
+    port: int | None = None
+    """TensorFlow's port: the first local one (any free), or each host's (2222)."""
+    max_restarts: int = 3
+    """Restarts of all after a failure, in a row without a new checkpoint."""
+    restart_wait: float = 5.0
+    """Seconds before the first restart without a new checkpoint; each further one since the last checkpoint
+    waits four times as long, up to a minute."""
+    grace: float = 5.0
+    """Seconds from SIGTERM to SIGKILL after a failure."""
+
+
+RANGES = {
+    "workers": Range(1, 4096),
+    "port": Range(1, 65535),
+    "max_restarts": NATURAL,
+    "restart_wait": Range(0, LONGEST_WAIT),
+    "grace": Range(0, 86400),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    words, options = command_line.parse(Options, arguments[:split], USAGE, DESCRIPTION)
+    command = arguments[split + 1 :]
+    if words:
+        raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
+    if not command:
+        raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
+    check_ranges(options, RANGES)
+    hosts = options.hosts.split(",") if options.hosts else []
+    if not hosts and options.workers is None:
+        raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")
+    if hosts and options.workers not in (None, len(hosts)):
+        raise UserError(f"--workers {options.workers} does not fit --hosts, which has a worker on each")
+
+    def find_places(told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
+        if hosts:
+            return remote_places(hosts, options.port or DEFAULT_PORT)
+        return local_places(options.workers, options.port)
+
+    return launch(
+        find_places,
+        command,
+        max_restarts=options.max_restarts,
+        restart_wait=options.restart_wait,
+        grace=options.grace,
+    )
 
 
 FindPlaces = Callable[[Callable[[], bool], Callable[[str], None]], list[Place]]
 """Finds places of workers. It gets a function that says whether to stop, and one that tells a sentence."""
 
 
-class Launcher:
-    """Starts the workers until they are done, stopped, or have failed too often."""
+def launch(
+    find_places: FindPlaces,
+    command: Sequence[str],
+    *,
+    max_restarts: int,
+    restart_wait: float,
+    grace: float,
+    called: str = "worker",
+) -> int:
+    """Starts workers until they are done, stopped, or have failed too often; returns the exit code.
 
-    def __init__(
-        self,
-        find_places: FindPlaces,
-        command: Sequence[str],
-        output: Output,
-        *,
-        max_restarts: int,
-        restart_wait: float,
-        grace: float,
-        terminal: tuple[int, int] | None,
-        called: str = "worker",
-    ) -> None:
-        """`find_places` is asked before each start, because ports may be others then.
-
-        `called` is what a worker is called in sentences.
-        """
-        self._find_places = find_places
-        self._command = command
-        self._output = output
-        self._max_restarts = max_restarts
-        self._restart_wait = restart_wait
-        self._grace = grace
-        self._terminal = terminal
-        self._called = called
-        self._signals = StopSignals()
-        self._name = uuid.uuid4().hex
-
-    def run(self) -> int:
-        """Runs the workers to the end; returns the exit code."""
-        restarts = failures = 0  # all of them; those since the last checkpoint
-        while not self._signals.code:
-            places = self._find_places(lambda: bool(self._signals.code), self._output.tell)
-            if self._signals.code:
-                break
-            about = {LAUNCH: self._name, **({RESTARTED: str(restarts)} if restarts else {})}
-            places = [replace(place, environment={**place.environment, **about}) for place in places]
-            ending = self._attempt(places)
-            if ending.culprit is None:
-                return ending.code
-            reason = describe(ending, places[ending.culprit].host, self._called)
-            code, why = self._final(ending)
-            failures = 1 if ending.saved else failures + 1
-            if code is None and failures > self._max_restarts:
-                code, why = FAILED, f"; no restarts are left (--max-restarts {self._max_restarts})"
-            if code is not None:
-                self._output.tell(reason + why)
-                return code
-            restarts += 1
-            self._pause(0.0 if ending.saved else self._wait_after(failures), failures, reason, len(places))
-        return self._signals.code
-
-    def _final(self, ending: Ending) -> tuple[int | None, str]:
-        """The exit code and its reason, where starting again is out of the question; else None."""
-        if ending.code == BAD_SETTINGS:
-            return BAD_SETTINGS, f"; all {self._called}s are stopped"
-        if ending.told:
-            return FAILED, " while all were being stopped; the last checkpoint counts"
-        if ending.code == FAILED:
-            return FAILED, "; not restarted, because it would fail again"
-        if self._signals.code:
-            return self._signals.code, "; not restarted, as told to stop"
-        return None, ""
-
-    def _wait_after(self, failures: int) -> float:
-        """Seconds until the next start: four times as long each time, so that a host may come up again."""
-        return min(LONGEST_WAIT, self._restart_wait * 4.0 ** (failures - 1))
-
-    def _pause(self, seconds: float, failures: int, reason: str, workers: int) -> None:
-        """Says what happens next, and waits for it, or for a signal."""
-        when = f" in {seconds:g} s" if seconds else ""
-        self._output.tell(
-            f"{reason}; restarting all {workers} {self._called}s from the last checkpoint{when} "
-            f"(restart {failures} of {self._max_restarts})"
-        )
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._signals.code:
-            time.sleep(TICK)
-
-    def _attempt(self, places: list[Place]) -> Ending:
-        """Starts all workers and waits until all have ended; a failure or a second Ctrl-C ends them."""
-        team = Team(places, self._command, self._output, self._terminal)
-        told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
+    Args:
+      find_places: is asked before each start, because ports may be others then.
+      command: each worker's.
+      max_restarts: restarts in a row without a new checkpoint.
+      restart_wait: seconds before the first of them.
+      grace: seconds from SIGTERM to SIGKILL after a failure.
+      called: what a worker is called in sentences.
+    """
+    stop = signals.Requests()
+    for number in signals.heeded():
+        signal.signal(number, lambda number, _: stop.take(number))
+    live, size = sys.stdout.isatty(), shutil.get_terminal_size()
+    output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
+    name = uuid.uuid4().hex
+    restarts = failures = 0  # all of them; those since the last checkpoint
+    while not stop.first:
+        places = find_places(lambda: bool(stop.first), output.tell)
+        if stop.first:
+            break
+        about = {LAUNCH: name, **({RESTARTED: str(restarts)} if restarts else {})}
+        places = [replace(place, environment={**place.environment, **about}) for place in places]
+        team = Team(places, command, output, (size.lines, size.columns) if live else None)
         try:
-            while team.running:
-                team.pump(TICK)
-                if first_failure(team.codes) is not None:
-                    team.settle()
-                    codes = list(team.codes)  # without those that end because they are told to
-                    team.stop(self._grace, told=told)
-                    return _failed(codes, team.started, told=told, saved=team.saved)
-                if stop_code(team.codes):
-                    stopped_at = min(stopped_at, time.monotonic())
-                letter = self._signals.letter
-                if not letter and time.monotonic() - stopped_at > NOTICE:
-                    letter = b"T"  # who has not ended with it may not have met it yet
-                if letter and not told:
-                    team.send(letter)
-                    told = True
-                if self._signals.kill:
-                    team.stop(0.0, told=True)
-                    return Ending(None, self._signals.code, told, team.saved)
+            culprit, code, told = attend(team, stop, grace)
         finally:
             team.close()
-        return Ending(None, stop_code(team.codes), told, team.saved)
+        if culprit is None:
+            return code
+
+        failures = 1 if team.saved else failures + 1
+        end, why = None, ""
+        if code == BAD_SETTINGS:
+            end, why = BAD_SETTINGS, f"; all {called}s are stopped"
+        elif told:
+            end, why = FAILED, " while all were being stopped; the last checkpoint counts"
+        elif code == FAILED:
+            end, why = FAILED, "; not restarted, because it would fail again"
+        elif stop.first:
+            end, why = signals.STOP_CODES[stop.first], "; not restarted, as told to stop"
+        elif failures > max_restarts:
+            end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
+        host, number = places[culprit].host, f"{called} {culprit}"
+        reason = describe(
+            number if host is None else f"{number} on {host}", culprit, code, host, team.started
+        )
+        if end is not None:
+            output.tell(reason + why)
+            return end
+
+        restarts += 1
+        # Four times as long each time, so that a host may come up again.
+        seconds = 0.0 if team.saved else min(LONGEST_WAIT, restart_wait * 4.0 ** (failures - 1))
+        output.tell(
+            f"{reason}; restarting all {len(places)} {called}s from the last checkpoint"
+            f"{f' in {seconds:g} s' if seconds else ''} (restart {failures} of {max_restarts})"
+        )
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not stop.first:
+            time.sleep(TICK)
+    return signals.STOP_CODES[stop.first]
 
 
-def _failed(codes: Sequence[int | None], started: Container[int], *, told: bool, saved: bool) -> Ending:
-    culprit = first_failure(codes)
-    code = codes[culprit]
-    if code == STALLED and (stopped := stop_code(codes)):
-        # Who was stopped has left it alone: after they had saved together, or when there was nothing to save.
-        return Ending(None, stopped, told, saved)
-    return Ending(culprit, code, told, saved, culprit in started)
+class Ending(NamedTuple):
+    """The end of an attempt."""
+
+    culprit: int | None  # the worker that failed first, if one did
+    code: int  # its exit code; without a failure, the run's
+    told: bool  # whether the workers had been told to stop before that
+
+
+def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
+    """Waits until all workers have ended; a failure or a second request to stop ends them."""
+    told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
+    while team.running:
+        team.pump(TICK)
+        if first_failure(team.codes) is not None:
+            team.settle()
+            codes = list(team.codes)  # without those that end because they are told to
+            team.stop(grace, told=told)
+            culprit = first_failure(codes)
+            if codes[culprit] == STALLED and stop_code(codes):
+                # It was left alone by one that was stopped: after both had saved, or with nothing to save.
+                return Ending(None, stop_code(codes), told)
+            return Ending(culprit, codes[culprit], told)
+        if stop_code(team.codes):
+            stopped_at = min(stopped_at, time.monotonic())
+        # A worker that has not ended with one that was stopped may not have met it yet.
+        if not told and (stop.first or time.monotonic() - stopped_at > NOTICE):
+            team.send(b"I" if stop.first == signal.SIGINT else b"T")
+            told = True
+        if stop.again:
+            team.stop(0.0, told=True)
+            return Ending(None, signals.STOP_CODES[stop.first], told)
+    return Ending(None, stop_code(team.codes), told)
 
 
 def stop_code(codes: Sequence[int | None]) -> int:
@@ -219,14 +240,11 @@ def first_failure(codes: Sequence[int | None]) -> int | None:
     return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
 
 
-def describe(ending: Ending, host: str | None, called: str) -> str:
-    """Says how the worker that failed ended, for people: "worker 1 died (killed by signal 9)"."""
-    worker, code = ending.culprit, ending.code
-    name = f"{called} {worker}" if host is None else f"{called} {worker} on {host}"
-    if code == BAD_SETTINGS and not ending.started:
-        return f"{name} could not be started (exit code {code})"
+def describe(name: str, worker: int, code: int, host: str | None, started: set[int]) -> str:
+    """Says how a worker of that name failed, for people: "worker 1 died (killed by signal 9)"."""
     if code == BAD_SETTINGS:
-        return f"{name} refused its settings (exit code {code})"
+        did = "refused its settings" if worker in started else "could not be started"
+        return f"{name} {did} (exit code {code})"
     if code == STALLED:
         return f"{name} gave up on another process (exit code {code})"
     if code == LOST and host is not None:
@@ -239,72 +257,211 @@ def describe(ending: Ending, host: str | None, called: str) -> str:
     return f"{name} failed (exit code {code})"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    flags, command = parser().parse_args(arguments[:split]), arguments[split + 1 :]
-    if not command:
-        raise UserError(
-            "there is no command to run; write it after --, as in: --workers 2 -- python -m tfrl.ppo_procgen"
+class Team:
+    """The workers of one attempt, started together, each behind an agent. Their output goes to `output`.
+
+    Attributes:
+        codes: their exit codes; None while they run.
+        started: the workers whose agents have started them.
+        saved: whether a worker has said that the run has made a checkpoint.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        command: Sequence[str],
+        output: "Output",
+        terminal: tuple[int, int] | None,
+    ) -> None:
+        """Starts all workers; worker 0 gets a terminal of (rows, columns), if any. UserError: no ssh here."""
+        self.codes: list[int | None] = [None] * len(places)
+        self.saved = False
+        self.started: set[int] = set()
+        self._output = output
+        self._selector = selectors.DefaultSelector()
+        self._agents: list[Any] = []
+        try:
+            for index, place in enumerate(places):
+                self._start(index, place, command, terminal if index == 0 else None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self, index: int, place: Place, command: Sequence[str], terminal: tuple[int, int] | None
+    ) -> None:
+        remote = {} if place.host is None else passed_on(os.environ)
+        order = {
+            "command": list(command),
+            "environment": {**remote, "PYTHONUNBUFFERED": "1", **place.environment},
+            "directory": str(Path.cwd()),
+            "terminal": terminal,
+            "grace": ORPHAN_GRACE,
+        }
+        agent = place.start() if place.start else _start_agent(place.host)
+        self._agents.append(agent)
+        _send(agent, json.dumps(order).encode() + b"\n")
+        self._selector.register(agent.stdout, selectors.EVENT_READ, (index, "stdout"))
+        self._selector.register(agent.stderr, selectors.EVENT_READ, (index, "stderr"))
+
+    @property
+    def running(self) -> bool:
+        """True while any worker still runs."""
+        return None in self.codes
+
+    def pump(self, seconds: float) -> None:
+        """Passes output on for at most `seconds`, less if something happens, and notes who has ended."""
+        self._copy(seconds)
+        for index, agent in enumerate(self._agents):
+            if self.codes[index] is None and agent.poll() is not None:
+                end = time.monotonic() + 1.0  # for the rest of its output
+                while self._has_output(index) and time.monotonic() < end:
+                    self._copy(0.1)
+                self._output.end(index)
+                code = agent.returncode
+                if code == 0 and index not in self.started:  # an ssh, or a shell there, that did nothing
+                    code = LOST
+                self.codes[index] = code if code >= 0 else 128 - code
+
+    def _copy(self, seconds: float) -> None:
+        if not self._selector.get_map():
+            time.sleep(min(seconds, 0.05))  # all have closed their output, and are about to end
+            return
+        for key, _ in self._selector.select(seconds):
+            index, stream = key.data
+            data = key.fileobj.read(1 << 16)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            if stream == "stderr":  # in which an agent has words of its own
+                if STARTED in data:
+                    self.started.add(index)
+                self.saved = self.saved or SAVED in data
+                data = data.translate(None, STARTED + SAVED)
+            if data:
+                self._output.write(index, stream, data)
+
+    def _has_output(self, index: int) -> bool:
+        return any(key.data[0] == index for key in self._selector.get_map().values())
+
+    def send(self, letter: bytes) -> None:
+        """Sends a signal to all workers: b"T", b"I" or b"K", as SIGTERM, SIGINT and SIGKILL."""
+        for agent in self._agents:
+            _send(agent, letter)
+
+    def settle(self, seconds: float = NOTICE) -> None:
+        """Waits until all have ended by themselves, for that long at most."""
+        end = time.monotonic() + seconds
+        while self.running and time.monotonic() < end:
+            self.pump(TICK)
+
+    def stop(self, grace: float, *, told: bool) -> None:
+        """Ends all workers: SIGTERM unless they were `told` before, and after `grace` seconds SIGKILL."""
+        for letter, seconds in ((b"" if told else b"T", grace), (b"K", 5.0)):
+            if self.running:
+                self.send(letter)
+                self.settle(seconds)
+        for agent in self._agents:
+            agent.kill()  # an ssh whose other end does not answer; those that have ended are not touched
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up on the agents: a worker that still runs is stopped by its own, with time to save."""
+        for agent in self._agents:
+            agent.stdin.close()
+        self._selector.close()
+
+
+def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
+    """Starts an agent here, or the ssh to it. UserError: the program is missing.
+
+    It begins with signals blocked, because those that reach the whole job are for us to pass on: an agent
+    lets them through once it has a worker to tell, ssh never does, and keeps the connection while that saves.
+    """
+    command = [sys.executable, "-IS", AGENT]
+    if host is not None:
+        command = [*SSH, "--", host, f"exec {shlex.join(command)}"]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=handed_down() if host is None else (),
+            start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
         )
-    hosts = flags.hosts.split(",") if flags.hosts else []
-    workers = len(hosts) or flags.workers
-    if not workers:
-        raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")
-    if workers < 1 or flags.workers not in (None, workers):
-        raise UserError(f"--workers {flags.workers} does not fit: 1 or more, and with --hosts one for each")
-    if flags.max_restarts < 0 or not 0 <= flags.grace <= LONGEST_GRACE:
-        raise UserError(
-            f"--max-restarts {flags.max_restarts} --grace {flags.grace:g}; they must be 0 or more, and the "
-            f"grace at most {LONGEST_GRACE:g} seconds"
-        )
-    if not 0 <= flags.restart_wait <= LONGEST_WAIT:
-        raise UserError(f"--restart-wait {flags.restart_wait:g}; it must be 0 to {LONGEST_WAIT:g} seconds")
-
-    def find_places(told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
-        if hosts:
-            return remote_places(hosts, flags.port or DEFAULT_PORT)
-        return local_places(workers, flags.port)
-
-    options = {name: getattr(flags, name) for name in ("max_restarts", "restart_wait", "grace")}
-    return launch(find_places, command, **options)
+    except OSError as error:
+        raise UserError(f"cannot start {command[0]!r} on this machine: {error.strerror}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def launch(find_places: FindPlaces, command: Sequence[str], **options: Any) -> int:
-    """Runs workers whose output goes to this process's; the exit code. Options are those of `Launcher`."""
-    live = sys.stdout.isatty()
-    size = shutil.get_terminal_size()
-    output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
-    terminal = (size.lines, size.columns) if live else None
-    return Launcher(find_places, command, output, terminal=terminal, **options).run()
+def _send(agent: Any, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # it has ended, and `pump` finds out how
+        agent.stdin.write(data)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of this command."""
-    parser = Parser("python -m cluster.launch", DESCRIPTION)
-    parser.usage = "%(prog)s (--workers N | --hosts A,B) [flags] -- COMMAND"
-    parser.add_argument("--workers", type=int, help="how many worker processes on this machine")
-    parser.add_argument("--hosts", help="machines to reach by ssh, a worker on each: a,b or me@a,b:2223")
-    parser.add_argument(
-        "--port", type=int, help="TensorFlow's port: the first local one (any free), or each host's (2222)"
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=3,
-        help="how often all start again after a failure, in a row without a new checkpoint (3)",
-    )
-    parser.add_argument(
-        "--restart-wait",
-        type=float,
-        default=5.0,
-        help="seconds before the first restart without a new checkpoint; each further one since the last "
-        "checkpoint waits four times as long, up to a minute (5)",
-    )
-    parser.add_argument(
-        "--grace", type=float, default=5.0, help="seconds from SIGTERM to SIGKILL after a failure (5)"
-    )
-    return parser
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the environment that remote workers get."""
+    return {
+        name: value for name, value in environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
+
+
+class Output:
+    """Writes the chief's output as it is and every other worker's lines behind its number: "[1] ...".
+
+    Where the chief has a terminal, its bytes go through at once, so that a progress display works; elsewhere
+    whole lines are written, so that workers never break into each other's. The same error from several
+    workers is written once. If a stream's reader goes away, the workers go on, and their words are lost.
+    """
+
+    def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:
+        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._live = live
+        self._mid_line = False
+        self._unfinished: dict[tuple[int, str], bytes] = {}
+        self._errors: set[bytes] = set()
+
+    def write(self, worker: int, stream: str, data: bytes) -> None:
+        """Takes what a worker wrote to its "stdout" or "stderr"."""
+        if self._live and worker == 0 and stream == "stdout":
+            self._put("stdout", data)
+            self._mid_line = not data.endswith(b"\n")
+            return
+        *lines, rest = (self._unfinished.pop((worker, stream), b"") + data).split(b"\n")
+        if rest:
+            self._unfinished[worker, stream] = rest
+        for line in lines:
+            self._write_line(worker, stream, line)
+
+    def end(self, worker: int) -> None:
+        """Writes the lines that the worker left unfinished when it ended."""
+        for stream in self._streams:
+            if rest := self._unfinished.pop((worker, stream), b""):
+                self._write_line(worker, stream, rest)
+
+    def tell(self, sentence: str) -> None:
+        """The launcher's own word, on stderr."""
+        self._put_line("stderr", b"launch: " + sentence.encode())
+
+    def _write_line(self, worker: int, stream: str, line: bytes) -> None:
+        if line.startswith(b"error: "):
+            if line in self._errors:
+                return
+            self._errors.add(line)
+        self._put_line(stream, (b"[%d] " % worker if worker else b"") + line)
+
+    def _put_line(self, stream: str, line: bytes) -> None:
+        # Over the chief's progress line, which it is about to draw again anyway.
+        self._put(stream, (b"\r\x1b[2K" if self._mid_line else b"") + line + b"\n")
+        self._mid_line = False
+
+    def _put(self, stream: str, data: bytes) -> None:
+        with surviving(self._streams[stream]):
+            self._streams[stream].write(data)
+            self._streams[stream].flush()
 
 
 if __name__ == "__main__":

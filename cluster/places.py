@@ -28,6 +28,28 @@ class Place:
     """Starts its agent there, which is used as a `subprocess.Popen`; None: by ssh."""
 
 
+def remote_places(hosts: Sequence[str], port: int) -> list[Place]:
+    """One place on each host ("name", "user@name", "name:port"): the worker there has the whole machine."""
+    targets, addresses = [], []
+    for host in hosts:
+        user, at, name = host.rpartition("@")
+        has_port = "]:" in name if name.startswith("[") else name.count(":") == 1
+        addresses.append(name if has_port else f"{name}:{port}")
+        targets.append(user + at + tf_config.split_address(addresses[-1])[0])
+    return [
+        Place(target, {"TF_CONFIG": config})
+        for target, config in zip(targets, _tf_configs(addresses), strict=True)
+    ]
+
+
+def local_places(
+    workers: int, first_port: int | None, environ: Mapping[str, str] = os.environ
+) -> list[Place]:
+    """Places on this machine, each with an equal share of it. UserError: as of `shares`."""
+    mine = shares(workers, first_port, environ)
+    return [Place(None, own) for own in environments(["127.0.0.1"] * workers, mine, environ)]
+
+
 class Share(NamedTuple):
     """A worker's part of a machine: a free port, cores, and GPUs as CUDA_VISIBLE_DEVICES has them, if any."""
 
@@ -36,23 +58,13 @@ class Share(NamedTuple):
     gpus: str | None
 
 
-def local_places(
-    workers: int, first_port: int | None, environ: Mapping[str, str] = os.environ
-) -> list[Place]:
-    """Places on this machine: ports (free ones, or `first_port` and on) and a fair share of its hardware.
-
-    Raises:
-        UserError: more workers than GPUs.
-    """
-    mine = shares(workers, first_port, environ)
-    own = environments(["127.0.0.1"] * workers, mine, environ, chosen=first_port is None)
-    return [Place(None, each) for each in own]
-
-
 def shares(
     workers: int, first_port: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[Share]:
-    """Equal parts of this machine; the ports are free ones, or `first_port` and on. UserError as above."""
+    """Equal parts of this machine; the ports are free ones, or `first_port` and on.
+
+    UserError: more workers than GPUs, or than free ports; the GPUs' driver hangs.
+    """
     ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
     cores = thread_shares(machine.cores(), workers)
     gpus = gpu_shares(visible_gpus(environ), workers) or [None] * workers
@@ -60,38 +72,29 @@ def shares(
 
 
 def environments(
-    hosts: Sequence[str],
-    mine: Sequence[Share],
-    environ: Mapping[str, str] = os.environ,
-    *,
-    chosen: bool = True,
+    hosts: Sequence[str], mine: Sequence[Share], environ: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """The environments of workers on these hosts, each with its share; threads that `environ` sets win.
-
-    `chosen`: the ports are free ones of this moment, and others the next time.
-    """
-    again = {tf_config.CHOSEN_PORT: "1"} if chosen else {}
-    configs = _tf_configs([f"{host}:{share.port}" for host, share in zip(hosts, mine, strict=True)])
+    """The environments of workers on these hosts, each with its share; threads that `environ` sets win."""
     own = []
+    configs = _tf_configs([f"{host}:{share.port}" for host, share in zip(hosts, mine, strict=True)])
     for share, config in zip(mine, configs, strict=True):
-        gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
-        own.append({**_threads(share.cores, environ), "TF_CONFIG": config, **gpus, **again})
+        threads = {
+            "TF_NUM_INTRAOP_THREADS": share.cores,
+            # Two at least, so that an operation that waits for a peer never holds the only thread.
+            "TF_NUM_INTEROP_THREADS": max(2, share.cores),
+            "OMP_NUM_THREADS": share.cores,
+        }
+        environment = {name: environ.get(name) or str(count) for name, count in threads.items()}
+        if share.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = share.gpus
+        own.append({**environment, "TF_CONFIG": config})
     return own
 
 
-def remote_places(hosts: Sequence[str], port: int) -> list[Place]:
-    """One place on each host ("name", "user@name", "name:port"): the worker there has the whole machine."""
-    targets, addresses = [], []
-    for host in hosts:
-        user, at, name = host.rpartition("@")
-        address = name if name.rpartition(":")[2].isdecimal() and name.count(":") == 1 else f"{name}:{port}"
-        address = name if name.startswith("[") and "]:" in name else address
-        targets.append(user + at + tf_config.split_address(address)[0])
-        addresses.append(address)
-    return [
-        Place(target, {"TF_CONFIG": config})
-        for target, config in zip(targets, _tf_configs(addresses), strict=True)
-    ]
+def _tf_configs(addresses: Sequence[str]) -> list[str]:
+    tasks = [{"type": "worker", "index": index} for index in range(len(addresses))]
+    texts = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+    return [tf_config.parse(text).to_json() for text in texts]
 
 
 def free_ports(count: int) -> list[int]:
@@ -117,46 +120,26 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. UserError: the driver hangs."""
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return []
-    command = ["nvidia-smi", "-L"]
+    options = {"capture_output": True, "text": True, "env": dict(environ), "timeout": _GPUS_WITHIN}
     try:
-        listed = subprocess.run(
-            command, capture_output=True, text=True, env=dict(environ), timeout=_GPUS_WITHIN
-        )
+        listed = subprocess.run(["nvidia-smi", "-L"], **options).stdout.splitlines()
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"`{' '.join(command)}` has not answered for {_GPUS_WITHIN:g} s: a GPU or its driver hangs; "
+            f"`nvidia-smi -L` has not answered for {_GPUS_WITHIN:g} s: a GPU or its driver hangs; "
             "restart this machine, or train on another"
         ) from None
-    gpus = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
-    if gpus and "CUDA_VISIBLE_DEVICES" in environ:
+    count = sum(line.startswith("GPU ") for line in listed)
+    if count and "CUDA_VISIBLE_DEVICES" in environ:
         return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]
-    return [str(index) for index in range(len(gpus))]
+    return [str(index) for index in range(count)]
 
 
 def gpu_shares(gpus: Sequence[str], workers: int) -> list[str]:
     """CUDA_VISIBLE_DEVICES for each worker; empty without GPUs. UserError: fewer GPUs than workers."""
-    if not gpus:
-        return []
-    if workers > len(gpus):
+    if gpus and workers > len(gpus):
         raise UserError(
             f"{workers} workers are more than the GPUs here ({','.join(gpus)}), and two cannot share one; "
             f"start {len(gpus)}, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
         )
     starts = [index * len(gpus) // workers for index in range(workers + 1)]
-    return [",".join(gpus[start:end]) for start, end in zip(starts, starts[1:], strict=False)]
-
-
-def _threads(cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    shares = {
-        "TF_NUM_INTRAOP_THREADS": cores,
-        # Two at least, so that an operation that waits for a peer never holds the only thread.
-        "TF_NUM_INTEROP_THREADS": max(2, cores),
-        "OMP_NUM_THREADS": cores,
-    }
-    return {name: environ.get(name) or str(share) for name, share in shares.items()}
-
-
-def _tf_configs(addresses: Sequence[str]) -> list[str]:
-    tasks = [{"type": "worker", "index": index} for index in range(len(addresses))]
-    texts = [json.dumps({"cluster": {"worker": list(addresses)}, "task": task}) for task in tasks]
-    return [tf_config.parse(text).to_json() for text in texts]
+    return [",".join(gpus[start:end]) for start, end in zip(starts, starts[1:], strict=False)] if gpus else []

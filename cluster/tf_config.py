@@ -1,57 +1,58 @@
 """python -m cluster.tf_config: writes TF_CONFIG, or checks the one that is set."""
 
-import argparse
 import json
 import shlex
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cluster.arguments import Parser
-from tfrl.cli import endings
+from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.workers import tf_config
-from tfrl.workers.tf_config import TFConfig
 
+USAGE = "python -m cluster.tf_config (--hosts A:2222,B:2222 --index I | --check)"
 DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster, or checks the one set.
 
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 0     for the first machine
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 1     for the second
   python -m cluster.tf_config --check                             on each of them, once it is set"""
-
 ANSWER_WITHIN = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags."""
+
+    hosts: str | None = None
+    """host:port of every training process, separated by commas, in the same order on every machine."""
+    index: str | None = None
+    """Number of this process among --hosts, from 0; or 'evaluator'."""
+    chief: bool = False
+    """Name the first of --hosts chief. Without it, it is worker 0, which does the same."""
+    evaluator: str | None = None
+    """host:port of a process that evaluates and does not train."""
+    check: bool = False
+    """Test the TF_CONFIG that is set, and who answers."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or raises UserError for bad flags, a bad TF_CONFIG or a taken port."""
-    flags = parser().parse_args(arguments)
-    if flags.check:
-        if flags.hosts or flags.index or flags.evaluator or flags.chief:
+    words, options = command_line.parse(Options, arguments, USAGE, DESCRIPTION)
+    if words:
+        raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
+    if options.check:
+        if options != Options(check=True):
             raise UserError("--check tests the TF_CONFIG that is set and takes no other flags")
-        return _check()
-    if not flags.hosts or not flags.index:
+        return check()
+    if not options.hosts or not options.index:
         raise UserError("give --hosts a:2222,b:2222 and --index I, or --check")
-    config = make(flags.hosts.split(","), flags.index, chief=flags.chief, evaluator=flags.evaluator)
-    print(f"export TF_CONFIG={shlex.quote(config.to_json())}")
-    return 0
 
-
-def make(hosts: list[str], index: str, *, chief: bool = False, evaluator: str | None = None) -> TFConfig:
-    """The TF_CONFIG of one process.
-
-    Args:
-        hosts: "host:port" of each training process, all of them in the same order on every machine.
-        index: which of them this one is, or "evaluator".
-        chief: give the first of them the role "chief"; without it, it is worker 0. They do the same.
-        evaluator: "host:port" of a process that evaluates and does not train.
-
-    Raises:
-        UserError: a bad address or index.
-    """
+    hosts, index, chief = options.hosts.split(","), options.index, options.chief
     cluster = {"chief": hosts[:1], "worker": hosts[1:]} if chief else {"worker": hosts}
-    if evaluator:
-        cluster["evaluator"] = [evaluator]
+    if options.evaluator:
+        cluster["evaluator"] = [options.evaluator]
     if index == "evaluator":
-        if not evaluator:
+        if not options.evaluator:
             raise UserError("--index evaluator needs --evaluator host:port")
         task = {"type": "evaluator", "index": 0}
     elif not index.lstrip("-").isdecimal():
@@ -60,10 +61,13 @@ def make(hosts: list[str], index: str, *, chief: bool = False, evaluator: str | 
         task = {"type": "chief", "index": 0}
     else:
         task = {"type": "worker", "index": int(index) - chief}
-    return tf_config.parse(json.dumps({"cluster": cluster, "task": task}))
+    text = tf_config.parse(json.dumps({"cluster": cluster, "task": task})).to_json()
+    print(f"export TF_CONFIG={shlex.quote(text)}")
+    return 0
 
 
-def _check() -> int:
+def check() -> int:
+    """Tells what the TF_CONFIG that is set says, and who answers. UserError: it is wrong; a port is taken."""
     config = tf_config.read()
     if config is None:
         raise UserError(
@@ -71,45 +75,26 @@ def _check() -> int:
         )
     me = None if config.is_evaluator else config.worker
     print(
-        f"TF_CONFIG is valid: this process is {'the evaluator' if me is None else config.name(me)}, ", end=""
+        f"TF_CONFIG is valid: this process is {'the evaluator' if me is None else config.name(me)}, "
+        f"{config.num_workers} workers train, {config.name(0)} is the chief."
     )
-    print(f"{config.num_workers} workers train, {config.name(0)} is the chief.")
     if config.address:
         tf_config.reserve_port(config).close()
         print(f"Its own port, {config.address}, is free on this machine.")
-    silent = 0
-    for worker in range(config.num_workers):
-        if worker != me:
-            fault = _fault(config.workers[worker])
-            silent += fault is not None
-            print(f"{config.name(worker)} {f'does not answer: {fault}' if fault else 'answers'}")
+    silent = False
+    for worker in (worker for worker in range(config.num_workers) if worker != me):
+        answer = "answers"
+        try:
+            address = tf_config.split_address(config.workers[worker])
+            socket.create_connection(address, timeout=ANSWER_WITHIN).close()
+        except OSError as error:
+            answer, silent = f"does not answer: {error.strerror or error}", True
+        except UnicodeError:
+            answer, silent = "does not answer: not the name of a host", True
+        print(f"{config.name(worker)} {answer}")
     if silent:
         print("A worker that has not started yet does not answer: this is a fault only for one that has.")
     return 0
-
-
-def _fault(address: str) -> str | None:
-    """Why nobody answers at `address`; None when somebody does."""
-    try:
-        socket.create_connection(tf_config.split_address(address), timeout=ANSWER_WITHIN).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    except UnicodeError:
-        return "not the name of a host"
-    return None
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags of this command."""
-    parser = Parser("python -m cluster.tf_config", DESCRIPTION)
-    parser.add_argument("--hosts", help="host:port of every training process, separated by commas")
-    parser.add_argument("--index", help="which of --hosts this process is, from 0; or 'evaluator'")
-    parser.add_argument("--chief", action="store_true", help="name the first of --hosts chief")
-    parser.add_argument("--evaluator", help="host:port of a process that evaluates and does not train")
-    parser.add_argument(
-        "--check", action="store_true", help="test the TF_CONFIG that is set, and who answers"
-    )
-    return parser
 
 
 if __name__ == "__main__":

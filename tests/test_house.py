@@ -107,15 +107,15 @@ def test_every_folder_has_its_place():
             "resnet.impala imports resnet.supervised.dat",
         ),
         ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
-        ("cluster/team.py", "from tfrl.run import files", "cluster.team imports tfrl.run.files"),
-        ("cluster/team.py", "import resnet", "cluster.team imports resnet"),
+        ("cluster/places.py", "from tfrl.run import files", "cluster.places imports tfrl.run.files"),
+        ("cluster/places.py", "import resnet", "cluster.places imports resnet"),
         ("tfrl/agents/ppo.py", "from cluster import launch", "tfrl.agents.ppo imports cluster.launch"),
         ("tfrl/training/loop.py", "import tfrl.agents.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/lock.py", "from tfrl import __version__", None),
         ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),
-        ("cluster/team.py", "from tfrl.workers import tf_config", None),
+        ("cluster/places.py", "from tfrl.workers import tf_config", None),
     ],
 )
 def test_a_wrong_import_is_found(tmp_path, module, line, wrong):

@@ -6,7 +6,6 @@ tyro's own script completes a program's name, but our commands are `python -m` a
 from __future__ import annotations
 
 import importlib
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,9 +80,7 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     flags["resnet.evaluate"] = _of_kinds(typing.get_type_hints(resnet_evaluate.Options), {})
     flags["resnet.train"] = _of_reader(SUPERVISED)
     for module in (launch, tf_config):
-        # Where the help lists them: its examples have flags of other commands.
-        names = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", module.parser().format_help(), re.MULTILINE)
-        flags[module.__name__] = {name: [] for name in names}
+        flags[module.__name__] = _of_kinds(typing.get_type_hints(module.Options), {})
     return flags
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
-from cluster import team
+from cluster import launch
 from tfrl.config import impala
 from tfrl.workers import tf_config
 
@@ -345,7 +345,7 @@ def test_pods_share_the_log_folder_and_have_as_long_to_save_as_the_launchers_wor
     assert mount["name"] == spec["volumes"][0]["name"]
     assert f"--logdir {mount['mountPath']}" in " ".join(container["args"])
     assert "--run-name" in " ".join(container["args"])
-    assert spec["terminationGracePeriodSeconds"] == team.ORPHAN_GRACE
+    assert spec["terminationGracePeriodSeconds"] == launch.ORPHAN_GRACE
 
 
 @pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])

@@ -12,7 +12,7 @@ from launching import SAVE, Launch, until
 from processes import ROOT
 
 from benchmarks.process_tree import alive, family
-from cluster import places, team
+from cluster import launch, places
 
 
 def ssh_that(folder, does):
@@ -198,4 +198,4 @@ def test_a_host_that_ssh_cannot_reach_is_named(tmp_path):
 
 def test_the_environment_that_goes_to_hosts():
     given = {"TFRL_A": "1", "PATH": "/bin", "TF_CPP_MIN_LOG_LEVEL": "2", "AWS_SECRET": "x", "HOME": "/h"}
-    assert team.passed_on(given).keys() == {"TFRL_A", "PATH", "TF_CPP_MIN_LOG_LEVEL"}
+    assert launch.passed_on(given).keys() == {"TFRL_A", "PATH", "TF_CPP_MIN_LOG_LEVEL"}

@@ -15,8 +15,7 @@ from launching import LAUNCH, PRELUDE, SAVE, Launch, until
 from processes import ROOT, hangup
 
 from benchmarks.process_tree import alive, family
-from cluster import output
-from cluster.team import AGENT
+from cluster.launch import AGENT, Output
 
 # Saves as a trainer does: for a second, and a second request before that ends it without.
 SAVES = """
@@ -194,7 +193,7 @@ print("\\nlast")
 
 def test_a_line_of_another_worker_does_not_run_into_the_chiefs_progress(tmp_path):
     with (tmp_path / "out").open("wb") as stdout, (tmp_path / "err").open("wb") as stderr:
-        writer = output.Output(stdout, stderr, live=True)
+        writer = Output(stdout, stderr, live=True)
         writer.write(0, "stdout", b"50 %")
         writer.write(1, "stdout", b"half a li")
         writer.write(1, "stdout", b"ne\n")

@@ -5,7 +5,7 @@ import re
 import pytest
 from recipes import CLUSTER, configs_of, run, write_tool
 
-from cluster import team
+from cluster import launch
 
 SLURM = (
     'case $1 in show) [ "$3" = "gpu[3-5]" ] && printf "gpu%s\\n" 3 4 5 ;; '
@@ -56,7 +56,7 @@ def test_the_slurm_script_asks_for_what_its_comments_say():
     text = (CLUSTER / "slurm" / "train.sbatch").read_text()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
     assert options["ntasks-per-node"] == "1"
-    assert options["signal"] == f"TERM@{team.ORPHAN_GRACE:.0f}"
+    assert options["signal"] == f"TERM@{launch.ORPHAN_GRACE:.0f}"
     assert options.keys() >= {"requeue", "nodes", "open-mode"}
 
 

@@ -142,14 +142,6 @@ def test_a_second_process_with_the_same_port_is_told_so():
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_port_that_was_chosen_and_is_taken_is_chosen_anew_and_not_waited_for(restarted):
-    cluster = configs(2)
-    with tf_config.reserve_port(cluster[0]):
-        attempt = Attempt(cluster[0], restarted=restarted, chosen=True)
-        assert "already in use" in attempt.result() and attempt.again
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_port_that_a_predecessor_still_has_is_waited_for(count):
     cluster = configs(count)

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from cluster.launch import AGENT, LOST
 from cluster.places import Place, Share, environments, shares
-from cluster.team import AGENT, LOST
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
@@ -86,7 +86,7 @@ class LearnerHost:
 
 
 class RemoteAgent:
-    """An agent behind a `LearnerHost`, with what `cluster.team` needs of a `subprocess.Popen`.
+    """An agent behind a `LearnerHost`, with what `cluster.launch` needs of a `subprocess.Popen`.
 
     Args:
       host: a handle of the `LearnerHost`.

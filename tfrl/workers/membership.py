@@ -19,7 +19,7 @@ from tfrl.cli.streams import tell
 from tfrl.workers import strategy
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.strategy import Runtime, TrainerSettings
-from tfrl.workers.tf_config import CHOSEN_PORT, RESTARTED, TFConfig, close_to_network
+from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 # Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
@@ -61,8 +61,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
         with quiet_start():
             mine = fingerprint(config, evaluated=bool(cluster.cluster.get("evaluator")))
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
-        ports = {"restarted": RESTARTED in os.environ, "chosen": CHOSEN_PORT in os.environ}
-        rendezvous(cluster, mine, config.cluster_timeout, tell, **ports)
+        rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"

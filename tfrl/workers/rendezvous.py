@@ -56,7 +56,6 @@ def rendezvous(
     report: Callable[[str], None],
     *,
     restarted: bool = False,
-    chosen: bool = False,
 ) -> None:
     """Returns when all workers of the cluster are there with the same fingerprint.
 
@@ -66,11 +65,9 @@ def rendezvous(
         timeout: seconds to wait for all of them.
         report: gets a line every few seconds that names who is still missing.
         restarted: this process had predecessors, one of which may still have its port.
-        chosen: its port was chosen for this start; the next one has another.
 
     Raises:
-        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port, or another
-            program has come before us to one that was chosen.
+        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port.
         UserError: this worker's fingerprint is not the chief's, naming the keys; another process already is
             this worker; its port is taken or not allowed. On every worker, when the time is up: all came,
             and some differ.
@@ -79,7 +76,7 @@ def rendezvous(
         return
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
-    with contextlib.closing(_own_port(config, patience if restarted else None, chosen)) as listener:
+    with contextlib.closing(_own_port(config, patience if restarted else None)) as listener:
         if config.num_workers == 1:
             return
         if config.worker == 0:
@@ -115,14 +112,12 @@ class _Patience:
             self._report(f"waiting for {what} ({now - self._start:.0f} of {self._timeout:g} s)")
 
 
-def _own_port(config: TFConfig, patience: _Patience | None, chosen: bool) -> socket.socket:
+def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
     """This worker's port, listening, as soon as nobody else has it; without patience at once or never."""
     while True:
         try:
             return reserve_port(config)
         except PortTakenError as taken:
-            if chosen:
-                raise PeerError(str(taken)) from None
             if patience is None:
                 raise
             patience.wait(f"{config.address}, its own port, which another process has", str(taken))
@@ -199,7 +194,8 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
     while True:
         patience.wait_for([f"{chief_name} ({why})"])
         try:
-            with contextlib.closing(_connect(config.workers[0])) as chief:
+            address = split_address(config.workers[0])
+            with contextlib.closing(_Channel(socket.create_connection(address, timeout=2.0))) as chief:
                 chief.send({"worker": config.worker, "who": who, "fingerprint": fingerprint})
                 missing, heard = [f"{chief_name} (no answer yet)"], time.monotonic()
                 while time.monotonic() - heard < SILENT_AFTER:
@@ -224,15 +220,6 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
         except UnicodeError:  # a host that no name server could be asked for
             why = "not the name of a host"
         time.sleep(RETRY_EVERY)
-
-
-def _connect(address: str) -> _Channel:
-    connection = socket.create_connection(split_address(address), timeout=2.0)
-    # On one machine a connection to a port that nobody listens on can get that very port and meet itself.
-    if connection.getsockname() == connection.getpeername():
-        connection.close()
-        raise ConnectionRefusedError("Connection refused")
-    return _Channel(connection)
 
 
 # The chief

@@ -27,8 +27,6 @@ RESTARTED = "TFRL_RESTARTED"
 """An environment variable that a launcher sets for workers that it starts again after a failure."""
 LAUNCH = "TFRL_LAUNCH"
 """An environment variable by which a launcher names itself to all workers of all of its attempts."""
-CHOSEN_PORT = "TFRL_CHOSEN_PORT"
-"""An environment variable that a launcher sets where it chose the ports itself, and would choose others."""
 
 
 class PortTakenError(UserError):
