@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
 
         player = policy.load(source, options.precision, greedy=greedy)
     found = [
-        _scores(player, task, level_set, options.episodes) | {"actions": "greedy" if greedy else "sampled"}
+        evaluate_levels(player, task, level_set, options.episodes)
+        | {"actions": "greedy" if greedy else "sampled"}
         for task in tasks
         for level_set in (task.level_sets if options.levels == "both" else (options.levels,))
     ]
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _scores(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
+def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
     """Plays `episodes` episodes (rounded up to as many in every env): their statistics, for eval.json."""
     from rich.console import Console
     from rich.progress import Progress

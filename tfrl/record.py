@@ -7,9 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
@@ -18,11 +16,11 @@ from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
 from tfrl.config.of_run import folder
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import Player
 from tfrl.evaluation.levels import check_level_set
 from tfrl.evaluation.uniform import UniformPolicy, check_no_run, task_without_run
-from tfrl.reporting import recording
-from tfrl.reporting.recording import Recording
-from tfrl.reporting.window import Window
+from tfrl.reporting import video
+from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
@@ -59,63 +57,44 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("--window writes no file; leave --out out, or --window.")
     if options.random:
         check_no_run(words)
-        return _record_random(options)
-    return _record_run(folder(command_line.one(words, "run", _USAGE)), options)
-
-
-def _record_random(options: Options) -> int:
-    task = task_without_run(options.random, options.seed)
+        task, source = task_without_run(options.random, options.seed), None
+        path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
+    else:
+        run = folder(command_line.one(words, "run", _USAGE))
+        source = policy_files.find(run, options.checkpoint)
+        seed = source.config.seed if options.seed is None else options.seed
+        task = dataclasses.replace(source.config, seed=seed)
+        name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"
+        path = Path(options.out) if options.out else run / "videos" / name
     check_level_set(task.env, options.levels)
-    player = UniformPolicy(registry.specs(task)[1])
-    with _window(task, options) as window:
-        if window is not None:
-            recording.show(player, task, window, options, player.probabilities)
+    with contextlib.ExitStack() as opened:
+        if options.window:  # before anything that takes long
+            window = opened.enter_context(Window(task.env, fps=registry.frames_per_second(task)))
+        player = UniformPolicy(registry.specs(task)[1]) if source is None else _load(source, options)
+        if options.window:
+            video.show(player, task, window, options, player.probabilities)
             return 0
-    path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
-    _save(player, task, path, options)
-    print(path)
-    return 0
-
-
-def _record_run(run: Path, options: Options) -> int:
-    source = policy_files.find(run, options.checkpoint)
-    seed = source.config.seed if options.seed is None else options.seed
-    greedy = source.config.eval_greedy if options.greedy is None else options.greedy
-    config = dataclasses.replace(source.config, seed=seed)
-    check_level_set(config.env, options.levels)
-    with _window(config, options) as window:
-        with quiet_start():
-            from tfrl.evaluation import policy
-            from tfrl.run import metrics
-
-            player = policy.load(source, greedy=greedy)
-        if window is not None:
-            recording.show(player, config, window, options, player.probabilities)
-            return 0
-    name = f"{registry.file_name(config.env)}-{options.levels}-{source.env_steps}.{options.format}"
-    path = Path(options.out) if options.out else run / "videos" / name
-    frames = _save(player, config, path, options)
     try:
-        metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps)
-    except OSError as error:
-        raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
-    print(path)
-    return 0
-
-
-def _save(player: Any, task: Any, path: Path, options: Options) -> np.ndarray:
-    """As `recording.save`; raises UserError if the file cannot be written."""
-    try:
-        return recording.save(player, task, path, options, player.probabilities)
+        frames = video.save(player, task, path, options, player.probabilities)
     except OSError as error:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
+    if source is not None:
+        from tfrl.run import metrics
+
+        try:
+            metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps)
+        except OSError as error:
+            raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
+    print(path)
+    return 0
 
 
-def _window(task: Any, options: Options) -> contextlib.AbstractContextManager[Any]:
-    """Returns the window that was asked for, opened before anything that takes long; else None."""
-    if not options.window:
-        return contextlib.nullcontext()
-    return Window(task.env, fps=registry.frames_per_second(task))
+def _load(source: policy_files.PolicySource, options: Options) -> Player:
+    with quiet_start():
+        from tfrl.evaluation import policy
+
+        greedy = source.config.eval_greedy if options.greedy is None else options.greedy
+        return policy.load(source, greedy=greedy)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ class Pictures:
 def drawn(env, actions, probabilities=None, overlay=True, tile=512):
     """The first frame of a grid, uint8 [H, W, 3]."""
     frames = Frames()
-    grid = video.Grid(len(actions), frames, overlay=overlay, probabilities=probabilities, tile=tile)
+    options = video.Recording(episodes=len(actions), overlay=overlay)
+    grid = video.Grid(options, frames, probabilities, tile)
     grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
     return frames[0]
 

@@ -1,29 +1,34 @@
-"""Videos of episodes: a grid of games with captions, written frame by frame, so that memory stays bounded."""
+"""A policy at play, as a video or in a window: a grid of episodes that is written frame by frame."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import importlib.util
-import io
 import math
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrl.cli.errors import UserError
+from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.envs.vec_env import Step, VecEnv
-from tfrl.evaluation.episodes import Watcher
-from tfrl.run import files
+from tfrl.evaluation.episodes import Player, Watcher, play
+from tfrl.evaluation.levels import level_spec
+from tfrl.run import files, rng
 from tfrl.run.metrics import VIDEO_STRIDE
 
+Probabilities = Callable[[np.ndarray], np.ndarray] | None
+"""Gives those of each action, float32 [B, A], of observations; None where a policy has none."""
 _TILE = 512  # pixels that a caption is drawn for
 _CAPTION = 64
 _BARS_LEFT = 172  # of a caption, right of its text
@@ -33,12 +38,96 @@ _PREVIEW_STEPS = 300
 _PREVIEW_WIDTH = 128
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
 # Procgen's 15 actions: nine ways to move, and keys that some games give a meaning.
-_PROCGEN_ACTIONS = "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE"
-_ACTIONS = {15: _PROCGEN_ACTIONS, 3: "\u2190\u00b7\u2192"}
+_ACTIONS = {15: "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE", 3: "\u2190\u00b7\u2192"}
+_NO_DISPLAY = "--window needs a display, and there is none here; without it, a video is written."
+_ENCODERS = {
+    ".mp4": "-c:v libx264 -preset veryfast -crf 15 -pix_fmt yuv420p -movflags +faststart",
+    # A palette for each frame: one for all would hold all frames in memory.
+    ".gif": "-filter_complex split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];"
+    "[b][p]paletteuse=new=1",
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The video."""
+
+    episodes: int = 4
+    """Episodes, side by side in a grid, each on its own level."""
+    levels: Literal["train", "test"] = "test"
+    """The run's training levels, or unseen ones; envs without levels have test alone."""
+    overlay: bool = True
+    """Show step, return and actions below the env: their probabilities, or each of their numbers."""
+    max_steps: int = 1000
+    """Env steps after which the video ends."""
+
+
+def save(
+    player: Player, task: Any, path: Path, options: Recording, probabilities: Probabilities = None
+) -> np.ndarray:
+    """Plays one episode in each of `options.episodes` envs and writes the video.
+
+    Args:
+      player: the policy.
+      task: the run's settings: the env and its training levels.
+      path: the file, .mp4 or .gif; its folder is made.
+      options: what of it is shown.
+      probabilities: for the overlay; without them it shows the actions as they are.
+
+    Returns:
+      A small version of the beginning, uint8 [T, H, W, 3], for TensorBoard.
+
+    Raises:
+      OSError: the file cannot be written.
+      UserError: the env cannot be rendered.
+    """
+    tile = 512 if path.suffix == ".mp4" and options.episodes == 1 else 256
+    files.make_folder(path.parent)
+    with files.replacing(path) as staged:
+        staged.touch()  # says what is wrong better than the encoder would
+        with Writer(staged, fps=frames_per_second(task)) as writer:
+            grid = Grid(options, writer, probabilities, tile)
+            _play(player, task, options, grid, broken_off=lambda: False)
+    return grid.preview
+
+
+def show(
+    player: Player, task: Any, window: Window, options: Recording, probabilities: Probabilities = None
+) -> None:
+    """Plays one episode in each of `options.episodes` envs in a window, until all are over or it is closed.
+
+    Raises UserError if the env cannot be rendered.
+    """
+    tile = 512 if options.episodes == 1 else 256  # four at full size are higher than most screens
+    grid = Grid(options, window, probabilities, tile)
+    _play(player, task, options, grid, broken_off=lambda: window.closed)
+
+
+def _play(player: Player, task: Any, options: Recording, grid: Grid, broken_off: Callable[[], bool]) -> None:
+    spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
+    play(
+        player,
+        dataclasses.replace(spec, render=True),
+        range(options.episodes),
+        episodes_each=1,
+        watcher=grid,
+        max_steps=options.max_steps,
+        broken_off=broken_off,
+    )
+
+
+# Targets of frames
+
+
+class Frames(Protocol):
+    """The target of frames uint8 [H, W, 3] of one size: a file or a window."""
+
+    def append(self, frame: np.ndarray) -> None:
+        """Adds a frame."""
 
 
 def ffmpeg() -> str:
-    """The program that writes mp4: $IMAGEIO_FFMPEG_EXE, that of gym3's imageio-ffmpeg, or the system's.
+    """The program that writes videos: $IMAGEIO_FFMPEG_EXE, that of gym3's imageio-ffmpeg, or the system's.
 
     The package is looked up and not imported: its release that gym3 asks for needs pkg_resources, which
     setuptools no longer has.
@@ -49,107 +138,110 @@ def ffmpeg() -> str:
     return os.environ.get("IMAGEIO_FFMPEG_EXE") or next(iter(bundled), "ffmpeg")
 
 
-class Frames(Protocol):
-    """The target of frames uint8 [H, W, 3] of one size: a file or a window."""
-
-    def append(self, frame: np.ndarray) -> None:
-        """Adds a frame."""
-
-
 class Writer:
     """Writes frames uint8 [H, W, 3] of one size to an mp4 (H.264) or gif file; use it in a `with`.
 
     H and W are even for an mp4.
 
     Raises:
-      OSError: the file cannot be written.
+      OSError: the file cannot be written, with ffmpeg's last words.
     """
 
     def __init__(self, path: Path, *, fps: float) -> None:
         self._path = path
         self._fps = fps
-        self._encoder: _Mp4 | _Gif | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def append(self, frame: np.ndarray) -> None:
-        """Adds a frame."""
-        if self._encoder is None:
-            self._encoder = self._open(frame)
-        self._encoder.append_data(frame)
-
-    def _open(self, frame: np.ndarray) -> _Mp4 | _Gif:
-        if self._path.suffix == ".gif":
-            return _Gif(self._path, self._fps)
-        return _Mp4(self._path, self._fps, height=frame.shape[0], width=frame.shape[1])
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._encoder is not None:
-            self._encoder.close()
-
-
-class _Mp4:
-    """Sends frames to ffmpeg; raises OSError with its last words where it fails."""
-
-    def __init__(self, path: Path, fps: float, *, height: int, width: int) -> None:
-        command = [ffmpeg(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
-        command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-an"]
-        command += [
-            "-c:v",
-            "libx264",
-            "-preset",
-            "veryfast",
-            "-crf",
-            "15",
-            "-pix_fmt",
-            "yuv420p",
-            "-movflags",
-            "+faststart",
-        ]
-        try:
-            # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
-            self._process = subprocess.Popen(
-                [*command, str(path)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-            )
-        except FileNotFoundError:
-            raise OSError(errno.ENOENT, "there is no ffmpeg to write mp4 with") from None
-
-    def append_data(self, frame: np.ndarray) -> None:
+        """Adds a frame; the first one starts ffmpeg."""
+        if self._process is None:
+            size = f"{frame.shape[1]}x{frame.shape[0]}"
+            command = [ffmpeg(), *["-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]]
+            command = [*command, "-s", size, "-r", str(self._fps), "-i", "-"]
+            command += [*_ENCODERS[self._path.suffix].split(), str(self._path)]
+            pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+            try:
+                # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
+                self._process = subprocess.Popen(command, **pipes, start_new_session=True)
+            except FileNotFoundError:
+                raise OSError(errno.ENOENT, "there is no ffmpeg to write videos with") from None
         try:
             self._process.stdin.write(np.ascontiguousarray(frame).data)
         except BrokenPipeError:
-            self.close()
+            self._close()
 
-    def close(self) -> None:
-        if self._process.returncode is not None:
+    def _close(self) -> None:
+        if self._process is None or self._process.returncode is not None:
             return
         said = self._process.communicate()[1].decode(errors="replace").strip()
         if self._process.returncode:
             last = said.splitlines()[-1] if said else f"ffmpeg ended with {self._process.returncode}"
             raise files.told_in(said) or OSError(errno.EIO, last)
 
+    def __enter__(self) -> Writer:
+        return self
 
-class _Gif:
-    """Encodes in memory: imageio complains once more of a file that a full disk has cut off."""
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
-    def __init__(self, path: Path, fps: float) -> None:
-        import imageio.v2 as imageio
 
-        self._path = path
-        self._encoded = io.BytesIO()
-        self._encoder = imageio.get_writer(
-            self._encoded, format=".gif", mode="I", duration=1000 / fps, loop=0
-        )
+class Window:
+    """Shows frames uint8 [H, W, 3] of one size, each for 1 / fps seconds; use it in a `with`.
 
-    def append_data(self, frame: np.ndarray) -> None:
-        self._encoder.append_data(frame)
+    It is pygame's for all envs alike, so it looks as videos do.
 
-    def close(self) -> None:
-        self._encoder.close()
-        self._path.write_bytes(self._encoded.getvalue())
+    Attributes:
+      closed: whether it was closed, by its button, Escape or q.
+
+    Raises:
+      UserError: pygame or a display is missing.
+    """
+
+    def __init__(self, title: str, *, fps: float) -> None:
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise UserError(_NO_DISPLAY)
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        # OpenGL, which SDL would draw with, crashes beside TensorFlow (`tfrl.envs.apart`).
+        os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
+        try:
+            import pygame
+        except ImportError:
+            raise UserError("--window needs a package that is missing: pip install pygame.") from None
+        self.closed = False
+        self._pygame = pygame
+        self._title, self._fps = title, fps
+        self._clock = pygame.time.Clock()
+        try:
+            pygame.display.init()
+        except pygame.error:
+            raise UserError(_NO_DISPLAY) from None
+        # SDL's own choice where it finds no display: nobody would see anything.
+        if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
+            pygame.display.quit()
+            raise UserError(_NO_DISPLAY)
+
+    def append(self, frame: np.ndarray) -> None:
+        """Shows a frame, once the one before it has been shown long enough."""
+        pygame, size = self._pygame, (frame.shape[1], frame.shape[0])
+        screen = pygame.display.get_surface()
+        if screen is None:
+            screen = pygame.display.set_mode(size)
+            pygame.display.set_caption(self._title)
+        for event in pygame.event.get():
+            keys = event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)
+            self.closed |= event.type == pygame.QUIT or keys
+        screen.blit(pygame.image.frombuffer(np.ascontiguousarray(frame).tobytes(), size, "RGB"), (0, 0))
+        pygame.display.flip()
+        self._clock.tick(self._fps)
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pygame.display.quit()
+
+
+# Drawing
 
 
 class Preview(Watcher):
@@ -186,37 +278,23 @@ class Grid(Watcher):
     Frames of any size are fitted into tiles of one. An episode that is over keeps its last frame, darker.
 
     Args:
-      count: how many envs.
+      options: how many envs, and whether each has a caption.
       sink: where frames go; their height and width are even.
-      overlay: a caption below each env.
       probabilities: of each action, float32 [B, A], of observations [B, *shape]; None where a policy has
         none: the caption then shows the actions themselves.
       tile: pixels of a tile's width, and of the height of its frame.
     """
 
-    def __init__(
-        self,
-        count: int,
-        sink: Frames,
-        *,
-        overlay: bool,
-        probabilities: Callable[[np.ndarray], np.ndarray] | None,
-        tile: int,
-    ) -> None:
+    def __init__(self, options: Recording, sink: Frames, probabilities: Probabilities, tile: int) -> None:
         self._sink = sink
-        self._overlay = overlay
-        self._probabilities = probabilities
-        self._tile = tile
-        self._returns = np.zeros(count)
-        self._over = np.zeros(count, bool)
+        self._overlay = options.overlay
+        self._probabilities = probabilities if options.overlay else None
+        self._size = tile, tile + (tile * _CAPTION // _TILE if options.overlay else 0)
+        self._returns = np.zeros(options.episodes)
+        self._over = np.zeros(options.episodes, bool)
         self._step = 0
-        self._tiles: list[Image.Image] = [Image.new("RGB", self._tile_size)] * count
+        self._tiles: list[Image.Image] = [Image.new("RGB", self._size)] * options.episodes
         self._preview: list[np.ndarray] = []
-        self._shown = 0
-
-    @property
-    def _tile_size(self) -> tuple[int, int]:
-        return self._tile, self._tile + (self._tile * _CAPTION // _TILE if self._overlay else 0)
 
     @property
     def preview(self) -> np.ndarray:
@@ -226,14 +304,17 @@ class Grid(Watcher):
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Draws what the policy sees and does. Raises UserError if the env cannot be rendered."""
         frames = _rendered(env)
-        chances = self._probabilities(observations) if self._probabilities and self._overlay else None
+        chances = self._probabilities(observations) if self._probabilities else [None] * len(actions)
         for i in np.flatnonzero(~self._over):
-            tile = Image.new("RGB", self._tile_size, _LOOK["back"])
+            tile = Image.new("RGB", self._size, _LOOK["back"])
             _paste_fitted(tile, frames[i])
             if self._overlay:
-                caption = self._caption(i)
-                _draw_action(caption, env.action_spec, actions[i], None if chances is None else chances[i])
-                width, height = self._tile_size
+                caption = Image.new("RGB", (_TILE, _CAPTION), _LOOK["back"])
+                draw = ImageDraw.Draw(caption)
+                draw.text((12, 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
+                draw.text((12, 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
+                _draw_action(draw, env.action_spec, actions[i], chances[i])
+                width, height = self._size
                 tile.paste(caption.resize((width, height - width), _SMOOTH), (0, width))
             self._tiles[i] = tile
         self._show()
@@ -245,34 +326,24 @@ class Grid(Watcher):
         self._step += 1
         for i in np.flatnonzero(running & step.first):
             self._over[i] = True
-            tile = Image.blend(self._tiles[i], Image.new("RGB", self._tile_size), 0.55)
+            tile = Image.blend(self._tiles[i], Image.new("RGB", self._size), 0.55)
             text = f"return {self._returns[i]:.1f} after {self._step} steps"
-            middle, size = self._tile // 2, self._tile * 30 // _TILE
-            draw = ImageDraw.Draw(tile)
-            draw.text((middle, middle), text, anchor="mm", font=_font(size), fill=_LOOK["text"])
+            middle, font = self._size[0] // 2, _font(self._size[0] * 30 // _TILE)
+            ImageDraw.Draw(tile).text((middle, middle), text, anchor="mm", font=font, fill=_LOOK["text"])
             self._tiles[i] = tile
         if self._over.all():
             self._show()
 
-    def _caption(self, i: int) -> Image.Image:
-        """Draws an env's step and return, for a tile of full size."""
-        caption = Image.new("RGB", (_TILE, _CAPTION), _LOOK["back"])
-        draw = ImageDraw.Draw(caption)
-        draw.text((12, 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
-        draw.text((12, 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
-        return caption
-
     def _show(self) -> None:
         columns = math.ceil(math.sqrt(len(self._tiles)))
         rows = -(-len(self._tiles) // columns)
-        width, height = self._tile_size
+        width, height = self._size
         whole = Image.new("RGB", (columns * width, rows * height), _LOOK["back"])
         for i, tile in enumerate(self._tiles):
             whole.paste(tile, (i % columns * width, i // columns * height))
-        if self._shown < _PREVIEW_STEPS and self._shown % VIDEO_STRIDE == 0:
+        if self._step < _PREVIEW_STEPS and self._step % VIDEO_STRIDE == 0:
             small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
             self._preview.append(np.asarray(whole.resize(small, reducing_gap=2.0)))
-        self._shown += 1
         self._sink.append(np.asarray(whole))
 
 
@@ -288,40 +359,33 @@ def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
 
 
 def _draw_action(
-    caption: Image.Image, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
+    draw: ImageDraw.ImageDraw, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
 ) -> None:
     """Draws a bar for each of a few actions, or for each number of one of another kind, from -1 to 1."""
-    if not isinstance(spec, Discrete):
-        _draw_numbers(caption, spec.scaled(action))
+    discrete = isinstance(spec, Discrete)
+    count = spec.n if discrete else len(action)
+    width = min(_WIDEST_BAR, (_TILE - 8 - _BARS_LEFT) / count)
+    lefts = [_BARS_LEFT + k * width for k in range(count)]
+    bars = [
+        (round(x + min(2, width / 8)), max(round(x), round(x + width - min(3, width / 4)))) for x in lefts
+    ]
+    if discrete:
+        chances = np.eye(count)[action] if chances is None else chances
+        names = _ACTIONS.get(count) or [str(a) for a in range(count)]
+        for a, (left, right) in enumerate(bars):
+            color, base = _LOOK["chosen" if a == action else "bar"], 42
+            top = base - max(1, round(36 * float(chances[a])))
+            draw.rectangle((left, top, right, base), fill=color)
+            if right - left > 12:
+                at = (left + right) // 2, base + 11
+                draw.text(at, names[a], anchor="mm", font=_font(16), fill=color)
         return
-    if chances is None:
-        chances = np.eye(spec.n)[action]
-    names = _ACTIONS.get(spec.n) or [str(a) for a in range(spec.n)]
-    for a, (name, chance) in enumerate(zip(names, chances, strict=True)):
-        left, right = _bar(a, spec.n)
-        color, base = _LOOK["chosen" if a == action else "bar"], 42
-        draw = ImageDraw.Draw(caption)
-        draw.rectangle((left, base - max(1, round(36 * float(chance))), right, base), fill=color)
-        if right - left > 12:
-            draw.text(((left + right) // 2, base + 11), name, anchor="mm", font=_font(16), fill=color)
-
-
-def _draw_numbers(caption: Image.Image, action: np.ndarray) -> None:
-    """Draws bars up or down from a line that stands for 0, float32 [D]."""
-    draw, middle = ImageDraw.Draw(caption), _CAPTION // 2
-    for d, number in enumerate(np.clip(action, -1, 1)):
-        left, right = _bar(d, len(action))
+    middle = _CAPTION // 2  # bars go up or down from here
+    for (left, right), number in zip(bars, np.clip(spec.scaled(action), -1, 1), strict=True):
         end = middle - round(26 * float(number))
         draw.rectangle((left, middle - 27, right, middle + 27), outline=_LOOK["bar"])
         draw.rectangle((left, min(middle, end), right, max(middle, end)), fill=_LOOK["chosen"])
-    draw.line((_BARS_LEFT - 6, middle, right + 6, middle), fill=_LOOK["text"])
-
-
-def _bar(index: int, count: int) -> tuple[int, int]:
-    """Returns the left and right end of one of `count` bars in a caption."""
-    width = min(_WIDEST_BAR, (_TILE - 8 - _BARS_LEFT) / count)
-    left = _BARS_LEFT + index * width
-    return round(left + min(2, width / 8)), max(round(left), round(left + width - min(3, width / 4)))
+    draw.line((_BARS_LEFT - 6, middle, bars[-1][1] + 6, middle), fill=_LOOK["text"])
 
 
 @functools.cache

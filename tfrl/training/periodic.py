@@ -20,8 +20,7 @@ from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
-from tfrl.reporting.recording import Recording, save
-from tfrl.reporting.video import Preview
+from tfrl.reporting.video import Preview, Recording, save
 from tfrl.run import files
 from tfrl.run.metrics import VIDEO_STRIDE
 from tfrl.run.session import Session
