@@ -57,7 +57,9 @@ def _seconds(function: Callable[[], Any], seconds: float) -> float:
 def whole_floor(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second of the network alone, in TensorFlow, each operation on all cores."""
     tf, network = build(precision)
-    return _floor(network, gradient_of(tf, network), seconds, each)
+    weights = weights_of(tf, network)
+    forward = lambda images: network.outputs(weights, images)  # noqa: E731
+    return _floor(forward, gradient_of(tf, network), seconds, each)
 
 
 def parts_floor(precision: str, seconds: float, each: Passes) -> float:
@@ -83,11 +85,12 @@ def in_parts(tf: Any, network: ActorCritic) -> tuple[Callable[[Any], Any], Calla
     of_part = gradient_of(tf, network)
 
     def gradient(images: Any) -> Any:
-        shapes = [tf.TensorSpec(v.shape) for v in network.trained_variables]
+        shapes = [tf.TensorSpec(network.initial()[name].shape) for name in network.learned]
         rows = tf.reshape(images, (-1, strategy.PART_ROWS, *images.shape[1:]))
         return tf.map_fn(of_part, rows, fn_output_signature=shapes, parallel_iterations=parts.cores())
 
-    return network.forward_pass(on_gpu=False, at_once=parts.cores()), gradient
+    forward, weights = network.forward_pass(on_gpu=False, at_once=parts.cores()), weights_of(tf, network)
+    return lambda images: forward(weights, images), gradient
 
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
@@ -97,7 +100,7 @@ def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     _, network = build(precision)
     rate = product_rate(precision, seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
-    return rate / (1e6 * mflop(network.actor.torso) * (each.forwards + 3 * each.gradients))
+    return rate / (1e6 * mflop(network.functions["torso"].layer) * (each.forwards + 3 * each.gradients))
 
 
 def build(precision: str) -> tuple[Any, ActorCritic]:
@@ -125,15 +128,21 @@ def build(precision: str) -> tuple[Any, ActorCritic]:
 
 def gradient_of(tf: Any, network: ActorCritic) -> Callable[[Any], Any]:
     """Gradients of something like a loss, by observations."""
-    variables = [v.value for v in network.trained_variables]
+    weights = weights_of(tf, network)
 
     def gradient(observations: Any) -> Any:
         with tf.GradientTape() as tape:
-            logits, values = network(observations, training=True)
+            tape.watch(list(weights.values()))
+            logits, values = network.outputs(weights, observations)
             loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
-        return tape.gradient(loss, variables)
+        return tape.gradient(loss, [weights[name] for name in network.learned])
 
     return gradient
+
+
+def weights_of(tf: Any, network: ActorCritic) -> dict[str, Any]:
+    """The initial weights as tensors."""
+    return {name: tf.constant(vector) for name, vector in network.initial().items()}
 
 
 def _floor(

@@ -2,6 +2,9 @@
 
 import importlib
 
+import numpy as np
+import tensorflow as tf
+
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
@@ -60,3 +63,40 @@ def train(config, kind=OnPolicyLearner):
 
 def _agent_class(algorithm):
     return getattr(importlib.import_module(f"tfrl.agents.{algorithm}"), _AGENTS[algorithm])
+
+
+class Present:
+    """An agent's network by the agent's present weights, as an oracle sees it from outside."""
+
+    def __init__(self, agent):
+        self.agent, self.network, self._watched = agent, agent.network, None
+
+    @property
+    def weights(self):
+        return self.agent.learning.weights() if self._watched is None else self._watched
+
+    def __call__(self, observations):
+        return self.network.outputs(self.weights, tf.convert_to_tensor(observations))
+
+    def watch(self, tape):
+        """Has the tape watch the weights of now, which later calls then use."""
+        self._watched = self.agent.learning.weights()
+        tape.watch(list(self._watched.values()))
+
+    def gradients(self, tape, loss):
+        """Those of a loss in the watched weights, float64 by name."""
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(loss, self._watched, unconnected_gradients=zero)
+        return {name: np.float64(g) for name, g in self.network.split(found).items()}
+
+
+def change(agent, changes):
+    """Gives an agent other weights: changes are functions of the present ones, by name."""
+    state = agent.get_state()
+    state |= {f"weights/{name}": f(state[f"weights/{name}"]) for name, f in changes.items()}
+    agent.set_state(state)
+
+
+def prefer(agent):
+    """Gives the policy preferences: where it is uniform, the entropy has no gradient."""
+    change(agent, {"actor/head/kernel": lambda kernel: 100 * kernel})

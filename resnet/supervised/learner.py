@@ -21,7 +21,7 @@ from tfrl.networks.weights import PREFIX, assign_weights, read_weights, weights_
 from tfrl.ops.graph import graph
 from tfrl.ops.optimizers import SGD, Adam
 from tfrl.run.stop import NUM_VOTES
-from tfrl.workers.gradients import sum_parts, sum_replicas
+from tfrl.workers.data_parallel import sum_parts, sum_replicas
 from tfrl.workers.optimizers import VariablesOptimizer
 from tfrl.workers.strategy import Runtime
 

@@ -6,6 +6,7 @@ import learners
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import Present, prefer
 
 from tfrl.agents.behavior import ActorCriticBehavior
 from tfrl.cli.errors import TrainingError
@@ -80,11 +81,11 @@ def vtrace(config, log_ratios, rewards, first, truncated, final, values):
 
 def oracle(agent, config, rollout, final):
     """Gradients, float64, and metrics of a rollout that is one stretch."""
-    network = agent.network
+    network = Present(agent)
     actions, acted = rollout.actions[0], np.float64(rollout.extras["log_prob"][0])
     steps, envs = actions.shape
-    names = list(network.named_variables)
     with tf.GradientTape() as tape:
+        network.watch(tape)
         logits, values = network(tf.constant(rollout.observations[0].reshape(-1, 10, 5, 1)))
         logits = tf.reshape(tf.cast(logits, tf.float64), (steps + 1, envs, 3))[:-1]
         values = tf.reshape(tf.cast(values, tf.float64), (steps + 1, envs))
@@ -97,7 +98,6 @@ def oracle(agent, config, rollout, final):
         value_loss = tf.reduce_mean(0.5 * (values[:-1] - targets) ** 2)
         entropy = tf.reduce_mean(-tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1))
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    grads = tape.gradient(loss, [network.named_variables[n].value for n in names])
     metrics = {
         "policy_loss": float(policy_loss),
         "value_loss": float(value_loss),
@@ -106,13 +106,12 @@ def oracle(agent, config, rollout, final):
         "vtrace_rho": np.mean(np.minimum(np.exp(log_ratios), config.rho_bar)),
         "explained_variance": 1 - np.var(targets - values.numpy()[:-1]) / np.var(targets),
     }
-    return dict(zip(names, map(np.float64, grads), strict=True)), metrics
+    return network.gradients(tape, loss), metrics
 
 
 def off_policy(learner):
     """A rollout of another policy, with rewards that vary and two episodes that were cut off."""
-    kernel = learner.agent.network.actor.head.kernel
-    kernel.assign(100 * kernel)  # where the policy is uniform, the entropy has no gradient
+    prefer(learner.agent)
     rollout = learner.collect()
     generator = np.random.default_rng(0)
     noise = generator.normal(0, 0.5, rollout.rewards.shape).astype(np.float32)
@@ -143,7 +142,7 @@ def test_one_step_is_that_of_a_float64_computation(learner, changes):
         rollout.extras["log_prob"] += np.random.default_rng(0).normal(0, 0.5, (1, 10, 8)).astype(np.float32)
     final = np.zeros(rollout.rewards.shape[1:])
     for (_, t, b), last in rollout.final_observations.items():
-        final[t, b] = one.agent.network(tf.constant(last[None]))[1].numpy()[0]
+        final[t, b] = Present(one.agent)(last[None])[1].numpy()[0]
     grads, expected = oracle(one.agent, config, rollout, final)
     before = {name: value.copy() for name, value in one.weights().items()}
     one.session.step = 6

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import Present
 from small_phases import assert_same, finish, make, settings
 
 
@@ -23,30 +24,38 @@ def log_softmax(logits):
 def test_an_auxiliary_step_is_adams_on_the_gradient_of_the_oracle(small, share):
     config = small(share_torso=share, beta_clone=2.0)
     agent = make(config).agent
-    generator, network = np.random.default_rng(0), agent.network
+    generator, network = np.random.default_rng(0), Present(agent)
     images = generator.integers(0, 256, (32, 10, 5, 1)).astype(np.uint8)
     targets = generator.normal(size=32).astype(np.float32)
     old = generator.normal(size=(32, 3)).astype(np.float32)
     before = {k: v.copy() for k, v in agent.get_weights().items()}
+
+    def head(name, x):
+        kernel, bias = agent.network.functions[name].arrays(network.weights[name])
+        return x @ kernel + bias
+
+    def torso(name):
+        return agent.network.functions[name](network.weights[name], tf.constant(images))
+
     with tf.GradientTape() as tape:
-        features = network.actor.torso(images)
-        others = tf.stop_gradient(features) if share else network.critic.torso(images)
+        network.watch(tape)
+        features = torso("torso" if share else "actor_torso")
+        others = tf.stop_gradient(features) if share else torso("critic_torso")
         value, auxiliary = (
-            tf.cast(x @ tf.convert_to_tensor(head.kernel) + head.bias, tf.float64)[:, 0]
-            for x, head in ((others, network.critic.head), (features, network.auxiliary))
+            tf.cast(head(name, x), tf.float64)[:, 0]
+            for x, name in ((others, "critic"), (features, "auxiliary"))
         )
-        now = log_softmax(
-            features @ tf.convert_to_tensor(network.actor.head.kernel) + network.actor.head.bias
-        )
+        now = log_softmax(head("actor", features))
         then = log_softmax(old)
         kl = tf.reduce_mean(tf.reduce_sum(tf.exp(then) * (then - now), axis=1))
         of_auxiliary, of_critic = (tf.reduce_mean(0.5 * (v - targets) ** 2) for v in (auxiliary, value))
         loss = of_auxiliary + 2.0 * kl + of_critic
-    grads = tape.gradient(loss, [v.value for v in network.named_variables.values()])
-    norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in grads))
+    grads = network.gradients(tape, loss)
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     metrics = agent.auxiliary_step(images[None], targets[None], old[None])
     np.testing.assert_allclose(metrics, [of_auxiliary, kl, of_critic, norm], rtol=1e-4)
-    for (key, weight), grad in zip(before.items(), map(np.float64, grads), strict=True):
+    for key, grad in grads.items():
+        weight = before[key]
         step = config.aux_lr * grad / (np.abs(grad) + config.adam_epsilon / np.sqrt(0.001))
         tolerance = config.aux_lr * 5e-3
         np.testing.assert_allclose(
@@ -85,7 +94,7 @@ def test_a_pass_takes_every_sample_of_the_phase_once_and_the_policy_is_the_old_o
     for _ in range(2):
         learner.update()
         wanted.append((rollouts[-1].observations[0, :-1].copy(), agent.targets[0].copy()))
-    old = [agent.network(tf.constant(o.reshape(-1, 10, 5, 1)))[0].numpy() for o, _ in wanted]
+    old = [Present(agent)(o.reshape(-1, 10, 5, 1))[0].numpy() for o, _ in wanted]
     before = learner.weights()["actor/head/kernel"].copy()
     while learner.update() is None:
         pass

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import Present, prefer
 
 from tfrl.agents.agent import Agent
 from tfrl.cli.errors import TrainingError
@@ -96,8 +97,7 @@ def off_policy_rollout(learner):
 
     The policy is given preferences first: where it is uniform, as at the start, the entropy has no gradient.
     """
-    kernel = learner.agent.network.actor.head.kernel
-    kernel.assign(100 * kernel)
+    prefer(learner.agent)
     rollout = learner.collect()
     rng = np.random.default_rng(0)
     for name, deviation in (("log_prob", 0.2), ("value", 0.3)):
@@ -113,7 +113,7 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
     rollout = off_policy_rollout(agent)
     steps = rng.minibatch_steps(3, 5, range(8), num_steps=16, epochs=2, num_minibatches=4)
     steps = steps.reshape(-1, 8, 4)  # [E * M, B, T / M]
-    oracles = [oracle_minibatch(agent.agent.network, config, rollout, s) for s in steps]
+    oracles = [oracle_minibatch(Present(agent.agent), config, rollout, s) for s in steps]
     metrics = agent.learn(rollout)
     assert sorted(metrics) == sorted(agent.agent.metric_names)
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"):
@@ -121,7 +121,7 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
         assert metrics[f"train/{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     assert 0.05 < metrics["train/clip_fraction"] < 0.95
     assert metrics["train/first_ratio_error"] == pytest.approx(oracles[0][2], rel=1e-5)
-    _, targets = oracle_gae(agent.agent.network, rollout, config.gamma, config.gae_lambda)
+    _, targets = oracle_gae(Present(agent.agent), rollout, config.gamma, config.gae_lambda)
     explained = 1 - np.var(targets - rollout.extras["value"][0]) / np.var(targets)
     assert metrics["train/explained_variance"] == pytest.approx(explained, abs=1e-5)
     assert metrics["train/learning_rate"] == 0.0
@@ -149,18 +149,18 @@ def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner,
     agent = learner(config)
     agent.session.step = 6
     rollout = off_policy_rollout(agent)
-    network, before = agent.agent.network, weights(agent)
-    names = list(network.named_variables)
+    network, before = Present(agent.agent), weights(agent)
     with tf.GradientTape() as tape:
+        network.watch(tape)
         everything = np.tile(np.arange(config.num_steps), (config.num_envs, 1))
         loss, _, _ = oracle_minibatch(network, config, rollout, everything)
-    grads = [np.float64(g) for g in tape.gradient(loss, [network.named_variables[n].value for n in names])]
-    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    grads = network.gradients(tape, loss)
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     metrics = agent.learn(rollout)
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)  # before clipping
     assert 0.05 < norm < 100
     assert metrics["train/learning_rate"] == rate
-    for name, grad in zip(names, grads, strict=True):
+    for name, grad in grads.items():
         grad = grad * min(1.0, config.max_grad_norm / norm)
         # Adam's first step: the bias corrections leave g / (|g| + epsilon), the latter scaled.
         scaled_epsilon = config.adam_epsilon / np.sqrt(0.001)
@@ -171,7 +171,7 @@ def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner,
 @pytest.mark.parametrize(("precision", "updates"), [("float32", UPDATES), ("bfloat16", 1)])
 def test_the_first_ratio_is_1(small, learner, precision, updates):
     agent = learner(small(lr=3e-3, precision=precision))
-    assert agent.agent.network.actor.torso.get_layer("conv1").compute_dtype == precision
+    assert agent.agent.network.functions["torso"].layer.get_layer("conv1").compute_dtype == precision
     for _, metrics in train(agent, updates):
         assert metrics["train/first_ratio_error"] < 1e-5
         assert metrics["train/approx_kl"] > 0  # though the policy does move after it
@@ -204,8 +204,8 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
         assert metrics == pytest.approx(same, rel=1e-4, abs=1e-6, nan_ok=True)
     assert metrics["rollout/episodes"] > 0
     assert largest_difference(agent.weights(), expected_weights) < 1e-5
-    for variable in agent.agent.network.named_variables.values():
-        first, *others = map(np.asarray, agent.session.runtime.local_results(variable.value))
+    for variable in agent.agent.learning._variables.values():
+        first, *others = map(np.asarray, agent.session.runtime.local_results(variable))
         assert len(others) == replicas - 1
         assert all((first == other).all() for other in others)
 
@@ -248,7 +248,7 @@ def test_metrics_are_the_same_however_many_steps_a_call_has(small, learner):
 
 
 def steps_taken(agent):
-    return int(agent.agent.get_state()["optimizer/step/000"])
+    return int(agent.agent.get_state()["agent/actor/step"])
 
 
 def test_the_kl_stop_ends_the_update_early(small, learner):
@@ -318,10 +318,10 @@ def test_weights_of_another_network_are_refused(small, learner):
     wrong = weights(agent)
     wrong["actor/head/kernel"] = wrong["actor/head/kernel"][:, :2]
     with pytest.raises(ValueError, match="actor/head/kernel has shape"):
-        agent.agent.network.set_weights(wrong)
+        agent.agent.network.join(wrong)
     del wrong["actor/head/kernel"]
     with pytest.raises(ValueError, match="actor/head/kernel is in one of them alone"):
-        agent.agent.network.set_weights(wrong)
+        agent.agent.network.join(wrong)
 
 
 def test_the_torso_is_as_wide_as_asked_for(small, learner):
@@ -333,7 +333,7 @@ def test_the_torso_is_as_wide_as_asked_for(small, learner):
 def test_sampled_actions_follow_the_policy(small, learner):
     agent = learner(small())
     observations = agent.collect().observations[0, 0]
-    logits, expected_values = (x.numpy() for x in agent.agent.network(tf.constant(observations)))
+    logits, expected_values = (x.numpy() for x in Present(agent.agent)(observations))
     noise = np.full((8, 1), 0.7, np.float32)
     (actions,), extras = agent.agent.act(observations[None], noise[None])
     np.testing.assert_array_equal(agent.agent.sample(observations, noise), actions)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from learners import Present
 
 from tfrl.config.ppo import READER
 
@@ -74,7 +74,7 @@ def test_advantages_of_a_rollout_whose_episodes_end_or_are_cut_off(learner, flag
         assert rollout.observations[0, t + 1, env, 1] == 0, "already the next episode's first"
 
     def values_of(observations):
-        _, values = agent.network(tf.constant(observations.reshape(-1, 2)))
+        _, values = Present(agent)(observations.reshape(-1, 2))
         return np.float64(values).reshape(observations.shape[:-1])
 
     final_values = np.zeros(rollout.rewards.shape[1:])
@@ -100,20 +100,20 @@ def test_observations_are_learned_from_as_they_were_acted_on(learner):
     """The first ratio of an update is 1, though mean and deviation have moved since the rollout before."""
     made = learner(of("InvertedDoublePendulum-v5"))
     for number in range(3):
-        scale = np.array(made.agent.network.scaling.scale)
+        scale = made.weights()["observations/scale"].copy()
         metrics = made.update().metrics
         assert metrics["train/first_ratio_error"] < 1e-5
-        assert (np.array(made.agent.network.scaling.scale) != scale).any(), number
+        assert (made.weights()["observations/scale"].copy() != scale).any(), number
 
 
 def test_constants_of_random_steps_stay_as_they_are(learner):
     flags = ("--normalize-random-steps", "200")
     made, other = learner(of("CartPole-v1", *flags)), learner(of("CartPole-v1", *flags, "--replicas", "2"))
-    before = np.array(made.agent.network.scaling.scale)
-    np.testing.assert_array_equal(before, np.array(other.agent.network.scaling.scale))
+    before = made.weights()["observations/scale"].copy()
+    np.testing.assert_array_equal(before, other.weights()["observations/scale"].copy())
     assert (before != 1).all()
     made.update()
-    np.testing.assert_array_equal(np.array(made.agent.network.scaling.scale), before)
+    np.testing.assert_array_equal(made.weights()["observations/scale"].copy(), before)
     assert (
         learner(of("CartPole-v1", *flags, "--seed", "4")).get_state()[0]["observations/mean"][0]
         != (made.get_state()[0]["observations/mean"][0])

@@ -88,7 +88,7 @@ class Slow:
         agent.set_state(state)
         names = agent.network.functions
         self.w = {n.removeprefix("weights/"): v for n, v in state.items() if n.startswith("weights/")}
-        for network in agent.slow:
+        for network in agent.target_networks:
             flat = state[f"agent/target_{network}"]
             self.w |= {f"target_{network}/{n}": v for n, v in names[network].split(flat).items()}
         if "agent/log_alpha" in state:
@@ -146,7 +146,7 @@ class Slow:
                 np.testing.assert_allclose(state["agent/log_alpha"], value[0], atol=2e-6)
             elif not name.startswith("target_"):
                 np.testing.assert_allclose(state[f"weights/{name}"], value, atol=3e-6, err_msg=name)
-        for network in agent.slow:
+        for network in agent.target_networks:
             flat = state[f"agent/target_{network}"]
             for name, value in agent.network.functions[network].split(flat).items():
                 np.testing.assert_allclose(value, self.w[f"target_{network}/{name}"], atol=3e-6, err_msg=name)

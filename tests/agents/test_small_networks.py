@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfrl.config import ppo
 from tfrl.envs.spec import ArraySpec
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import array_policy
 from tfrl.run import rng
 
 SHORT = [
@@ -44,6 +43,12 @@ def run(learner, updates=3):
     return metrics, {name: value.copy() for name, value in learner.weights().items()}
 
 
+def moved_by(agent, generator):
+    """Changes of all weights that training changes."""
+    names = [name for name in agent.get_weights() if not name.startswith("observations/")]
+    return {n: lambda w: w + 0.1 * generator.normal(size=w.shape).astype(np.float32) for n in names}
+
+
 ENVS = [
     ("CartPole-v1", "--optimizer", "nadam"),
     ("Pendulum-v1", "--renew-advantages", "--value-loss", "huber", "--reward-scale", "0.1"),
@@ -68,12 +73,12 @@ def test_1_2_and_4_replicas_are_one_run_to_the_bit(tmp_path, flags):
 def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent = make(tmp_path, "--env", env, *SHORT, "--activation", activation, share).agent
     network, generator = agent.network, np.random.default_rng(0)
-    for variable in network.trained_variables:
-        variable.assign_add(0.1 * generator.normal(size=variable.shape))
-    observations = generator.normal(size=(40, *network.actor.torso.input_shape[1:])).astype(np.float32)
+    learners.change(agent, moved_by(agent, generator))
+    size = {"CartPole-v1": 4, "Pendulum-v1": 3}[env]
+    observations = generator.normal(size=(40, size)).astype(np.float32)
     agent.set_observation_scaling(*(np.full(observations.shape[1], x, np.float32) for x in (0.3, 8.0)))
     noise = network.draw_noise(generator, 40)
-    parameters, values = network(tf.constant(observations))
+    parameters, values = learners.Present(agent)(observations)
     drawn = tf.constant(noise)
     policy = network.distribution(parameters)
     actions, extras = said(agent, observations, noise)
@@ -89,9 +94,10 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
 def passes(agent):
     """Both ways of a forward pass, of observations [B, D]."""
     forward = tf.function(agent.network.forward_pass(on_gpu=False, at_once=2))
-    yield lambda x: [y.numpy() for y in forward(tf.constant(x))]
-    arrays = array_policy.ArrayPolicy(agent.network)
-    yield lambda x: [arrays.parameters(x), arrays.values(x)]
+    yield lambda x: [y.numpy() for y in forward(agent.learning.weights(), tf.constant(x))]
+    vectors = agent.learning.vectors()
+    parameters, values = agent.network.array_pass(vectors), agent.network.array_values(vectors)
+    yield lambda x: [parameters(x), values(x)]
 
 
 @pytest.mark.parametrize("hidden", ["64,64", "256,256,256", "13"])
@@ -132,8 +138,7 @@ def test_numpy_acts_by_the_weights_of_now(tmp_path):
 def test_what_is_said_of_a_whole_rollout_is_what_each_step_would_say(tmp_path, env):
     """Log-probabilities and values wait for the rollout's end; they are those of each env's step alone."""
     learner = make(tmp_path, "--env", env, *SHORT, "--replicas", "2")
-    for variable in learner.agent.network.trained_variables:
-        variable.assign_add(tf.random.stateless_normal(variable.shape, (0, 1), stddev=0.1))
+    learners.change(learner.agent, moved_by(learner.agent, np.random.default_rng(0)))
     rollout, agent = learner.collect(), learner.agent
     noise = rng.action_noise(3, learner._session.step, range(4), 32, agent.draw_noise)
     noise = rollout.by_replica(noise)

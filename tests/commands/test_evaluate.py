@@ -57,7 +57,7 @@ def run(tmp_path_factory):
     text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
     (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    weights = networks.of_settings(runs.settings(path), "float32").get_weights()
+    weights = networks.of_settings(runs.settings(path), "float32").initial_arrays()
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
@@ -93,7 +93,7 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
 
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
     network = networks.of_settings(wide, "float32")
-    weights = network.get_weights()
+    weights = network.initial_arrays()
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
     export(tmp_path, wide, weights, precision="float32")
     assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()

@@ -187,13 +187,13 @@ def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run)
         precision="float32",
         seed=99,
     )
-    network.set_weights(weights)
+    vectors = {name: tf.constant(vector) for name, vector in network.join(weights).items()}
     policy = tf.saved_model.load(str(run / "export" / "policy")).signatures["serving_default"]
     earned = 0.0
     for _ in range(9):
         observations = tf.constant(env.observe().observation)
         outputs = policy(observations)
-        logits, value = network(observations)
+        logits, value = network.outputs(vectors, observations)
         assert {k: (v.dtype.name, v.shape) for k, v in outputs.items()} == {
             "action": ("int32", (20,)),
             "logits": ("float32", (20, 3)),

@@ -19,11 +19,11 @@ def exported_action(folder, config, observations, as_seen=None):
     """Of the exported policy, and of the network, which may see the observations in another layout."""
     network = networks.of_settings(config, "float32")
     rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.get_weights().items()}
-    network.set_weights(weights)
+    weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.initial_arrays().items()}
+    vectors = {name: tf.constant(vector) for name, vector in network.join(weights).items()}
     export(folder, config, weights, precision="float32")
     outputs = network.forward_pass(on_gpu=False, at_once=1)(
-        tf.constant(observations if as_seen is None else as_seen)
+        vectors, tf.constant(observations if as_seen is None else as_seen)
     )
     saved = tf.saved_model.load(str(folder / "policy"))
     return saved.policy(tf.constant(observations))["action"].numpy(), network.greedy(outputs).numpy()

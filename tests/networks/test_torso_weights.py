@@ -24,7 +24,7 @@ def torso(seed):
         precision="float32",
         seed=seed,
     )
-    return {name: value for name, value in network.get_weights().items() if name.startswith("torso/")}
+    return {name: value for name, value in network.initial_arrays().items() if name.startswith("torso/")}
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Targets, losses and slow copies against NumPy in float64, row by row, and by hand."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -94,20 +93,12 @@ def test_targets_of_q_learning(rng):
     np.testing.assert_allclose(found, [r + d * q[list(o).index(max(o))] for r, d, q, o in rows])
     same = q_learning.double_q_learning_target(reward, discount, next_q, next_q)
     np.testing.assert_array_equal(same, q_learning.q_learning_target(reward, discount, next_q))
-    qs = rng.normal(size=(N, B))
-    found = q_learning.clipped_double_q_target(reward, discount, qs)
-    np.testing.assert_allclose(
-        found, [r + d * min(q) for r, d, q in zip(reward, discount, qs.T, strict=True)]
-    )
-    one = q_learning.clipped_double_q_target(reward, discount, qs[:1])
-    np.testing.assert_array_equal(one, q_learning.td_target(reward, discount, qs[0]))
 
 
 def test_no_gradient_flows_through_a_target(rng):
     reward, discount, next_q = rng.normal(size=B), np.full(B, 0.9), rng.normal(size=(B, A))
     assert gradient(lambda q: q_learning.q_learning_target(reward, discount, q), next_q) is None
     assert gradient(lambda q: q_learning.double_q_learning_target(reward, discount, q, q), next_q) is None
-    assert gradient(lambda q: q_learning.clipped_double_q_target(reward, discount, q), next_q.T) is None
 
 
 def test_shapes_that_would_broadcast_are_refused(rng):
@@ -267,35 +258,3 @@ def test_polyak(rng):
     target, source = np.float32([1e30, -3.3, 0.1]), np.float32([1e-30, 7.7, 0.2])
     np.testing.assert_array_equal(q_learning.polyak(target, source, 1.0), source)
     np.testing.assert_array_equal(q_learning.polyak(target, source, 0.0), target)
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_polyak_updates_every_replica_also_in_a_condition(inside):
-    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        targets = [keras.Variable([0.0, 8.0]), keras.Variable(4.0, trainable=False)]
-        sources = [keras.Variable([16.0, 0.0]), keras.Variable(0.0)]
-
-    def update(step):
-        if step % 2 == 0:
-            q_learning.polyak_update(targets, sources, 0.25)
-
-    @tf.function
-    def steps():
-        for step in tf.range(3):
-            if inside:
-                strategy.run(update, args=(step,))
-            else:
-                update(step)
-
-    steps()
-    for i, expected in enumerate(([7.0, 4.5], 2.25)):
-        copies = strategy.experimental_local_results(targets[i].value)
-        assert len(copies) == 2
-        for copy in copies:
-            np.testing.assert_array_equal(copy, expected)
-
-
-def test_polyak_refuses_lists_of_different_lengths():
-    with pytest.raises(ValueError):
-        q_learning.polyak_update([keras.Variable(0.0)], [], 0.1)

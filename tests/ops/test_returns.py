@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.ops.returns import discounted_returns, gae, n_step_returns, rewards_and_discounts, vtrace
+from tfrl.ops.returns import gae, rewards_and_discounts, vtrace
 
 
 def run_gae(rewards, values, last_value, first, gamma, lam, dtype=np.float64, cut=None, final=None):
@@ -242,8 +242,10 @@ def test_vtrace_on_policy_is_gae(gamma, lam):
 def test_vtrace_on_policy_is_the_return_to_the_end():
     rewards, discounts, values, last = in_tfrl(random_experience(30, 8, seed=4), 0.97)
     _, targets = vtrace(np.zeros((30, 8)), rewards, discounts, values, last)
-    np.testing.assert_allclose(targets, n_step_returns(rewards, discounts, values, last, n=30), rtol=1e-11)
-    np.testing.assert_allclose(targets, discounted_returns(rewards, discounts, last), rtol=1e-11)
+    following = last
+    for t in reversed(range(30)):
+        following = rewards[t] + discounts[t] * following
+        np.testing.assert_allclose(targets[t], following, rtol=1e-11)
 
 
 def test_vtrace_by_hand():
@@ -266,8 +268,7 @@ def test_no_trace_passes_a_truncation():
 
     def all_of_them():
         inputs = in_tfrl((rewards, values, last, first, cut, final), 0.99)
-        found = [*gae(*inputs, lam=0.95), *vtrace(log_ratios, *inputs), n_step_returns(*inputs, n=4)]
-        return [x.numpy()[:6] for x in [*found, discounted_returns(inputs[0], inputs[1], inputs[3])]]
+        return [x.numpy()[:6] for x in (*gae(*inputs, lam=0.95), *vtrace(log_ratios, *inputs))]
 
     before = all_of_them()
     rewards[6:], values[6:], log_ratios[6:], last = 1e6, -1e6, 3.0, last + 1e6
@@ -292,44 +293,3 @@ def test_vtrace_sends_no_gradient_and_rounds_alike_in_any_batch():
         inputs = (x[..., columns] for x in (log_ratios, rewards, discounts, values, last))
         for part, whole in zip(vtrace(*inputs), (advantages, targets), strict=True):
             np.testing.assert_array_equal(part, whole[:, columns])
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 24, 100])
-def test_n_step_returns_with_truncation(n):
-    gamma, rollout = 0.9, random_experience(24, 9, seed=9)
-
-    def episode(r, v):
-        returns = []
-        for t in range(len(r)):
-            end = min(t + n, len(r))
-            rewards = sum(gamma ** (k - t) * r[k] for k in range(t, end))
-            returns.append(rewards + gamma ** (end - t) * v[end])
-        return returns
-
-    found = n_step_returns(*in_tfrl(rollout, gamma), n=n)
-    np.testing.assert_allclose(found, by_episode(episode, rollout), rtol=1e-12, atol=1e-12)
-
-
-def test_n_step_returns_by_hand():
-    # gamma = 1/2, n = 2; env 0 goes on, env 1 terminates with r_1, env 2 is cut off there, at a value of 40.
-    rewards = np.tile([[1.0], [2.0], [4.0]], 3)
-    first, cut = np.zeros((2, 3, 3), bool)
-    first[1, 1:], cut[1, 2] = True, True
-    inputs = in_tfrl(
-        (rewards, np.tile([[8.0], [16.0], [32.0]], 3), np.full(3, 64.0), first, cut, 40.0 * cut), 0.5
-    )
-    found = n_step_returns(*inputs, n=2).numpy()
-    np.testing.assert_array_equal(found[:, 0], [1 + 1 + 8, 2 + 2 + 16, 4 + 32])
-    np.testing.assert_array_equal(found[:, 1], [1 + 1, 2, 4 + 32])
-    np.testing.assert_array_equal(found[:, 2], [1 + 1 + 10, 2 + 20, 4 + 32])
-
-
-def test_discounted_returns_of_whole_episodes():
-    """REINFORCE's weights: nothing follows the last step, and each episode counts for itself."""
-    rewards = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]])
-    first = np.array([[False, True], [False, False], [True, True]])
-    rewards, discounts = rewards_and_discounts(
-        rewards, first, np.zeros_like(first), np.zeros((3, 2)), gamma=0.5
-    )
-    found = discounted_returns(rewards, discounts, np.zeros(2))
-    np.testing.assert_array_equal(found, [[3, 1], [4, 4], [4, 4]])

@@ -376,7 +376,7 @@ def test_the_network_is_as_wide_as_asked_for():
 def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_shapes(tmp_path):
     export = tmp_path / "export"
     export.mkdir()
-    wide = agent("impala", torso_options={"width": 2}).get_weights()
+    wide = agent("impala", torso_options={"width": 2}).initial_arrays()
     np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
     with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
         torso_weights.start(agent("impala"), str(tmp_path))

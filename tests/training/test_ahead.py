@@ -80,8 +80,9 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
         weights.append(one.weights())
         one.update()
         acted = slow.agent.network.join(weights[max(0, iteration - lag)])
-        slow.agent._vectors[slow.agent.network.player].assign(acted[slow.agent.network.player])
-        slow.agent.player.forget()
+        for name in slow.agent.network.acting:
+            slow.agent.learning.assign(name, acted[name])
+        slow.agent.acting.forget()
         expected = slow.envs.steps(iteration, slow.agent, Replay(range(4), 80, **specs, gamma=0.9))
         steps = one.envs._rollout.steps()
         for (actions, step), (same, shown) in zip(steps, expected, strict=True):

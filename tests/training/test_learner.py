@@ -33,7 +33,7 @@ def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
     agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
     specs = {"observation_spec": agent.collector.observation_spec, "action_spec": agent.collector.action_spec}
     of = {"torso": "cookbook", "torso_options": {}, "share_torso": True, "precision": "float32", "seed": 3}
-    expected = actor_critic.build(**specs, **of).get_weights()
+    expected = actor_critic.build(**specs, **of).initial_arrays()
     found = agent.weights()
     assert set(found) == set(expected)
     for name, weight in expected.items():

@@ -94,8 +94,6 @@ def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path,
     state = begun(config_of(algorithm, tmp_path, "second", *flags))
     taken = (
         "weights/",
-        "optimizer/",
-        "auxiliary_optimizer/",
         "agent/",
         "observations/",
         "normalizer/moments",

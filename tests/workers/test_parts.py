@@ -7,7 +7,7 @@ import tensorflow as tf
 import resnet.supervised.config
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
-from tfrl.workers import gradients, parts, strategy
+from tfrl.workers import data_parallel, parts, strategy
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 
@@ -23,6 +23,11 @@ def network():
         precision="float32",
         seed=1,
     )
+
+
+@pytest.fixture(scope="module")
+def weights(network):
+    return {name: tf.constant(vector) for name, vector in network.initial().items()}
 
 
 @pytest.mark.parametrize(
@@ -47,18 +52,19 @@ def test_rows_are_mapped_in_parts_whose_filling_is_left_out(count, at_once, size
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_forward_pass_in_parts_is_that_of_the_whole(network, at_once):
+def test_a_forward_pass_in_parts_is_that_of_the_whole(network, weights, at_once):
     forward = tf.function(network.forward_pass(on_gpu=False, at_once=at_once))
-    for found, expected in zip(forward(IMAGES), network(IMAGES), strict=True):
+    expected_outputs = network.outputs(weights, tf.constant(IMAGES))
+    for found, expected in zip(forward(weights, IMAGES), expected_outputs, strict=True):
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_row_gives_does_not_depend_on_how_many_there_are(network):
+def test_what_a_row_gives_does_not_depend_on_how_many_there_are(network, weights):
     forward = tf.function(network.forward_pass(on_gpu=False, at_once=2), reduce_retracing=True)
-    logits, values = forward(IMAGES)
+    logits, values = forward(weights, IMAGES)
     for count in (1, 2, 7, 16):
-        some_logits, some_values = forward(IMAGES[:count])
+        some_logits, some_values = forward(weights, IMAGES[:count])
         np.testing.assert_array_equal(some_logits, logits[:count])
         np.testing.assert_array_equal(some_values, values[:count])
 
@@ -102,7 +108,7 @@ def test_operations_of_the_supervised_trainer_keep_their_threads(monkeypatch):
 
 
 def added(terms):
-    """What `gradients.pairwise_sum` adds up in which order, as nested pairs."""
+    """What `data_parallel.pairwise_sum` adds up in which order, as nested pairs."""
     while len(terms) > 1:
         pairs = [tuple(terms[i : i + 2]) for i in range(0, len(terms) - 1, 2)]
         terms = pairs + terms[len(terms) // 2 * 2 :]
@@ -125,7 +131,7 @@ def test_the_order_of_additions_is_that_of_pairwise_sum():
     def value(nested):
         return np.float32(value(nested[0]) + value(nested[1])) if isinstance(nested, tuple) else nested
 
-    assert gradients.pairwise_sum(tf.constant(terms)).numpy() == value(added(list(terms)))
+    assert data_parallel.pairwise_sum(tf.constant(terms)).numpy() == value(added(list(terms)))
     assert np.add.accumulate(terms)[-1] != value(added(list(terms)))  # one after another
 
 

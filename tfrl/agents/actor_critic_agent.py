@@ -1,28 +1,27 @@
-"""The part that all agents with an actor and a critic share: network, optimizer, acting and state."""
+"""The part that all agents with an actor and a critic share: network, weights, acting and state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from tfrl import networks
+from tfrl.agents.acting import ActingActorCritic
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import array_policy, torso_weights
+from tfrl.networks import torso_weights
 from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops import optimizers
-from tfrl.ops.graph import graph
-from tfrl.workers.optimizers import VariablesOptimizer
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
 
 class ActorCriticAgent:
-    """Actor, critic and optimizer under a strategy; a base of what follows `tfrl.agents.agent.Agent`.
+    """Actor, critic and their gradient steps under a strategy; a base of what follows `agent.Agent`.
 
-    A subclass gives all that concerns updates.
+    A subclass gives `make_steps`, `uses_xla` and the update.
 
     Args:
       config: the settings.
@@ -34,35 +33,35 @@ class ActorCriticAgent:
         self._runtime = runtime
         with runtime.strategy.scope():
             self.network = networks.of_settings(config, runtime.precision)
-            if config.freeze_torso:
-                torso_weights.freeze(self.network)
-            self._variables = self.network.trained_variables
-            self._optimizer = self._make_optimizer(self._variables, config.lr, self._rate_scales())
-        self.draw_noise = self.network.distribution.draw_noise
+        self.learning = DataParallel(
+            runtime, self.network.initial(), self.make_steps(), compiled=self.uses_xla
+        )
+        self.draw_noise = self.network.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        self._forward_alone = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self._values_alone = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
-        self._gradient_specs = [tf.TensorSpec(v.shape) for v in self._variables]
-        self._arrays = array_policy.Cache(self.network, config.num_envs)
-        self.extras = self._arrays.extras
-
-    def _make_optimizer(
-        self, variables: Sequence[keras.Variable], rate: float, scales: Sequence[float] | None = None
-    ) -> VariablesOptimizer:
-        return VariablesOptimizer(
-            optimizers.of_settings(self._config, uncorrected_epsilon=True), variables, rate, scales
+        self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
+        self.acting = ActingActorCritic(
+            self.network, self._acting_weights, config.num_envs, on_gpu=on_gpu, at_once=at_once
         )
+        self.extras = self.acting.extras
 
-    def _rate_scales(self) -> Sequence[float] | None:
-        """Scales of the learning rate, one for each trained variable; None: all 1."""
-        return None
+    def make_steps(self) -> dict[str, GradientStep]:
+        """The gradient steps of the algorithm, by name."""
+        raise NotImplementedError
+
+    @property
+    def uses_xla(self) -> bool:
+        """True if XLA compiles the gradient steps."""
+        return False
+
+    def _acting_weights(self) -> dict[str, tf.Tensor]:
+        return self.learning.weights(self.network.acting)
 
     @property
     def num_parameters(self) -> int:
         """The number of trained parameters."""
-        return sum(int(np.prod(v.shape)) for v in self._variables)
+        return num_parameters_of(self.network, self.learning)
 
     @property
     def results(self) -> dict[str, object]:
@@ -72,7 +71,8 @@ class ActorCriticAgent:
     def begin(self) -> None:
         """Takes the torso of --torso-weights."""
         if self._config.torso_weights is not None:
-            torso_weights.start(self.network, self._config.torso_weights)
+            for name, vector in torso_weights.start(self.network, self._config.torso_weights).items():
+                self.learning.assign(name, vector)
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes the weights of another run, and its optimizer where it is there. Raises ValueError."""
@@ -81,90 +81,94 @@ class ActorCriticAgent:
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras.
-
-        TensorFlow gives log-probabilities and values in the same call; in NumPy `complete` adds them.
-        """
-        if self._arrays.acts:
-            return self._arrays.act(observations, noise)
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
+        if self.acting.acts_in_arrays:
+            return self.acting.act_with_extras(observations, noise)
         results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
         actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
         return actions, {"log_prob": log_probs, "value": values}
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that the weights of now have acted in NumPy."""
-        if self._arrays.acts:
-            parameters = rollout.extras["parameters"]
-            rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
+        """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""
+        self.acting.complete(rollout)
 
-    @graph(reduce_retracing=True)
+    @compiled(reduce_retracing=True)
     def _act(self, observations: Any, noise: Any) -> Any:
         return self._runtime.strategy.run(self._act_on_replica, args=(observations, noise))
 
     def _act_on_replica(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        parameters, values = self._forward(observations)
-        policy = self.network.distribution(parameters)
-        actions = policy.sample(noise)
-        return actions, policy.log_prob(actions), values
+        outputs = self._forward(self._acting_weights(), observations)
+        return self.acting.actions_and_extras(outputs, noise)
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        if self._arrays.fits:
-            return self.network.distribution.act(self._arrays.policy.parameters(observations), noise)
-        return self._sample(tf.convert_to_tensor(observations), tf.convert_to_tensor(noise)).numpy()
-
-    @graph(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self._forward_alone(observations)[0]).sample(noise)
+        return self.acting.sample(observations, noise)
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """The most likely actions [B, *shape]; ignores `noise`."""
-        if self._arrays.fits:
-            return self.network.distribution.act_greedily(self._arrays.policy.parameters(observations))
-        return self._greedy(tf.convert_to_tensor(observations)).numpy()
+        return self.acting.greedy(observations)
 
-    @graph(reduce_retracing=True)
-    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self._forward_alone(observations)[0]).mode()
-
-    def _values(self, observations: np.ndarray) -> np.ndarray:
-        """V of observations [..., *shape] by the weights of now, float32 [...], on one device."""
-        shape = self._observation_shape
+    def values(self, observations: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """V of observations [..., *shape] by the present weights, float32 [...], on one device."""
         leading = observations.shape[: observations.ndim - len(shape)]
-        flat = tf.convert_to_tensor(observations.reshape(-1, *shape))
-        return self._value(flat).numpy().reshape(leading)
+        return self._value(tf.convert_to_tensor(observations.reshape(-1, *shape))).numpy().reshape(leading)
 
-    @graph(reduce_retracing=True)
+    @compiled(reduce_retracing=True)
     def _value(self, observations: tf.Tensor) -> tf.Tensor:
-        return self._values_alone(observations)
+        return self._value_pass(self._acting_weights(), observations)
 
-    @property
-    def _observation_shape(self) -> tuple[int, ...]:
-        return tuple(self.network.actor.torso.input_shape[1:])
+    def final_values(self, rollout: Rollout) -> np.ndarray:
+        """V of the last observations of truncated episodes, by the present weights, float32 [R, T, B]."""
+        values = np.zeros_like(rollout.rewards)
+        if rollout.final_observations:
+            at = tuple(np.array(list(rollout.final_observations)).T)
+            observations = np.stack(list(rollout.final_observations.values()))
+            values[at] = self.values(observations, rollout.observations.shape[3:])
+        return values
 
     # State
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """The network's weights by name."""
-        return self.network.get_weights()
+        return self.network.split(self.learning.vectors())
 
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
         """Standardises observations by float32 [D] each from now on."""
-        self.network.scaling.mean.assign(mean)
-        self.network.scaling.scale.assign(scale)
-        self._arrays.forget()
+        vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
+        self.learning.assign("observations", vector)
+        self.acting.forget()
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
-        weights = {f"{PREFIX}{k}": v for k, v in self.network.get_weights().items()}
-        return weights | self._optimizer.get_state()
+        return state_of(self.network, self.learning)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`.
 
         Raises:
-          ValueError: they belong to another network.
+          ValueError, KeyError: they belong to another network.
         """
-        self.network.set_weights(weights_of(state))
-        self._arrays.forget()
-        self._optimizer.set_state(state)
+        set_state_of(self.network, self.learning, state)
+        self.acting.forget()
+
+
+def num_parameters_of(network: networks.Network, learning: DataParallel) -> int:
+    """The number of trained parameters; a learned vector that is no network's has one."""
+    functions = network.functions
+    return sum(functions[name].num_parameters if name in functions else 1 for name in learning.learned)
+
+
+def state_of(network: networks.Network, learning: DataParallel) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint: weights as `weights/NETWORK/LAYER/NAME`, all else as `agent/VECTOR`."""
+    state = learning.get_state()
+    weights = network.split({name: state[name] for name in network.functions})
+    others = {f"agent/{name}": array for name, array in state.items() if name not in network.functions}
+    return {f"{PREFIX}{name}": array for name, array in weights.items()} | others
+
+
+def set_state_of(network: networks.Network, learning: DataParallel, state: Mapping[str, np.ndarray]) -> None:
+    """Continues from `state_of`, and ignores further arrays. Raises ValueError or KeyError if some miss."""
+    others = {
+        name.removeprefix("agent/"): array for name, array in state.items() if name.startswith("agent/")
+    }
+    learning.set_state({**others, **network.join(weights_of(state))})

@@ -36,7 +36,7 @@ class Agent(Protocol):
         """The number of trained parameters."""
 
     @property
-    def floats_per_sum(self) -> int:
+    def allreduce_floats(self) -> int:
         """The number of float32 values that one gradient step sums over all replicas."""
 
     @property

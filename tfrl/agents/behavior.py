@@ -6,22 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl import networks
-from tfrl.agents.player import Player
+from tfrl.agents.acting import ActingActorCritic, ActingNetwork
 from tfrl.config.replay import ReplaySettings
 from tfrl.envs import registry
 from tfrl.experience import exploration
 from tfrl.experience.actor import BehaviorPolicy
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import array_policy
-from tfrl.ops.graph import graph
+from tfrl.ops.lazy import tf
 from tfrl.run import rng
 
 
-class ActorCriticBehavior:
-    """Acts on one device as `PPOAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`.
+class _Behavior:
+    """A network with weights of its own on one device; a base of `experience.actor.BehaviorPolicy`s.
 
     Args:
       config: the run's settings.
@@ -29,20 +27,43 @@ class ActorCriticBehavior:
       at_once: parts of a forward pass that CPUs compute at the same time.
     """
 
+    extras: Mapping[str, tuple[int, ...]] = {}
+    _acting_class: type[ActingNetwork] = ActingNetwork
+
     def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
         gpus = tf.config.list_logical_devices("GPU")
         self._config = config
         self._device = "/gpu:0" if gpus else "/cpu:0"
         with tf.device(self._device):
             self._network = networks.of_settings(config, precision)
-        self._forward = self._network.forward_pass(on_gpu=bool(gpus), at_once=at_once)
-        self._arrays = array_policy.Cache(self._network, config.num_envs)
-        self.extras = self._arrays.extras
+            initial = self._network.initial()
+            self._variables = {
+                name: tf.Variable(initial[name], trainable=False) for name in self._network.acting
+            }
+        self._acting = self._acting_class(
+            self._network, self._weights, config.num_envs, on_gpu=bool(gpus), at_once=at_once
+        )
+
+    def _weights(self) -> dict[str, tf.Tensor]:
+        return {name: variable.read_value() for name, variable in self._variables.items()}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Acts by them from now on."""
-        self._network.set_weights(weights)
-        self._arrays.forget()
+        vectors = self._network.join(weights)
+        for name, variable in self._variables.items():
+            variable.assign(vectors[name])
+        self._acting.forget()
+
+
+class ActorCriticBehavior(_Behavior):
+    """Acts on one device as `PPOAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`."""
+
+    _acting: ActingActorCritic
+    _acting_class = ActingActorCritic
+
+    def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
+        super().__init__(config, precision, at_once=at_once)
+        self.extras = self._acting.extras
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
@@ -51,57 +72,24 @@ class ActorCriticBehavior:
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
-        if self._arrays.acts:
-            return self._arrays.act(observations, noise)
-        size = observations.shape[:2]
         with tf.device(self._device):
-            results = self._act(
-                *(tf.convert_to_tensor(x.reshape(-1, *x.shape[2:])) for x in (observations, noise))
-            )
-        actions, log_probs, values = (x.numpy().reshape(*size, *x.shape[1:]) for x in results)
-        return actions, {"log_prob": log_probs, "value": values}
+            return self._acting.act_with_extras(observations, noise)
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that the weights of now have acted in NumPy."""
-        if self._arrays.acts:
-            parameters = rollout.extras["parameters"]
-            rollout.extras |= self._arrays.said_of(rollout.observations[:, :-1], rollout.actions, parameters)
-
-    @graph(reduce_retracing=True)
-    def _act(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        parameters, values = self._forward(observations)
-        policy = self._network.distribution(parameters)
-        actions = policy.sample(noise)
-        return actions, policy.log_prob(actions), values
+        """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""
+        self._acting.complete(rollout)
 
 
-class ReplayBehavior:
+class ReplayBehavior(_Behavior):
     """Explores as `ReplayAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`.
 
     A row of its noise decides the action by itself: it holds the noise of an action, the values of
-    `config.exploration`, and where one is still to be taken at random, that action.
-
-    Args: those of `ActorCriticBehavior`.
+    `config.exploration`, and, where the action is random, that action.
     """
 
-    extras: Mapping[str, tuple[int, ...]] = {}
-
     def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
-        gpus = tf.config.list_logical_devices("GPU")
-        self._config = config
+        super().__init__(config, precision, at_once=at_once)
         self._spec = registry.specs(config)[1]
-        self._device = "/gpu:0" if gpus else "/cpu:0"
-        with tf.device(self._device):
-            self._network = networks.of_settings(config, precision)
-            initial = self._network.functions[self._network.player].initial()
-            self._vector = tf.Variable(initial, trainable=False)
-        sizes = {"on_gpu": bool(gpus), "at_once": at_once}
-        self._player = Player(config, self._network, self._vector.read_value, **sizes)
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts by them from now on."""
-        self._vector.assign(self._network.join(weights)[self._network.player])
-        self._player.forget()
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The rows of round `number`, float32 [T, B, ...], of envs by their global indices."""
@@ -129,7 +117,7 @@ class ReplayBehavior:
         further = len(self._config.exploration(0))
         observations = observations.reshape(-1, *observations.shape[2:])
         with tf.device(self._device):
-            actions = self._player.act(observations, rows[:, :width], rows[0, width : width + further])
+            actions = self._acting.act(observations, rows[:, :width], rows[0, width : width + further])
         return actions.reshape(*size, *actions.shape[1:]), {}
 
     def complete(self, rollout: Rollout) -> None:

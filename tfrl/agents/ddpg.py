@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
-from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.agents.replay_agent import ReplayAgent, Rows
 from tfrl.ops import q_learning
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
 
 class DDPGAgent(ReplayAgent):
-    """An actor and its critics, and their slow copies."""
+    """An actor and its critics, and their target networks."""
 
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
     charts = {
@@ -20,28 +20,32 @@ class DDPGAgent(ReplayAgent):
         }
     }
 
-    def make_phases(self) -> tuple[Phase, ...]:
+    def make_steps(self) -> dict[str, GradientStep]:
         """The critics', then the actor's."""
         config, critics = self._config, self.network.critics
-        self.slow, self.target_every = ("actor", *critics), config.policy_delay
+        self.target_networks, self.target_every = ("actor", *critics), config.policy_delay
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
-        return (
-            Phase(critics, self._critic_loss, ("q_loss", "q_mean"), critic_rates),
-            Phase(("actor",), self._actor_loss, ("actor_loss",), (config.lr,), every=config.policy_delay),
-        )
+        return {
+            "critics": self.gradient_step(
+                critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
+            ),
+            "actor": self.gradient_step(
+                ("actor",), self._actor_loss, ("actor_loss",), rates=(config.lr,), every=config.policy_delay
+            ),
+        }
 
     def actions(self, weights: Weights, prefix: str, observations: tf.Tensor) -> tf.Tensor:
-        """The actor's actions, float32 [b, D], or with the prefix its slow copy's."""
+        """The actor's actions, float32 [b, D], or with the prefix its target network's."""
         return self.network.greedy([self.network.functions["actor"](weights[prefix + "actor"], observations)])
 
     def qs(self, weights: Weights, prefix: str, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """All critics' values, float32 [N, b], or with the prefix their slow copies'."""
+        """All critics' values, float32 [N, b], or with the prefix their target networks'."""
         functions = self.network.functions
         values = [functions[c](weights[prefix + c], observations, actions) for c in self.network.critics]
         return tf.stack(values)
 
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
-        """Values of the next observations, float32 [b], by the slow copies of actor and critic."""
+        """Values of the next observations, float32 [b], by the target networks of actor and critic."""
         observations = rows["next_observation"]
         return self.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
 
@@ -50,10 +54,10 @@ class DDPGAgent(ReplayAgent):
         taken = tf.unstack(self.qs(weights, "", rows["observation"], rows["action"]))
         delta = self._config.huber_delta
         loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
-        return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
+        return Losses(loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0])
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         observations = rows["observation"]
         q = self.qs(weights, "", observations, self.actions(weights, "", observations))[0]
         loss = q_learning.deterministic_actor_loss(q)
-        return loss, {"actor_loss": loss}, tf.zeros_like(loss)
+        return Losses(loss, {"actor_loss": loss})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.agents.replay_agent import ReplayAgent, Rows
 from tfrl.ops import q_learning
+from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
 
 class DQNAgent(ReplayAgent):
-    """One network that values actions, and its slow copy."""
+    """One network that values actions, and its target network."""
 
     metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
     charts = {
@@ -17,11 +18,12 @@ class DQNAgent(ReplayAgent):
             "share of random actions": ("train/epsilon",),
         }
     }
-    slow = ("q",)
+    target_networks = ("q",)
 
-    def make_phases(self) -> tuple[Phase, ...]:
+    def make_steps(self) -> dict[str, GradientStep]:
         """One."""
-        return (Phase(("q",), self._loss, ("q_loss", "q_mean"), (self._config.lr,)),)
+        rates, metrics = (self._config.lr,), ("q_loss", "q_mean")
+        return {"q": self.gradient_step(("q",), self._loss, metrics, rates=rates, errors=True)}
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         config, q_of = self._config, self.network.functions["q"]
@@ -33,7 +35,7 @@ class DQNAgent(ReplayAgent):
             target = q_learning.q_learning_target(rows["reward"], rows["discount"], next_q)
         q = q_learning.taken_q(q_of(weights["q"], rows["observation"]), rows["action"])
         loss = q_learning.td_loss(q, target, rows["weight"], huber_delta=config.huber_delta)
-        return loss, {"q_loss": loss, "q_mean": q}, target - q
+        return Losses(loss, {"q_loss": loss, "q_mean": q}, target - q)
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """Metrics that follow from the number of env steps alone: the learning rate and epsilon."""

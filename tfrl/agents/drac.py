@@ -15,7 +15,6 @@ import collections
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.agents.ppo import OF_UPDATES, PPOAgent, Samples
 from tfrl.agents.totals import Totals
@@ -24,7 +23,9 @@ from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS
 from tfrl.ops.bandit import SlidingWindowUCB
+from tfrl.ops.lazy import tf
 from tfrl.run import rng
+from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import Runtime
 
 _BANDIT = "bandit/"  # of its arrays in a state
@@ -100,20 +101,22 @@ class DrACAgent(PPOAgent):
         self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
 
-    def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         config = self._config
         envs = self._runtime.local_envs(config.num_envs)
         return (rollout.by_replica(rng.augmentation_seeds(config.seed, number, envs, config.num_steps)),)
 
-    def _losses(self, samples: Samples, index: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    def _losses(
+        self, weights: Weights, samples: Samples, index: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """PPO's with G_pi and G_V. RAD has zeros in their places: sums of the same size."""
-        augmented = self._augment(samples.observations, samples.further[0], index)
+        augmented = self._augment(samples.observations, samples.extra[0], index)
         if self._config.augment_use == "rad":
-            loss, metrics, ratio = super()._losses(samples._replace(observations=augmented), index)
+            loss, metrics, ratio = super()._losses(weights, samples._replace(observations=augmented), index)
             return loss, [*metrics, tf.zeros_like(loss), tf.zeros_like(loss)], ratio
-        logits, values = self.network(samples.observations, training=True)
+        logits, values = self.network.outputs(weights, samples.observations)
         loss, metrics, ratio = self._losses_of(samples, logits, values)
-        augmented_logits, augmented_values = self.network(augmented, training=True)
+        augmented_logits, augmented_values = self.network.outputs(weights, augmented)
         of_policy = losses.policy_regularizer(logits, augmented_logits)
         of_value = losses.value_regularizer(values, augmented_values)
         loss += self._config.augment_coef * (of_policy + of_value)

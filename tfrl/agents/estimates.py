@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tfrl.config.ppo import Config
 from tfrl.ops import returns
-from tfrl.workers.gradients import sum_replicas
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import sum_replicas
 
 
 def estimate(
@@ -56,7 +55,7 @@ def estimate(
     moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
     mean_target, varies = _moments(sums[1], config.steps_per_update)
     _, unexplained = _moments(sums[2], config.steps_per_update)
-    # Of targets that do not vary, values that do explain nothing (scikit-learn's convention).
+    # For constant targets, varying values score 0 (scikit-learn's convention).
     share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
     of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
     return flat_advantages, tf.reshape(targets, [-1]), moments, of_targets

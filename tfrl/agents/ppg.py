@@ -11,24 +11,22 @@ training. R are the value targets of the policy phase. Which rollouts and in wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.agents.ppo import PPOAgent
 from tfrl.cli import words
 from tfrl.config.ppg import Config
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import losses
-from tfrl.ops.graph import graph
-from tfrl.workers.gradients import sum_parts, sum_replicas
+from tfrl.ops import losses, optimizers
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
 AUXILIARY = ("train/aux_value_loss", "train/aux_policy_kl", "train/aux_critic_loss", "train/aux_grad_norm")
 """The metrics of an auxiliary step."""
-_OPTIMIZER = "auxiliary_optimizer"
 
 
 class PPGAgent(PPOAgent):
@@ -52,17 +50,24 @@ class PPGAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self._policy = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
-        with runtime.strategy.scope():
-            self._all_variables = self.network.auxiliary_phase_variables
-            self._auxiliary_optimizer = self._make_optimizer(self._all_variables, config.aux_lr)
-        self._all_specs = [tf.TensorSpec(v.shape) for v in self._all_variables]
+        self._policy_pass = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
         self.targets: np.ndarray | None = None
 
-    @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return sum(int(np.prod(v.shape)) for v in self._all_variables)
+    def make_steps(self) -> dict[str, GradientStep]:
+        """PPO's, and one of the auxiliary phase, which has an optimizer of its own."""
+        config, learned = self._config, (*self.network.learned, "auxiliary")
+        auxiliary = GradientStep(
+            learned=learned,
+            rates=(config.aux_lr,) * len(learned),
+            loss=self._auxiliary_loss,
+            metrics=AUXILIARY[:3],
+            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            batch_rows=config.auxiliary_rows,
+            part_rows=self._runtime.micro_batch(config.auxiliary_step(self._runtime.replicas)),
+            max_norm=config.max_grad_norm,
+            prefix="auxiliary_phase/",
+        )
+        return super().make_steps() | {"auxiliary": auxiliary}
 
     @property
     def summary(self) -> dict[str, str]:
@@ -86,9 +91,12 @@ class PPGAgent(PPOAgent):
         results = self._logits(self._runtime.per_replica(observations))
         return np.stack([x.numpy() for x in self._runtime.local_results(results)])
 
-    @graph(reduce_retracing=True)
+    @compiled(reduce_retracing=True)
     def _logits(self, observations: Any) -> Any:
-        return self._runtime.strategy.run(self._policy, args=(observations,))
+        def on_replica(own: tf.Tensor) -> tf.Tensor:
+            return self._policy_pass(self.learning.weights(self.network.acting), own)
+
+        return self._runtime.strategy.run(on_replica, args=(observations,))
 
     def auxiliary_step(
         self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray
@@ -103,54 +111,27 @@ class PPGAgent(PPOAgent):
         Returns:
           The metrics of `AUXILIARY`, float32 [4], the same on every worker; they may be no numbers.
         """
-        self._arrays.forget()
+        self.acting.forget()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits))
         return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
 
-    @graph(reduce_retracing=True)
+    @compiled(reduce_retracing=True)
     def _auxiliary_steps(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._auxiliary_step_on_replica, args=batch)
 
     def _auxiliary_step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        (grads, sums), _ = sum_parts(
-            self._auxiliary_gradients,
-            batch,
-            part_rows=self._runtime.micro_batch(self._config.auxiliary_step(self._runtime.replicas)),
-            signature=((self._all_specs, tf.TensorSpec([3])), tf.TensorSpec([])),
-            at_once=self._runtime.parts_at_once,
-        )
-        *grads, sums = sum_replicas([*grads, sums])
-        norm = self._auxiliary_optimizer.apply(grads, self._config.max_grad_norm)
-        return tf.concat([sums, [norm]], axis=0)
+        outcome = self.learning.gradient_step("auxiliary", batch, (), tf.constant(1.0))
+        return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
-    def _auxiliary_gradients(
-        self, batch: tuple[tf.Tensor, ...]
-    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
-        """Gradients and sums of metrics of some rows; nothing is kept apart."""
-        observations, targets, old_logits = batch
-        rows, beta = self._config.auxiliary_rows, self._config.beta_clone
-        with tf.GradientTape() as tape:
-            logits, values, auxiliary = self.network.with_auxiliary(observations, training=True)
-            joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, beta)
-            of_critic = losses.value_error(values, targets)
-            # Divided by the global minibatch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(joint + of_critic) / rows
-        grads = tape.gradient(loss, [v.value for v in self._all_variables])
-        samples = [
+    def _auxiliary_loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
+        """L of the module's docstring, of some rows."""
+        observations, targets, old_logits = rows
+        logits, values, auxiliary = self.network.with_auxiliary(weights, observations)
+        joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, self._config.beta_clone)
+        of_critic = losses.value_error(values, targets)
+        metrics = (
             losses.value_error(auxiliary, targets),
             losses.categorical_kl(old_logits, logits),
             of_critic,
-        ]
-        sums = tf.reduce_sum(tf.stack(samples), axis=1) / rows
-        return (grads, sums), tf.constant(0.0)
-
-    # State
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """PPO's, and the auxiliary phase's optimizer."""
-        return super().get_state() | self._auxiliary_optimizer.get_state(_OPTIMIZER)
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`. Raises ValueError or KeyError as PPO's does."""
-        super().set_state(state)
-        self._auxiliary_optimizer.set_state(state, _OPTIMIZER)
+        )
+        return Losses(joint + of_critic, dict(zip(AUXILIARY[:3], metrics, strict=True)))

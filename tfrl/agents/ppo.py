@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.agents import estimates
 from tfrl.agents.actor_critic_agent import ActorCriticAgent
@@ -18,11 +17,12 @@ from tfrl.agents.totals import Totals
 from tfrl.cli.errors import TrainingError
 from tfrl.config.ppo import Config
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import losses, returns
-from tfrl.ops.graph import graph, not_inlined
+from tfrl.ops import losses, optimizers, returns
+from tfrl.ops.graph import compiled, graph
+from tfrl.ops.lazy import tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
-from tfrl.workers.gradients import in_own_place, sum_parts, sum_replicas
+from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -40,7 +40,7 @@ class Samples(NamedTuple):
     values: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
-    further: tuple[tf.Tensor, ...]  # `PPOAgent._further`'s
+    extra: tuple[tf.Tensor, ...]  # of `PPOAgent._extra_inputs`
 
 
 class PPOAgent(ActorCriticAgent):
@@ -50,7 +50,7 @@ class PPOAgent(ActorCriticAgent):
       config: the settings.
       runtime: the strategy and this worker's place in it.
 
-    An algorithm that differs in its loss extends this class, with its own `_losses`, `_further` and `means`.
+    An algorithm with another loss extends this class by its own `_losses`, `_extra_inputs` and `means`.
 
     Attributes:
       means: what a minibatch reports, means over all replicas.
@@ -71,37 +71,40 @@ class PPOAgent(ActorCriticAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self._compile(small=self.network.is_small and not runtime.uses_gpu)
-
-    def _compile(self, *, small: bool) -> None:
-        """Gives small networks to XLA: the gradients of a part and the step, or whole epochs of a single env.
-
-        Whole epochs are faster and round otherwise; a single env can have no other topology to agree with.
-        The gradients of larger ones are not inlined on CPUs, for the sake of max pooling.
-        """
-        one_device = isinstance(self._runtime.strategy, tf.distribute.OneDeviceStrategy)
-        alone = one_device and self._config.num_envs == 1
-        self._small = small
-        self._steps = tf.function(self._take_steps, jit_compile=small and alone)
-        self._part = graph(self._part_gradients, jit_compile=True) if small else self._part_gradients
-        inlined = small or self._runtime.uses_gpu
-        self._gradients = self._summed_gradients if inlined else not_inlined(self._summed_gradients)
-        self._gae = graph(returns.gae, jit_compile=True) if small else returns.gae
-
-    def _rate_scales(self) -> Sequence[float] | None:
-        config = self._config
-        if config.critic_lr is None or config.share_torso:
-            return None
-        of_critic = {id(v) for v in self.network.critic.trainable_variables}
-        return [config.critic_lr / config.lr if id(v) in of_critic else 1.0 for v in self._variables]
+        # A whole epoch is one program where a run can have no other topology: a single env on one device.
+        # It is faster, and rounds otherwise than parts of it do.
+        one_device = isinstance(runtime.strategy, tf.distribute.OneDeviceStrategy)
+        alone = one_device and config.num_envs == 1
+        self._steps = tf.function(self._take_steps, jit_compile=self.uses_xla and alone)
+        self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
 
     @property
-    def floats_per_sum(self) -> int:
-        """The number of float32 values that one gradient step sums.
+    def uses_xla(self) -> bool:
+        """True for small networks on CPUs."""
+        return self.network.is_small and not self._runtime.uses_gpu
 
-        They are gradients, metrics, and of each replica its ratio error and the last step of its call.
-        """
-        return self.num_parameters + len(self.means) + 2 * self._runtime.replicas
+    def make_steps(self) -> dict[str, GradientStep]:
+        """One step, of a minibatch."""
+        config = self._config
+        critic_rate = config.lr if config.critic_lr is None or config.share_torso else config.critic_lr
+        rates = [critic_rate if name.startswith("critic") else config.lr for name in self.network.learned]
+        step = GradientStep(
+            learned=self.network.learned,
+            rates=tuple(rates),
+            loss=self._loss,
+            metrics=self.means,
+            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            batch_rows=config.rows_per_step,
+            part_rows=self._runtime.micro_batch(config),
+            max_norm=config.max_grad_norm,
+            errors="largest",
+        )
+        return {"update": step}
+
+    @property
+    def allreduce_floats(self) -> int:
+        """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
+        return self.learning.allreduce_floats("update")
 
     @property
     def steps_per_update(self) -> int:
@@ -134,12 +137,11 @@ class PPOAgent(ActorCriticAgent):
           TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
         """
         config, per_replica = self._config, self._runtime.per_replica
-        rate = learning_rate(config.schedule, config.lr, number, config.num_updates)
-        self._optimizer.learning_rate.assign(rate)
-        self._arrays.forget()
+        scale = learning_rate(config.schedule, 1.0, number, config.num_updates)
+        self.acting.forget()
         observations = rollout.observations[:, : config.num_steps]
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
-        kept = tuple(per_replica(x) for x in (*kept, *self._further(rollout, number)))
+        kept = tuple(per_replica(x) for x in (*kept, *self._extra_inputs(rollout, number)))
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)
         for epoch in range(config.epochs):
@@ -147,17 +149,18 @@ class PPOAgent(ActorCriticAgent):
                 estimated = self._estimates(rollout, rollout.extras["value"], rows)
                 self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
             elif config.renew_advantages:
-                estimated = self._estimates(rollout, self._values(observations), rows)
-            self._epoch(epoch, (kept, *estimated[:-1], rows), totals, on_step)
+                values = self.values(observations, observations.shape[3:])
+                estimated = self._estimates(rollout, values, rows)
+            self._epoch(epoch, (kept, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
             if totals.ended:
                 break
-        return totals.metrics() | {"train/learning_rate": rate}
+        return totals.metrics() | {"train/learning_rate": config.lr * scale}
 
     def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
         """Takes note of the explained variance and the mean target, float32 [2], of all replicas."""
         totals.explained_variance = float(of_targets[0])
 
-    def _further(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """What the losses need of each sample beside PPO's arrays: [R, T, B, ...] each."""
         return ()
 
@@ -205,15 +208,12 @@ class PPOAgent(ActorCriticAgent):
         Values float32 [R, T, B] are of the acting weights, or, where advantages are renewed, of the present
         ones; those of o_T and of the last observations of truncated episodes always are of the present.
         """
-        final_values = np.zeros_like(values)
-        if rollout.final_observations:
-            at = tuple(np.array(list(rollout.final_observations)).T)
-            final_values[at] = self._values(np.stack(list(rollout.final_observations.values())))
-        last_values = self._values(rollout.observations[:, -1])
+        final_values = self.final_values(rollout)
+        last_values = self.values(rollout.observations[:, -1], rollout.observations.shape[3:])
         fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
         return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
 
-    @graph
+    @compiled()
     def _prepare(self, *fields: Any) -> Any:
         return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
 
@@ -237,12 +237,13 @@ class PPOAgent(ActorCriticAgent):
         its largest |ratio - 1|.
         """
         config, began = self._config, index
+        train_step = tf.autograph.experimental.do_not_convert(self._train_step)
         ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
         while index < end and not ended:
-            means, errors, ends = self._runtime.strategy.run(self._train_step, args=(*batch, index, end))
+            outcome = self._runtime.strategy.run(train_step, args=(*batch, index, end))
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
-            means, error = self._runtime.first(means), tf.reduce_max(self._runtime.first(errors))
-            agreed = tf.reduce_all(self._runtime.first(ends) == tf.cast(end, tf.float32))
+            means, error, ends = (self._runtime.first(x) for x in outcome)
+            agreed = tf.reduce_all(ends == tf.cast(end, tf.float32))
             ended = not agreed or not tf.reduce_all(tf.math.is_finite(means))
             if config.target_kl is not None:
                 ended = ended or means[self.means.index("approx_kl")] > config.target_kl
@@ -251,7 +252,6 @@ class PPOAgent(ActorCriticAgent):
             sums, index = sums + means, index + 1
         return index - began, ended, agreed, sums, first_error
 
-    @tf.autograph.experimental.do_not_convert
     def _train_step(
         self,
         kept: Sequence[tf.Tensor],  # [T, B, ...]: observations, actions, log-probabilities, values, further
@@ -259,58 +259,41 @@ class PPOAgent(ActorCriticAgent):
         targets: tf.Tensor,
         moments: tf.Tensor,  # [E * M, 2]
         steps: tf.Tensor,  # [E, M, B, b]
+        scale: tf.Tensor,  # of the learning rates
         index: tf.Tensor,
         end: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """One minibatch: gradients, one all-reduce, clipping by the global norm, the optimizer's step.
+        """One minibatch: its means with the gradient's norm, its largest |ratio - 1|, and `end`.
 
-        Returns the means, and of each replica the largest |ratio - 1| and `end`, float32 [replicas].
+        The last is of every replica, float32 [replicas].
         """
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
-        (grads, sums), errors = self._gradients(self._rows(steps)[index], data, moments[index], index)
-        mine = [in_own_place(x) for x in (tf.reduce_max(errors), tf.cast(end, tf.float32))]
-        *grads, sums, errors, ends = sum_replicas([*grads, sums, *mine])
-        return tf.concat([sums, [self._apply(grads)]], axis=0), errors, ends
-
-    def _apply(self, grads: list[tf.Tensor]) -> tf.Tensor:
-        """Clips by the global norm and takes the optimizer's step; the norm before clipping."""
-        return self._optimizer.apply(grads, self._config.max_grad_norm, compiled=self._small)
-
-    def _summed_gradients(
-        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
-        """This replica's gradients and sums of metrics, and each part's largest |ratio - 1|."""
-        return sum_parts(
-            lambda part: self._part(part, data, moments, index),
-            rows,
-            part_rows=self._runtime.micro_batch(self._config),
-            signature=((self._gradient_specs, tf.TensorSpec([len(self.means)])), tf.TensorSpec([])),
-            at_once=self._runtime.parts_at_once,
+        shared = (data, moments[index], index)
+        outcome = self.learning.gradient_step(
+            "update", self._rows(steps)[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
         )
+        (ends,) = outcome.gathered
+        return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
 
-    def _part_gradients(
-        self, rows: tf.Tensor, data: Sequence[tf.Tensor], moments: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
-        """Gradients and sums of metrics of some rows, and their largest |ratio - 1|."""
+    def _loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
+        """The losses of some samples, by their rows int32 [b] in the arrays of the rollout."""
+        data, moments, index = shared
         *fields, advantages, targets = (tf.gather(x, rows) for x in data[:6])
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
-        further = tuple(tf.gather(x, rows) for x in data[6:])
-        samples = Samples(*fields, advantages, targets, further)
-        with tf.GradientTape() as tape:
-            loss, metrics, ratio = self._losses(samples, index)
-            # Divided by the global minibatch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(loss) / self._config.rows_per_step
-        grads = tape.gradient(loss, [v.value for v in self._variables])
-        sums = tf.reduce_sum(tf.stack(metrics), axis=1) / self._config.rows_per_step
-        return (grads, sums), tf.reduce_max(tf.abs(ratio - 1.0))
+        extra = tuple(tf.gather(x, rows) for x in data[6:])
+        samples = Samples(*fields, advantages, targets, extra)
+        losses_, metrics, ratio = self._losses(weights, samples, index)
+        return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 
-    def _losses(self, samples: Samples, index: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    def _losses(
+        self, weights: Weights, samples: Samples, index: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """The loss of each sample, its metrics in the order of `means`, and its ratio; [b] each.
 
         `index` is the minibatch's in the update, int32.
         """
-        return self._losses_of(samples, *self.network(samples.observations, training=True))
+        return self._losses_of(samples, *self.network.outputs(weights, samples.observations))
 
     def _losses_of(
         self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor

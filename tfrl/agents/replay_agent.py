@@ -1,9 +1,6 @@
-"""The common part of DQN, DDPG, TD3 and SAC: weights as vectors, and gradient steps in a compiled loop.
+"""The common part of DQN, DDPG, TD3 and SAC: gradient steps on batches from replay, in a compiled loop.
 
-An algorithm is a list of `Phase`s, one for each loss, and says which networks have slow copies. Losses are
-sums over parts of a batch, divided by the global batch; parts are summed in pairs, then over replicas. What
-is compiled is the gradient of one part and the step that follows, the same programs on every topology, so
-that N replicas or workers take the steps that one would, bit for bit on a CPU.
+An algorithm gives its losses, one gradient step for each, and names the networks that have target networks.
 """
 
 from __future__ import annotations
@@ -11,58 +8,34 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl import networks
-from tfrl.agents.player import Player
+from tfrl.agents.acting import ActingNetwork
+from tfrl.agents.actor_critic_agent import num_parameters_of, set_state_of, state_of
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
 from tfrl.experience.replay_memory import in_words
-from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.networks.weights import weights_of
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
 from tfrl.ops import optimizers
-from tfrl.ops.graph import graph, not_inlined
-from tfrl.ops.q_learning import polyak
 from tfrl.ops.schedules import learning_rate
-from tfrl.workers.gradients import sum_parts, sum_replicas
+from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
-
-TARGET = "target_"
-"""Prefix of a network's name that gives the name of its slow copy."""
 
 _FLOATS = "floats"  # the field of a batch that holds all those of float32
 
-Weights = Mapping[str, tf.Tensor]
-Rows = Mapping[str, tf.Tensor]
-Losses = tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One gradient step of one loss.
-
-    Attributes:
-      learned: the names of the vectors that it moves; they go by `rates`, each the learning rate.
-      loss: gives, of all vectors and some rows of a batch, the loss of each row, float32 [b], what to report
-        the mean of, by name, [b] each, and the errors that decide priorities, [b].
-      metrics: the names of what it reports.
-      every: gradient steps of the first phase for one of this.
-    """
-
-    learned: tuple[str, ...]
-    loss: Callable[[Weights, Rows], Losses]
-    metrics: tuple[str, ...]
-    rates: tuple[float, ...]
-    every: int = 1
+Rows = Mapping[str, Any]
+"""Tensors [b, ...] of a batch by field."""
 
 
 class ReplayAgent:
     """Networks, their slow copies and optimizers under a strategy, as `tfrl.training.off_policy` asks.
 
-    A subclass gives the class attributes and `make_phases`.
+    A subclass gives the class attributes and `make_steps`.
 
     Args:
       config: the settings.
@@ -71,64 +44,84 @@ class ReplayAgent:
     Attributes:
       metric_names, charts: as in `tfrl.agents.agent.Agent`.
       update_noise: standard normal numbers of each row of a batch.
-      slow: the networks that have slow copies.
+      target_networks: the names of the networks that have one.
       target_every: gradient steps between two moves of these; the algorithm's own, or --target-every.
     """
 
     metric_names: tuple[str, ...]
     charts: Mapping[str, Mapping[str, tuple[str, ...]]]
     update_noise = 0
-    slow: tuple[str, ...] = ()
+    target_networks: tuple[str, ...] = ()
     target_every = 1
 
     def __init__(self, config: Any, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
-        self.network = networks.of_settings(config, runtime.precision)
-        self.phases = self.make_phases()
-        self.target_every = config.target_every or self.target_every
-        vectors = self.initial()
-        vectors |= {TARGET + name: vectors[name] for name in self.slow}
-        learned = [name for phase in self.phases for name in phase.learned]
-        self._optimizer = optimizers.of_settings(config)
-        for name in learned:
-            slots = self._optimizer.initial(vectors[name])
-            vectors |= {f"{name}/{slot}": value for slot, value in slots.items()}
         with runtime.strategy.scope():
-            self._vectors = {name: _variable(value) for name, value in vectors.items()}
-        self._learned = tuple(learned)
-
-        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
-        read = self._vectors[self.network.player].read_value
-        self.player = Player(config, self.network, read, on_gpu=on_gpu, at_once=at_once)
-        # XLA gains on small layers and on GPUs, and is five times as slow for convolutions on a CPU.
-        compiles = on_gpu or config.torso == "mlp"
-        apart = functools.partial(graph, jit_compile=True) if compiles else not_inlined
-        self._gradients = [apart(functools.partial(self._part_gradients, phase)) for phase in self.phases]
-        self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
-        self._step = graph(self._optimizer_step, jit_compile=compiles)
-        self._move = graph(
-            lambda slow, fast: polyak(slow, fast, config.tau) if config.tau < 1 else tf.identity(fast),
-            jit_compile=compiles,
+            self.network = networks.of_settings(config, runtime.precision)
+        self.steps = self.make_steps()
+        self.target_every = config.target_every or self.target_every
+        on_gpu = runtime.uses_gpu
+        self.learning = DataParallel(
+            runtime,
+            self.initial(),
+            self.steps,
+            targets=self.target_networks,
+            tau=config.tau,
+            compiled=on_gpu or config.torso == "mlp",
         )
+        self.acting = ActingNetwork(
+            self.network,
+            lambda: self.learning.weights(self.network.acting),
+            config.num_envs,
+            on_gpu=on_gpu,
+            at_once=runtime.parts_at_once * runtime.local_replicas,
+        )
+        self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
-    def make_phases(self) -> tuple[Phase, ...]:
-        """The gradient steps of an update, in order."""
+    def make_steps(self) -> dict[str, GradientStep]:
+        """The gradient steps of an update by name, in order; the errors of the first decide priorities."""
         raise NotImplementedError
+
+    def gradient_step(
+        self,
+        learned: Sequence[str],
+        loss: Callable[[Weights, Rows], Losses],
+        metrics: Sequence[str],
+        *,
+        rates: Sequence[float],
+        errors: bool = False,
+        every: int = 1,
+    ) -> GradientStep:
+        """A gradient step on a whole batch; arguments are attributes of `GradientStep`."""
+        config = self._config
+        return GradientStep(
+            learned=tuple(learned),
+            rates=tuple(rates),
+            loss=lambda weights, rows, _: loss(weights, rows),
+            metrics=tuple(metrics),
+            optimizer=optimizers.of_settings(config),
+            batch_rows=config.batch_size,
+            part_rows=config.part_rows,
+            max_norm=config.max_grad_norm,
+            clips_each=True,
+            errors="rows" if errors else "",
+            every=every,
+        )
 
     def initial(self) -> dict[str, np.ndarray]:
         """The vectors that a run begins with: those of the networks, and what else is learned."""
-        return {name: function.initial() for name, function in self.network.functions.items()}
+        return self.network.initial()
 
     @property
     def num_parameters(self) -> int:
         """The number of trained parameters."""
-        return sum(int(np.prod(self._vectors[name].shape)) for name in self._learned)
+        return num_parameters_of(self.network, self.learning)
 
     @property
-    def floats_per_sum(self) -> int:
-        """The number of float32 values that the phases of a gradient step sum over all replicas."""
-        return self.num_parameters + len(self.metric_names)
+    def allreduce_floats(self) -> int:
+        """The number of float32 values that a gradient step of each loss sums over all replicas."""
+        return sum(self.learning.allreduce_floats(name) for name in self.steps)
 
     @property
     def steps_per_update(self) -> int:
@@ -154,27 +147,27 @@ class ReplayAgent:
         """There is nothing that a run could start from."""
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of another run; its slow copies and optimizer where they are there.
+        """Takes the weights of another run; its target networks and optimizer where they are there.
 
         Raises ValueError, KeyError as `set_state`.
         """
         joined = self.network.join(weights_of(state))
-        slow = {f"agent/{TARGET}{name}": joined[name] for name in self.slow}
-        self.set_state({**self.get_state(), **slow, **state})
+        targets = {f"agent/{TARGET}{name}": joined[name] for name in self.target_networks}
+        self.set_state({**self.get_state(), **targets, **state})
 
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
         """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K] and the env steps."""
-        return self.player.act(observations, noise, self._config.exploration(env_steps))
+        return self.acting.act(observations, noise, self._config.exploration(env_steps))
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        return self.player.sample(observations, noise)
+        return self.acting.sample(observations, noise)
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """The best actions [B, *shape]; ignores `noise`."""
-        return self.player.greedy(observations)
+        return self.acting.greedy(observations)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env's actions, float32 [steps, K]."""
@@ -213,7 +206,7 @@ class ReplayAgent:
         if shapes not in self._compiled:
             self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
         done, sums, errors = self._compiled[shapes](*arguments)
-        self.player.forget()
+        self.acting.forget()
         totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
         bad = [name for name, value in totals.items() if not np.isfinite(value)]
         if bad:
@@ -232,7 +225,7 @@ class ReplayAgent:
 
     @property
     def _reported(self) -> list[str]:
-        return [name for phase in self.phases for name in phase.metrics]
+        return [name for step in self.steps.values() for name in step.metrics]
 
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Fields [K, B, b, ...] with those of float32 in one: each array costs more time than its numbers."""
@@ -257,20 +250,21 @@ class ReplayAgent:
         """[K, B, b, ...] as [R, K, rows, ...] for R replicas."""
         return x.reshape(len(x), self._runtime.local_replicas, -1, *x.shape[3:]).swapaxes(0, 1)
 
-    @tf.function
+    @compiled(autograph=True)
     def _updates(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """`update` by rows [K, a replica's rows, ...]; `numbers` are the steps before and those to take."""
         first, count = numbers[0], numbers[1]
+        gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
-            means, kept = self._gradient_step(rows, tf.constant(0), first, scale)
+            means, kept = gradient_step(rows, tf.constant(0), first, scale)
             return tf.constant(1), means, [k[None] for k in kept]
         done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
-            means, kept = self._gradient_step(rows, done, first + done, scale)
+            means, kept = gradient_step(rows, done, first + done, scale)
             pairs = zip(errors, kept, strict=True)
             errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
@@ -278,95 +272,48 @@ class ReplayAgent:
             done += 1
         return done, sums, errors
 
-    @tf.autograph.experimental.do_not_convert
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, taken: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """All phases on one batch, after `taken` gradient steps; means of metrics, each replica's errors."""
         run, found, errors = self._runtime.strategy.run, [], ()
-        for index, phase in enumerate(self.phases):
-            step = functools.partial(run, self._phase, args=(index, rows, number, scale))
-            if phase.every == 1:
-                means, kept = step()
+        for index, (name, step) in enumerate(self.steps.items()):
+            take = functools.partial(run, self._step_on_replica, args=(name, rows, number, scale))
+            if step.every == 1:
+                means, kept = take()
                 means = self._runtime.first(means)
                 errors = self._runtime.local_results(kept) if index == 0 else errors
             else:
                 means = tf.cond(
-                    (taken + 1) % phase.every == 0,
-                    lambda step=step, every=phase.every: self._runtime.first(step()[0]) * float(every),
-                    lambda phase=phase: tf.zeros(len(phase.metrics)),
+                    (taken + 1) % step.every == 0,
+                    lambda take=take, every=step.every: self._runtime.first(take()[0]) * float(every),
+                    lambda step=step: tf.zeros(len(step.metrics)),
                 )
             found.append(means)
         if self.target_every == 1:
-            run(self._move_targets)
+            run(self.learning.move_targets)
         else:
             due = (taken + 1) % self.target_every == 0
-            tf.cond(due, lambda: run(self._move_targets), lambda: None)
+            tf.cond(due, lambda: run(self.learning.move_targets), lambda: None)
         return tf.concat(found, axis=0), errors
 
-    def _phase(
-        self, index: int, rows: Rows, number: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One gradient step on this replica's rows: one all-reduce, one step for each vector."""
-        phase, config = self.phases[index], self._config
-        weights = {name: self._vectors[name].read_value() for name in self._vectors if "/" not in name}
-        specs = [tf.TensorSpec(weights[name].shape) for name in phase.learned]
-        (gradients, sums), errors = sum_parts(
-            lambda part: self._gradients[index](weights, part),
-            self._separate({name: x[number] for name, x in rows.items()}),
-            part_rows=config.part_rows,
-            signature=((specs, tf.TensorSpec([len(phase.metrics)])), tf.TensorSpec([config.part_rows])),
-            at_once=self._runtime.parts_at_once,
-        )
-        *gradients, sums = sum_replicas([*gradients, sums])
-        for name, gradient, rate in zip(phase.learned, gradients, phase.rates, strict=True):
-            slots = {slot: self._vectors[f"{name}/{slot}"] for slot in self._optimizer.slots}
-            before = {slot: v.read_value() for slot, v in slots.items()}
-            moved, after = self._step(weights[name], before, gradient, scale * rate)
-            self._vectors[name].assign(moved)
-            for slot, value in after.items():
-                slots[slot].assign(value)
-        return sums, tf.reshape(errors, [-1])
-
-    def _part_gradients(
-        self, phase: Phase, weights: Weights, rows: Rows
-    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], tf.Tensor]:
-        """Gradients and sums of metrics of some rows, and the rows' errors."""
-        learned = [weights[name] for name in phase.learned]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(learned)
-            losses, metrics, errors = phase.loss(weights, rows)
-            # Divided by the global batch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(losses) / self._config.batch_size
-        sums = tf.reduce_sum(tf.stack([metrics[name] for name in phase.metrics]), axis=1)
-        return (tape.gradient(loss, learned), sums / self._config.batch_size), errors
-
-    def _optimizer_step(
-        self, weights: tf.Tensor, slots: dict[str, tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor
-    ) -> optimizers.Step:
-        if self._config.max_grad_norm is not None:
-            gradient = tf.clip_by_norm(gradient, self._config.max_grad_norm)
-        return self._optimizer.step(weights, slots, gradient, rate)
-
-    def _move_targets(self) -> None:
-        for name in self.slow:
-            slow, fast = self._vectors[TARGET + name], self._vectors[name]
-            slow.assign(self._move(slow.read_value(), fast.read_value()))
+    def _step_on_replica(
+        self, name: str, rows: Rows, number: tf.Tensor, scale: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        """Means of the metrics, and the errors of this replica's rows."""
+        batch = self._separate({field: x[number] for field, x in rows.items()})
+        outcome = self.learning.gradient_step(name, batch, (), scale)
+        return outcome.means, outcome.errors
 
     # State
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name."""
-        return self.network.split({name: self._vectors[name].numpy() for name in self.network.functions})
+        return self.network.split(self.learning.vectors())
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Weights, slow copies and optimizers as arrays, the same on every worker."""
-        others = {
-            f"agent/{name}": v.numpy()
-            for name, v in self._vectors.items()
-            if name not in self.network.functions
-        }
-        return {f"{PREFIX}{k}": v for k, v in self.get_weights().items()} | others
+        """Weights, target networks and optimizers as arrays, the same on every worker."""
+        return state_of(self.network, self.learning)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`.
@@ -374,17 +321,5 @@ class ReplayAgent:
         Raises:
           ValueError, KeyError: they belong to another network.
         """
-        joined = self.network.join(weights_of(state))
-        for name, variable in self._vectors.items():
-            variable.assign(joined[name] if name in joined else state[f"agent/{name}"])
-        self.player.forget()
-
-
-def _variable(value: np.ndarray) -> tf.Variable:
-    """A vector of which each replica has its own copy, and changes it: all compute the same."""
-    return tf.Variable(
-        value,
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
+        set_state_of(self.network, self.learning, state)
+        self.acting.forget()

@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import tensorflow as tf
 
-from tfrl.agents.replay_agent import TARGET, Losses, Phase, ReplayAgent, Rows, Weights
+from tfrl.agents.replay_agent import ReplayAgent, Rows
 from tfrl.envs.spec import Discrete
 from tfrl.ops import q_learning
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
 _LOG_ALPHA = "log_alpha"
 
 
 class SACAgent(ReplayAgent):
-    """An actor, two critics with slow copies, and the temperature."""
+    """An actor, two critics with target networks, and the temperature."""
 
     metric_names = (
         *("train/q_loss", "train/q_mean", "train/actor_loss", "train/entropy", "train/alpha"),
@@ -32,10 +33,10 @@ class SACAgent(ReplayAgent):
         }
     }
 
-    def make_phases(self) -> tuple[Phase, ...]:
+    def make_steps(self) -> dict[str, GradientStep]:
         """The critics', then the actor's and the temperature's."""
         config = self._config
-        self.slow = self.network.critics
+        self.target_networks = critics = self.network.critics
         action_spec = self.network.distribution.action_spec
         self._discrete = isinstance(action_spec, Discrete)
         self.update_noise = 0 if self._discrete else 2 * self.network.noise_size
@@ -48,12 +49,15 @@ class SACAgent(ReplayAgent):
         learned, rates = ("actor",), (config.lr,)
         if config.alpha is None:
             learned, rates = (*learned, _LOG_ALPHA), (*rates, config.alpha_lr or config.lr)
-        critic_rates = (config.critic_lr or config.lr,) * len(self.slow)
+        critic_rates = (config.critic_lr or config.lr,) * len(critics)
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
-        return (
-            Phase(self.slow, self._critic_loss, ("q_loss", "q_mean"), critic_rates),
-            Phase(learned, actor_loss, ("actor_loss", "entropy", "alpha"), rates),
-        )
+        metrics = ("actor_loss", "entropy", "alpha")
+        return {
+            "critics": self.gradient_step(
+                critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
+            ),
+            "actor": self.gradient_step(learned, actor_loss, metrics, rates=rates),
+        }
 
     def initial(self) -> dict[str, np.ndarray]:
         """The networks' vectors, and the logarithm of the temperature, which is 1 at first."""
@@ -68,7 +72,7 @@ class SACAgent(ReplayAgent):
     def _qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
         """All critics' values, [N, B] or of discrete actions [N, B, A]."""
         functions = self.network.functions
-        return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.slow])
+        return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.network.critics])
 
     def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self.network.functions["actor"](weights["actor"], observations))
@@ -88,7 +92,7 @@ class SACAgent(ReplayAgent):
         target = q_learning.td_target(rows["reward"], rows["discount"], value)
         delta = self._config.huber_delta
         loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
-        return loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0]
+        return Losses(loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0])
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         policy = self._policy(weights, rows["observation"])
@@ -108,4 +112,4 @@ class SACAgent(ReplayAgent):
         log_alpha = weights[_LOG_ALPHA]
         both = loss + q_learning.temperature_loss(log_alpha, entropy, self._entropy_target)
         alpha = tf.broadcast_to(tf.exp(log_alpha), tf.shape(loss))
-        return both, {"actor_loss": loss, "entropy": entropy, "alpha": alpha}, tf.zeros_like(loss)
+        return Losses(both, {"actor_loss": loss, "entropy": entropy, "alpha": alpha})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
-from tfrl.networks.policy_network import PolicyNetwork
+from tfrl.networks.network import Network
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
@@ -30,13 +30,15 @@ class Policy:
     """
 
     def __init__(
-        self, network: PolicyNetwork, observation_spec: ArraySpec, precision: str, *, greedy: bool
+        self, network: Network, observation_spec: ArraySpec, precision: str, *, greedy: bool
     ) -> None:
         self.precision = precision
         self.observation_spec = observation_spec
         self.draw_noise = network.draw_noise
         self._network = network
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        initial = network.initial()
+        self._weights = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parts.cores())
         choose = self._greedy if greedy else self._drawn
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
@@ -44,7 +46,7 @@ class Policy:
         noise = tf.TensorSpec((None, network.noise_size), tf.float32)
         self._act = graph(choose, input_signature=[observations, noise])
         self._probabilities = graph(
-            lambda o: network.probabilities(self._forward(o)), input_signature=[observations]
+            lambda o: network.probabilities(self._outputs(o)), input_signature=[observations]
         )
 
     @property
@@ -59,15 +61,21 @@ class Policy:
           UserError: they are not of this network.
         """
         try:
-            self._network.set_weights(weights)
+            vectors = self._network.join(weights)
         except ValueError as error:
             raise UserError(f"{error}, which the settings of this run describe.") from None
+        for name, variable in self._weights.items():
+            variable.assign(vectors[name])
+
+    def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        weights = {name: variable.read_value() for name, variable in self._weights.items()}
+        return self._forward(weights, observations)
 
     def _greedy(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self._network.greedy(self._forward(observations))
+        return self._network.greedy(self._outputs(observations))
 
     def _drawn(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self._network.sample(self._forward(observations), noise)
+        return self._network.sample(self._outputs(observations), noise)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] of observations [B, *shape], drawn by noise float32 [B, K]."""

@@ -6,11 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfrl.networks.policy_network import PolicyNetwork
+    from tfrl.networks.network import Network as Network
 
 _MODULES = {
-    **dict.fromkeys(("ppo", "drac", "impala"), "actor_critic"),
-    "ppg": "phasic",
+    **dict.fromkeys(("ppo", "drac", "ppg", "impala"), "actor_critic"),
     "dqn": "q_network",
     "reinforce": "actor_alone",
     **dict.fromkeys(("ddpg", "td3", "sac"), "actor_and_critics"),
@@ -20,10 +19,10 @@ _MODULES = {
 def kind(algorithm: str) -> str:
     """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
     module = _MODULES[algorithm]
-    return algorithm if module == "actor_and_critics" else module
+    return algorithm if module == "actor_and_critics" or algorithm == "ppg" else module
 
 
-def of_settings(config: Any, precision: str) -> PolicyNetwork:
+def of_settings(config: Any, precision: str) -> Network:
     """Makes the network that a run's settings describe, of its algorithm's kind.
 
     Args:

@@ -11,13 +11,12 @@ import tensorflow as tf
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks.actor_and_critics import StochasticActor
-from tfrl.networks.actor_critic import Head
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.functional import Functional, seeds_of, torso_for
+from tfrl.networks.network import Functional, Head, seeds_of, torso_for
 
 
 class ActorAlone(StochasticActor):
-    """An actor without critics; follows `policy_network.PolicyNetwork`, which knows no dropout.
+    """An actor without critics. It acts without dropout.
 
     Args:
       torso: gives features float32 [B, D] of observations [B, *shape].

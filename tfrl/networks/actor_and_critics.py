@@ -13,22 +13,27 @@ import resnet
 from tfrl.config.network import hidden_options
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
-from tfrl.networks.actor_critic import Head
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.functional import FunctionalNetworks, seeds_of, torso_for
+from tfrl.networks.network import Head, Network, seeds_of, torso_for
+from tfrl.workers.data_parallel import Weights
 
 
-class _ActorAndCritics(FunctionalNetworks):
-    """What the two kinds below share: the networks `actor`, `critic1`, `critic2` ..."""
+class _ActorAndCritics(Network):
+    """The base of both kinds below, with the networks `actor`, `critic1`, `critic2` and so on."""
 
     def __init__(self, actor: keras.Model, critics: Sequence[keras.Model]) -> None:
         models = {"actor": actor} | {f"critic{i}": critic for i, critic in enumerate(critics, start=1)}
-        super().__init__(models, player="actor", outputs=actor.output_shape[-1])
+        signature = [tf.TensorSpec([actor.output_shape[-1]])]
+        super().__init__(models, acting=["actor"], signature=signature)
         self.critics = tuple(models)[1:]
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """The actor's outputs, [float32 [B, P]], of observations [B, *shape]."""
+        return [self.functions["actor"](weights["actor"], observations)]
 
 
 class DeterministicActor(_ActorAndCritics):
-    """An actor whose actions are tanh of its outputs; follows `policy_network.PolicyNetwork`.
+    """An actor whose actions are tanh of its outputs.
 
     Args:
       actor: gives float32 [B, D] of observations [B, *shape].
@@ -75,7 +80,7 @@ class DeterministicActor(_ActorAndCritics):
 
 
 class StochasticActor(_ActorAndCritics):
-    """An actor whose outputs are a distribution's parameters; follows `policy_network.PolicyNetwork`.
+    """An actor whose outputs are a distribution's parameters.
 
     Args:
       actor: gives float32 [B, P] of observations [B, *shape].

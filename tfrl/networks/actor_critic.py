@@ -1,4 +1,4 @@
-"""Actor and Critic: a torso of the zoo and a linear head each, built inside the strategy's scope."""
+"""Actor and Critic: heads on torsos of the zoo, for PPO and its kin and IMPALA."""
 
 from __future__ import annotations
 
@@ -12,73 +12,53 @@ import tensorflow as tf
 import resnet
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.networks import array_policy
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.weights import assign_weights, layer_names, read_weights
-from tfrl.ops.graph import graph
+from tfrl.networks.network import Head, Network, seeds_of
 from tfrl.workers import parts
+from tfrl.workers.data_parallel import Weights
+
+OBSERVATION_LIMIT = np.float32(10.0)
+"""Standardised observations are clipped to this size."""
 
 
-class Head(keras.layers.Dense):
-    """A float32 linear layer whose every row is computed alike, however many rows there are.
-
-    Matrix products block their sums differently for each batch size, so 32 envs would round differently on
-    one replica than 16 on each of two, and within some dozens of updates the runs would differ. Products and
-    one sum per output cost little for the few outputs of a head. float32 because a rounded logit would be
-    another policy.
-    """
-
-    def __init__(self, units: int, *, features: int, gain: float, seed: int, name: str = "head") -> None:
-        initializer = keras.initializers.Orthogonal(gain, seed=seed)
-        super().__init__(units, kernel_initializer=initializer, dtype="float32", name=name)
-        self.build((None, features))
-
-    def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Outputs float32 [B, units] of features float32 [B, D]."""
-        products = features[:, None, :] * tf.transpose(self.kernel)  # [B, units, D]
-        return tf.reduce_sum(products, axis=-1) + self.bias
-
-
-class ObservationScaling(tf.Module):
+class ObservationScaling(keras.layers.Layer):
     """Standardises vectors by constants that a trainer sets: clip((o - mean) * scale, -10, 10).
 
-    They are weights that no gradient changes, so checkpoints, exports and every policy of the run have them.
+    The constants are weights of a network that no algorithm learns: so checkpoints, exports and every policy
+    of the run have them.
     """
 
     def __init__(self, size: int) -> None:
-        super().__init__(name="observations")
-        self.mean = keras.Variable(np.zeros(size, np.float32), trainable=False, name="mean")
-        self.scale = keras.Variable(np.ones(size, np.float32), trainable=False, name="scale")
-        self.limit = np.float32(10.0)
-
-    def __call__(self, observations: tf.Tensor) -> tf.Tensor:
-        """Standardised vectors, float32 [B, D], of float32 [B, D]."""
-        return tf.clip_by_value((observations - self.mean) * self.scale, -self.limit, self.limit)
-
-
-class Actor(keras.Model):
-    """Parameters of the policy's distribution, float32 [B, P], from observations [B, *shape].
-
-    The head starts near zero (gain 0.01), so the first policy is close to uniform, or to its mean at 0. With
-    `free_parameters` F, the last F of the P parameters are variables of their own, the same for all
-    observations, that start at 0: the deviation of continuous actions, say.
-    """
-
-    def __init__(self, torso: keras.Model, parameters: int, *, seed: int, free_parameters: int = 0) -> None:
-        super().__init__(name="actor", dtype="float32")
-        self.torso = torso
-        features = torso.output_shape[-1]
-        self.head = Head(parameters - free_parameters, features=features, gain=0.01, seed=seed)
-        self.free = (
-            keras.Variable(np.zeros(free_parameters, np.float32), name="free") if free_parameters else None
-        )
+        super().__init__(name="observations", dtype="float32")
+        self.mean = keras.Variable(np.zeros(size, np.float32), name="mean")
+        self.scale = keras.Variable(np.ones(size, np.float32), name="scale")
         self.built = True
 
-    def call(self, observations: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Parameters of the distribution, float32 [B, P]."""
-        return self.of_features(self.torso(observations, training=training))
+    def call(self, observations: tf.Tensor) -> tf.Tensor:
+        """Standardised vectors, float32 [B, D], of float32 [B, D]."""
+        scaled = (observations - tf.convert_to_tensor(self.mean)) * tf.convert_to_tensor(self.scale)
+        return tf.clip_by_value(scaled, -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
 
-    def of_features(self, features: tf.Tensor) -> tf.Tensor:
-        """The same of the torso's features, float32 [B, D]."""
+
+class Actor(keras.layers.Layer):
+    """Parameters of the policy's distribution, float32 [B, P], from a torso's features.
+
+    The head starts near zero (gain 0.01), so that the first policy is close to uniform, or has a mean close
+    to 0. With `free_parameters` F, the last F of the P parameters are variables of their own, the same for
+    all observations, that start at 0: the deviation of continuous actions, for example.
+    """
+
+    def __init__(self, parameters: int, *, features: int, seed: int, free_parameters: int = 0) -> None:
+        super().__init__(name="actor", dtype="float32")
+        self.head = Head(parameters - free_parameters, features=features, gain=0.01, seed=seed)
+        self.free = None
+        if free_parameters:
+            self.free = keras.Variable(np.zeros(free_parameters, np.float32), name="free")
+        self.built = True
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        """Parameters float32 [B, P] of features float32 [B, D]."""
         outputs = self.head(features)
         if self.free is None:
             return outputs
@@ -86,102 +66,189 @@ class Actor(keras.Model):
         return tf.concat([outputs, tf.broadcast_to(free, (tf.shape(outputs)[0], *free.shape))], axis=-1)
 
 
-class Critic(keras.Model):
-    """State values float32 [B] from observations [B, *shape]; the head's gain is 1."""
+class Critic(keras.layers.Layer):
+    """State values float32 [B] from a torso's features; the head's gain is 1."""
 
-    def __init__(self, torso: keras.Model, *, seed: int) -> None:
-        super().__init__(name="critic", dtype="float32")
-        self.torso = torso
-        self.head = Head(1, features=torso.output_shape[-1], gain=1.0, seed=seed)
+    def __init__(self, *, features: int, seed: int, name: str = "critic") -> None:
+        super().__init__(name=name, dtype="float32")
+        self.head = Head(1, features=features, gain=1.0, seed=seed)
         self.built = True
 
-    def call(self, observations: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Values, float32 [B]."""
-        return self.head(self.torso(observations, training=training))[:, 0]
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        """Values float32 [B] of features float32 [B, D]."""
+        return self.head(features)[:, 0]
 
 
-class ActorCritic(tf.Module):
-    """An Actor and a Critic; a torso that they share runs once for both.
+class ActorCritic(Network):
+    """An Actor and a Critic. A torso that they share is computed once for both.
+
+    Args:
+      actor, critic: the heads.
+      actor_torso, critic_torso: Keras models of observations; the same one, or one each.
+      action_spec: the action space.
+      scaling: standardises observations; None leaves them as they are.
+      freeze_torso: training leaves the torsos as they are.
+      further: layers that a subclass adds, by name.
 
     Attributes:
       distribution: makes the policy's distribution from the actor's outputs.
-      scaling: standardises observations; None where they are taken as they are.
+      shared: True if actor and critic share their torso.
     """
 
     def __init__(
-        self, actor: Actor, critic: Critic, action_spec: ActionSpec, scaling: ObservationScaling | None = None
+        self,
+        actor: Actor,
+        critic: Critic,
+        *,
+        actor_torso: keras.Model,
+        critic_torso: keras.Model,
+        action_spec: ActionSpec,
+        scaling: ObservationScaling | None = None,
+        freeze_torso: bool = False,
+        further: Mapping[str, keras.layers.Layer] | None = None,
     ) -> None:
-        super().__init__(name="actor_critic")
-        self.actor = actor
-        self.critic = critic
-        self.scaling = scaling
-        self.distribution = distribution_for(action_spec)
-        self.shared = actor.torso is critic.torso
-
-    def __call__(self, observations: tf.Tensor, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Distribution parameters float32 [B, P] and values float32 [B] of observations [B, *shape]."""
-        if self.scaling is not None:
-            observations = self.scaling(observations)
+        self.shared = actor_torso is critic_torso
+        torsos = {"torso": actor_torso} if self.shared else {}
         if not self.shared:
-            return self.actor(observations, training=training), self.critic(observations, training=training)
-        features = self.actor.torso(observations, training=training)  # [B, D]
-        return self.actor.of_features(features), self.critic.head(features)[:, 0]
+            torsos = {"actor_torso": actor_torso, "critic_torso": critic_torso}
+        constants = {} if scaling is None else {"observations": scaling}
+        layers = {**torsos, "actor": actor, "critic": critic, **(further or {}), **constants}
+        self.distribution = distribution_for(action_spec)
+        parameters = tf.TensorSpec([self.distribution.parameters_size])
+        acting = [*torsos, "actor", "critic", *constants]
+        super().__init__(layers, acting=acting, signature=[parameters, tf.TensorSpec([])])
+        self._frozen = freeze_torso
+        self.torsos = tuple(torsos)
+        self.constants = tuple(constants)
+        self.is_small = actor_torso.name == "mlp"
+        self.compiled_rows = parts.COMPILED_ROWS if self.is_small else None
+        self.noise_size = self.distribution.noise_size
+        self.has_probabilities = isinstance(action_spec, Discrete)
 
-    def parameters(self, observations: tf.Tensor) -> tf.Tensor:
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The names of the networks that PPO and IMPALA learn."""
+        fixed = self.constants + (self.torsos if self._frozen else ())
+        return tuple(name for name in self.acting if name not in fixed)
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The actor and the critic by name, as functional Keras models, to be looked at."""
+        found = {}
+        for name in ("actor", "critic"):
+            torso = self.functions["torso" if self.shared else f"{name}_torso"].layer
+            head = self.functions[name].layer.head
+            found[name] = keras.Model(torso.input, head(torso.output), name=name)
+        return found
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Distribution parameters float32 [B, P] and values float32 [B] of observations [B, *shape]."""
+        observations = self.scaled(weights, observations)
+        actor_features = self.features(weights, "actor", observations)
+        critic_features = actor_features if self.shared else self.features(weights, "critic", observations)
+        functions = self.functions
+        return functions["actor"](weights["actor"], actor_features), functions["critic"](
+            weights["critic"], critic_features
+        )
+
+    def scaled(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
+        """Observations as the torsos take them."""
+        if not self.constants:
+            return observations
+        return self.functions["observations"](weights["observations"], observations)
+
+    def features(self, weights: Weights, of: str, observations: tf.Tensor) -> tf.Tensor:
+        """Features float32 [B, D] of scaled observations, by the torso of `actor` or `critic`."""
+        name = "torso" if self.shared else f"{of}_torso"
+        return self.functions[name](weights[name], observations)
+
+    def parameters(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         """Distribution parameters alone, float32 [B, P]."""
-        return self.actor(observations if self.scaling is None else self.scaling(observations))
+        features = self.features(weights, "actor", self.scaled(weights, observations))
+        return self.functions["actor"](weights["actor"], features)
 
-    def values(self, observations: tf.Tensor) -> tf.Tensor:
+    def values(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         """Values alone, float32 [B]."""
-        return self.critic(observations if self.scaling is None else self.scaling(observations))
+        features = self.features(weights, "critic", self.scaled(weights, observations))
+        return self.functions["critic"](weights["critic"], features)
 
-    @property
-    def is_small(self) -> bool:
-        """True if it is so small that XLA gains more than oneDNN's convolutions: an mlp."""
-        return self.actor.torso.name == "mlp"
-
-    def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
-        """Returns `__call__` for acting: CPUs compute it in parts, `at_once` at a time."""
-        signature = [tf.TensorSpec([self.distribution.parameters_size]), tf.TensorSpec([])]
-        return self._in_parts(self, signature, on_gpu, at_once)
-
-    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns `parameters` for acting, in such parts; a critic's own torso is not passed through."""
+    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[Weights, tf.Tensor], tf.Tensor]:
+        """Returns `parameters` for acting, in parts; it does not compute a critic's own torso."""
         signature = [tf.TensorSpec([self.distribution.parameters_size])]
-        of_rows = self._in_parts(lambda rows: (self.parameters(rows),), signature, on_gpu, at_once)
-        return lambda observations: of_rows(observations)[0]
+        of_rows = self.in_parts(
+            lambda weights, rows: [self.parameters(weights, rows)], signature, on_gpu=on_gpu, at_once=at_once
+        )
+        return lambda weights, observations: of_rows(weights, observations)[0]
 
-    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns `values` for acting, in such parts."""
-        if (
-            not self.is_small
-        ):  # as it has always been: without the policy's head, convolutions round otherwise
+    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[Weights, tf.Tensor], tf.Tensor]:
+        """Returns `values` for acting, in parts."""
+        if not self.is_small:  # without the policy's head, convolutions round otherwise
             forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
-            return lambda observations: forward(observations)[1]
-        of_rows = self._in_parts(lambda rows: (self.values(rows),), [tf.TensorSpec([])], on_gpu, at_once)
-        return lambda observations: of_rows(observations)[0]
+            return lambda weights, observations: forward(weights, observations)[1]
+        of_rows = self.in_parts(
+            lambda weights, rows: [self.values(weights, rows)],
+            [tf.TensorSpec([])],
+            on_gpu=on_gpu,
+            at_once=at_once,
+        )
+        return lambda weights, observations: of_rows(weights, observations)[0]
 
-    def _in_parts(
-        self, function: Callable[..., Any], signature: Sequence[tf.TensorSpec], on_gpu: bool, at_once: int
-    ) -> Callable[[tf.Tensor], Sequence[tf.Tensor]]:
-        if on_gpu:
-            return function
-        size = None
-        if self.is_small:  # compiled for parts of one size
-            function, size = graph(function, jit_compile=True), parts.COMPILED_ROWS
-        return lambda observations: parts.map_rows(function, observations, signature, at_once, size)
-
-    # As `tfrl.networks.policy_network.PolicyNetwork`; outputs are those of `forward_pass`
+    # Acting in NumPy
 
     @property
-    def noise_size(self) -> int:
-        """Random numbers of one action."""
-        return self.distribution.noise_size
+    def fits_arrays(self) -> bool:
+        """True if NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
+        return all(array_policy.fits(self.functions[name]) for name in self.torsos)
 
-    @property
-    def has_probabilities(self) -> bool:
-        """True if each of a few actions has a probability."""
-        return isinstance(self.distribution.action_spec, Discrete)
+    def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""
+        of_head = self._array_pass_of("actor", vectors)
+        free = self.functions["actor"].split(vectors["actor"]).get("free")
+        if free is None:
+            return of_head
+
+        def parameters(observations: np.ndarray) -> np.ndarray:
+            outputs = of_head(observations)
+            whole = np.empty((len(outputs), outputs.shape[1] + len(free)), np.float32)
+            whole[:, : outputs.shape[1]], whole[:, outputs.shape[1] :] = outputs, free
+            return whole
+
+        return parameters
+
+    def array_values(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns the values, float32 [B], of vectors float32 [B, D], in NumPy."""
+        values = self._array_pass_of("critic", vectors)
+        return lambda observations: values(observations)[:, 0]
+
+    def _array_pass_of(
+        self, head: str, vectors: Mapping[str, np.ndarray]
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        torso = "torso" if self.shared else f"{head}_torso"
+        layers = array_policy.dense_layers(self.functions[torso], vectors[torso])
+        arrays = self.functions[head].split(vectors[head])
+        linear = array_policy.ACTIVATIONS["linear"]
+        layers = [*layers, (arrays["head/kernel"], arrays["head/bias"], linear)]
+        if not self.constants:
+            return lambda observations: array_policy.outputs(observations, layers)
+        mean, scale = self.functions["observations"].split(vectors["observations"]).values()
+
+        def scaled(observations: np.ndarray) -> np.ndarray:
+            x = observations - mean
+            x *= scale
+            np.minimum(np.maximum(x, -OBSERVATION_LIMIT, out=x), OBSERVATION_LIMIT, out=x)  # faster than clip
+            return array_policy.outputs(x, layers)
+
+        return scaled
+
+    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The actions of `sample` in NumPy, from parameters float32 [B, P]."""
+        return self.distribution.act(outputs, noise)
+
+    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
+        """The actions of `greedy` in NumPy, from parameters float32 [B, P]."""
+        return self.distribution.act_greedily(outputs)
+
+    # Acting
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The numbers that choose one env's actions, float32 [steps, K]."""
@@ -204,52 +271,34 @@ class ActorCritic(tf.Module):
         name = "logits" if self.has_probabilities else "parameters"
         return {"action": self.greedy(outputs), name: outputs[0], "value": outputs[1]}
 
-    # Weights
 
-    @property
-    def models(self) -> dict[str, keras.Model]:
-        """The actor and the critic by name, as functional Keras models, to be looked at."""
-        return {
-            name: keras.Model(part.torso.input, part.head(part.torso.output), name=name)
-            for name, part in (("actor", self.actor), ("critic", self.critic))
-        }
+class PhasicActorCritic(ActorCritic):
+    """An ActorCritic whose actor has an auxiliary value head (Cobbe et al. 2021, arXiv:2009.04416, fig. 1).
 
-    @property
-    def named_variables(self) -> dict[str, keras.Variable]:
-        """Every weight by a name that is the same in all processes and on all topologies."""
-        layers = {"torso": self.actor.torso} if self.shared else {}
-        if not self.shared:
-            layers |= {"actor_torso": self.actor.torso, "critic_torso": self.critic.torso}
-        layers |= {"actor": self.actor.head, "critic": self.critic.head}
-        named = {
-            f"{part}/{name}": v for part, layer in layers.items() for name, v in layer_names(layer).items()
-        }
-        if self.actor.free is not None:
-            named["actor/free"] = self.actor.free
-        if self.scaling is not None:
-            named |= {"observations/mean": self.scaling.mean, "observations/scale": self.scaling.scale}
-        return named
+    Where actor and critic share their torso, the critic's head sees its features as constants, so that the
+    value's gradient does not disturb the policy; the auxiliary head's gradient reaches the torso.
+    """
 
-    @property
-    def trained_variables(self) -> list[keras.Variable]:
-        """The variables that gradients are taken of, in the order of `named_variables`."""
-        return [v for v in self.named_variables.values() if v.trainable]
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Distribution parameters float32 [B, P] and the critic's values float32 [B]."""
+        return self.with_auxiliary(weights, observations)[:2]
 
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """All weights as float32 arrays."""
-        return read_weights(self.named_variables)
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Assigns arrays from `get_weights`.
-
-        Raises:
-          ValueError: names or shapes differ from this network's.
-        """
-        assign_weights(self.named_variables, weights)
+    def with_auxiliary(
+        self, weights: Weights, observations: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The same, and the values of the actor's own head, float32 [B]; without weights of it, zeros."""
+        observations = self.scaled(weights, observations)
+        features = self.features(weights, "actor", observations)
+        seen = tf.stop_gradient(features) if self.shared else self.features(weights, "critic", observations)
+        values = self.functions["critic"](weights["critic"], seen)
+        auxiliary = tf.zeros_like(values)
+        if "auxiliary" in weights:
+            auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)
+        return self.functions["actor"](weights["actor"], features), values, auxiliary
 
 
 def of_settings(config: Any, precision: str) -> ActorCritic:
-    """Makes the actor and critic that a run's settings describe. Call it inside the strategy's scope.
+    """Makes the actor and critic that a run's settings describe.
 
     Args:
       config: settings with the sections Task, Network and PPO.
@@ -267,8 +316,10 @@ def of_settings(config: Any, precision: str) -> ActorCritic:
         share_torso=config.share_torso,
         free_deviation=config.free_deviation,
         scale_observations=config.normalize_observations,
+        freeze_torso=config.freeze_torso,
         precision=precision,
         seed=config.seed,
+        phasic=config.algorithm == "ppg",
     )
 
 
@@ -283,8 +334,10 @@ def build(
     seed: int,
     free_deviation: bool = False,
     scale_observations: bool = False,
+    freeze_torso: bool = False,
+    phasic: bool = False,
 ) -> ActorCritic:
-    """Makes Actor and Critic from a torso's name. Call it inside the strategy's scope.
+    """Makes Actor and Critic from a torso's name.
 
     Args:
       torso: a name of the zoo.
@@ -295,6 +348,8 @@ def build(
       seed: decides the initial weights.
       free_deviation: the deviation of continuous actions is a variable, not an output.
       scale_observations: standardise vectors by constants.
+      freeze_torso: training leaves the torsos as they are.
+      phasic: with the auxiliary value head of phasic policy gradient.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
@@ -303,13 +358,23 @@ def build(
     options = {**resnet.ppo_options(torso), **torso_options}
     resnet.check_for_ppo(torso, options)
     shape = observation_spec.shape
-    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(4) >> 1]  # Keras wants int32 seeds
-    actor_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[0], **options)
-    critic_torso = actor_torso
+    seeds = seeds_of(seed, 5)
+    actor_torso = critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[0], **options)
     if not share_torso:
         critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[1], **options)
+    features = actor_torso.output_shape[-1]
     distribution = distribution_for(action_spec)
     free = distribution.deviation_size if free_deviation else 0
-    actor = Actor(actor_torso, distribution.parameters_size, seed=seeds[2], free_parameters=free)
-    scaling = ObservationScaling(*shape) if scale_observations else None
-    return ActorCritic(actor, Critic(critic_torso, seed=seeds[3]), action_spec, scaling)
+    actor = Actor(distribution.parameters_size, features=features, seed=seeds[2], free_parameters=free)
+    parts_of_network = {
+        "actor_torso": actor_torso,
+        "critic_torso": critic_torso,
+        "action_spec": action_spec,
+        "scaling": ObservationScaling(*shape) if scale_observations else None,
+        "freeze_torso": freeze_torso,
+    }
+    critic = Critic(features=features, seed=seeds[3])
+    if not phasic:
+        return ActorCritic(actor, critic, **parts_of_network)
+    auxiliary = Critic(features=features, seed=seeds[4], name="auxiliary")
+    return PhasicActorCritic(actor, critic, **parts_of_network, further={"auxiliary": auxiliary})

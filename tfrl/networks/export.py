@@ -39,17 +39,17 @@ def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, p
     files.write(directory / WEIGHTS_FILE, encode(weights))
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     network = networks.of_settings(config, precision)
-    network.set_weights(weights)
-    forward = network.forward_pass(on_gpu=True, at_once=1)  # whole, on whatever device it runs
+    vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
     module = tf.Module()
-    module.network = network
+    module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
     signature = tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")
 
     def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
         if spec.channels_first:
             observations = tf.transpose(observations, (0, 2, 3, 1))
-        outputs = network.exported(forward(observations))
+        weights = {name: variable.read_value() for name, variable in module.weights.items()}
+        outputs = network.exported(network.outputs(weights, observations))
         return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
 
     module.policy = graph(policy, input_signature=[signature])

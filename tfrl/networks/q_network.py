@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.envs import registry
-from tfrl.networks.actor_critic import Head
-from tfrl.networks.functional import FunctionalNetworks, seeds_of, torso_for
+from tfrl.networks.network import Head, Network, seeds_of, torso_for
 from tfrl.ops import q_learning
+from tfrl.workers.data_parallel import Weights
 
 
 class Dueling(keras.layers.Layer):
@@ -23,8 +23,8 @@ class Dueling(keras.layers.Layer):
         return q_learning.dueling(value[:, 0], advantages)
 
 
-class QNetwork(FunctionalNetworks):
-    """Q(o, a) of A actions; follows `tfrl.networks.policy_network.PolicyNetwork`.
+class QNetwork(Network):
+    """Q(o, a) of A actions.
 
     Args:
       model: values float32 [B, A] of observations [B, *shape].
@@ -36,8 +36,12 @@ class QNetwork(FunctionalNetworks):
 
     def __init__(self, model: keras.Model, *, epsilon: float) -> None:
         self.num_actions = model.output_shape[-1]
-        super().__init__({"q": model}, player="q", outputs=self.num_actions)
+        super().__init__({"q": model}, acting=["q"], signature=[tf.TensorSpec([self.num_actions])])
         self._epsilon = epsilon
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Values of all actions, [float32 [B, A]], of observations [B, *shape]."""
+        return [self.functions["q"](weights["q"], observations)]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, 2]: whether to act at random, and how."""

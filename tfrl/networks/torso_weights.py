@@ -11,12 +11,9 @@ import numpy as np
 import yaml
 
 from tfrl.cli.errors import UserError
-from tfrl.networks.weights import layer_names
 from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
-    import keras
-
     from tfrl.config.network import Network
     from tfrl.networks.actor_critic import ActorCritic
 
@@ -80,27 +77,19 @@ def read(run: str) -> dict[str, np.ndarray]:
     return weights
 
 
-def freeze(network: ActorCritic) -> None:
-    """Leaves the network's torsos out of the training. Call it before the optimizer is built."""
-    for torso in _torsos(network):
-        torso.trainable = False
-
-
-def start(network: ActorCritic, run: str) -> None:
-    """Gives the network's torsos the weights of a run, as a new run begins: its checkpoints hold them then.
+def start(network: ActorCritic, run: str) -> dict[str, np.ndarray]:
+    """The vectors of the network's torsos with the weights of a run, by the torsos' names.
 
     Raises UserError if the weights are of another network.
     """
     weights = read(run)
-    for torso in _torsos(network):
-        mine = layer_names(torso)
-        _check(run, {name: tuple(v.shape) for name, v in mine.items()}, weights)
-        for name, variable in mine.items():
-            variable.assign(weights[name])
-
-
-def _torsos(network: ActorCritic) -> list[keras.Model]:
-    return list({id(torso): torso for torso in (network.actor.torso, network.critic.torso)}.values())
+    vectors = {}
+    for name in network.torsos:
+        function = network.functions[name]
+        shapes = {key: array.shape for key, array in function.split(function.initial()).items()}
+        _check(run, shapes, weights)
+        vectors[name] = function.join(weights)
+    return vectors
 
 
 def _check(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:

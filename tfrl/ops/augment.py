@@ -12,16 +12,15 @@ two at the first call of each shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
-import tensorflow as tf
-
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
 from tfrl.ops.threefry import normals, uniforms
 
-Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Augmentation = Callable[[Any, Any], Any]
 
-_compiled = partial(graph, jit_compile=True)
+_compiled = compiled(jit_compile=True)
 
 _SIDE = 64  # of the images that the following sizes are for, pixels
 _PAD = 12

@@ -1,23 +1,63 @@
 """`graph`: TensorFlow's `tf.function` without AutoGraph.
 
-AutoGraph rewrites the source of all that a function calls, also of Keras's layers, so that Python's `if` and
-`while` may depend on tensors. That takes seconds at the start of every process, and almost nothing here needs
-it: the two loops over gradient steps do, which are plain `tf.function`s and leave out what they call.
+AutoGraph rewrites the source of everything that a function calls, Keras's layers included, so that Python's
+`if` and `while` may depend on tensors. That takes seconds at the start of every process, and almost nothing
+here needs it. The two loops over gradient steps do, and exclude the functions that they call.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from typing import Any
 
-import tensorflow as tf
+from tfrl.ops.lazy import tf
 
-graph = functools.partial(tf.function, autograph=False)
-"""Compiles a function of tensors, as `tf.function` does, with its arguments; also a decorator."""
 
-not_inlined = functools.partial(graph, experimental_attributes={"_noinline": True})
-"""Compiles a function, as `graph` does, that stays a graph of its own within the loops that call it.
+def graph(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiles a function of tensors; `options` are those of `tf.function`."""
+    return tf.function(function, autograph=False, **options)
 
-For gradients of image networks on CPUs. Within a loop whose turns hang on each other, as gradient steps do,
-TensorFlow 2.21 takes oneDNN's gradient of max pooling only where it comes upon the pooling first, which the
-addresses of nodes decide: in about one start of a hundred it takes Eigen's, and the two do not round alike.
-"""
+
+def not_inlined(function: Callable[..., Any]) -> Any:
+    """Compiles a function that stays a graph of its own within the loops that call it.
+
+    For gradients of image networks on CPUs. Within a loop over gradient steps TensorFlow 2.21 takes oneDNN's
+    gradient of max pooling only if it visits the pooling first, which the addresses of graph nodes decide: in
+    about one start of a hundred it takes Eigen's, and the two round differently.
+    """
+    return graph(function, experimental_attributes={"_noinline": True})
+
+
+class compiled:  # noqa: N801 - a decorator
+    """Decorates a function or method that `graph` compiles when it is first called.
+
+    Args:
+      options: those of `tf.function`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = {"autograph": False, **options}
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """The decorated function."""
+        return _Compiled(function, self._options)
+
+
+class _Compiled:
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._function, self._options = function, options
+        self._traced: Any = None
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        traced = tf.function(self._function.__get__(instance), **self._options)
+        instance.__dict__[self._name] = traced  # from now on the instance's own attribute
+        return traced
+
+    def __call__(self, *args: Any) -> Any:
+        if self._traced is None:
+            self._traced = tf.function(self._function, **self._options)
+        return self._traced(*args)

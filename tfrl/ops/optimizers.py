@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
-Slots = Mapping[str, tf.Tensor]
-Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
+from tfrl.ops.lazy import tf
+
+if TYPE_CHECKING:
+    Slots = Mapping[str, tf.Tensor]
+    Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
 class Optimizer(Protocol):
@@ -70,12 +72,12 @@ class Adam:
         mean = self.beta_1 * slots["mean"] + (1.0 - self.beta_1) * gradient
         square = self.beta_2 * slots["square"] + (1.0 - self.beta_2) * tf.square(gradient)
         step = slots["step"] + 1.0
-        # In float64: 1 - b2^t has few digits at the beginning.
-        wide = tf.cast(step, tf.float64)
-        corrections = [
-            tf.cast(1.0 - tf.pow(tf.constant(beta, tf.float64), wide), tf.float32)
-            for beta in (self.beta_1, self.beta_2)
+        # In float64, because 1 - b2^t has few digits at the beginning; Keras computes it in float32.
+        dtype = tf.float32 if self.uncorrected_epsilon else tf.float64
+        powers = [
+            tf.pow(tf.constant(beta, dtype), tf.cast(step, dtype)) for beta in (self.beta_1, self.beta_2)
         ]
+        corrections = [tf.cast(1.0 - power, tf.float32) for power in powers]
         if self.uncorrected_epsilon:
             moved = rate * tf.sqrt(corrections[1]) / corrections[0] * mean / (tf.sqrt(square) + self.epsilon)
         else:

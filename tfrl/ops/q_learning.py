@@ -8,12 +8,9 @@ gradient flows through a target. Several critics are stacked in the first dimens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import keras
 import numpy as np
-import tensorflow as tf
 
+from tfrl.ops.lazy import tf
 from tfrl.ops.losses import huber_value_error, value_error
 
 # Targets
@@ -100,20 +97,6 @@ def double_q_learning_target(
     next_q, next_q_online = tf.convert_to_tensor(next_q), tf.convert_to_tensor(next_q_online)
     next_q_online.shape.assert_is_compatible_with(next_q.shape)
     return td_target(reward, discount, taken_q(next_q, tf.argmax(next_q_online, axis=-1)))
-
-
-def clipped_double_q_target(reward: tf.Tensor, discount: tf.Tensor, next_qs: tf.Tensor) -> tf.Tensor:
-    """y = r + d min_i Q'_i(o', a') (Fujimoto et al. 2018, arXiv:1802.09477, eq. 10).
-
-    Args:
-      reward: float [B].
-      discount: float [B].
-      next_qs: float [N, B], Q'_i(o', a') of the target critics for an action of `smoothed_action`.
-
-    Returns:
-      float [B].
-    """
-    return td_target(reward, discount, tf.reduce_min(next_qs, axis=0))
 
 
 def smoothed_action(
@@ -286,16 +269,6 @@ def polyak(target: tf.Tensor, source: tf.Tensor, tau: float) -> tf.Tensor:
     With tau = 1 it is the source, bit for bit: the copy that DQN makes now and then.
     """
     return (1.0 - tau) * target + tau * source
-
-
-def polyak_update(targets: Sequence[keras.Variable], sources: Sequence[keras.Variable], tau: float) -> None:
-    """Moves each target variable towards its source by `polyak`.
-
-    It may stand inside `strategy.run`, in conditions too: every replica changes its own copy, and as all hold
-    the same numbers, they stay the same.
-    """
-    for target, source in zip(targets, sources, strict=True):
-        target.assign(polyak(target.value, source.value, tau))
 
 
 def _probabilities(log_probs: tf.Tensor) -> tf.Tensor:

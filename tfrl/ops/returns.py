@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import tensorflow as tf
+from tfrl.ops.lazy import tf
 
 
 def rewards_and_discounts(
@@ -127,60 +127,6 @@ def vtrace(
     next_errors = _following(errors, tf.zeros_like(last_value))
     advantages = rhos * (rewards + discounts * (next_values + lam * next_errors) - values)
     return advantages, errors + values
-
-
-def n_step_returns(
-    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last_value: tf.Tensor, *, n: int
-) -> tf.Tensor:
-    """Returns of n steps (Sutton and Barto 2018, eq. 7.1).
-
-        G_t = r_t + d_t r_{t+1} + d_t d_{t+1} r_{t+2} + ... + d_t ... d_{t+n-1} V_{t+n}
-
-    The last n - 1 steps have fewer rewards to sum and bootstrap from V_T.
-
-    Args:
-      rewards: float [T, B], r_0 ... r_{T-1}.
-      discounts: float [T, B], d_0 ... d_{T-1}.
-      values: float [T, B], V_0 ... V_{T-1}.
-      last_value: float [B], V_T.
-      n: number of rewards, 1 or more; T or more gives Monte-Carlo returns.
-
-    Returns:
-      float [T, B].
-    """
-    rewards, discounts, values, last_value = map(
-        tf.convert_to_tensor, (rewards, discounts, values, last_value)
-    )
-    _check_shapes(rewards, discounts, values, last=last_value)
-    steps = rewards.shape[0]
-    n = min(n, steps)
-    missing = ((0, n - 1), (0, 0))  # after V_T nothing is earned, and its weight stays
-    rewards = tf.pad(rewards, missing)
-    discounts = tf.pad(discounts, missing, constant_values=1.0)
-    total = tf.concat([values[n:], tf.repeat(last_value[None], n, axis=0)], axis=0)
-    for k in reversed(range(n)):
-        total = rewards[k : k + steps] + discounts[k : k + steps] * total
-    return total
-
-
-def discounted_returns(rewards: tf.Tensor, discounts: tf.Tensor, last_value: tf.Tensor) -> tf.Tensor:
-    """Monte-Carlo returns G_t = r_t + d_t G_{t+1}, G_T = V_T (Sutton and Barto 2018, eq. 3.9).
-
-    The weights of REINFORCE (Williams 1992), where V_T is 0, because all episodes have ended.
-
-    Args:
-      rewards: float [T, B], r_0 ... r_{T-1}.
-      discounts: float [T, B], d_0 ... d_{T-1}.
-      last_value: float [B], V_T.
-
-    Returns:
-      float [T, B].
-    """
-    rewards, discounts, last_value = map(tf.convert_to_tensor, (rewards, discounts, last_value))
-    _check_shapes(rewards, discounts, last=last_value)
-    return _scan_back(
-        lambda later, reward, discount: reward + discount * later, last_value, (rewards, discounts)
-    )
 
 
 def _check_shapes(rewards: tf.Tensor, *others: tf.Tensor, last: tf.Tensor | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
+from tfrl.ops.lazy import tf
 
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -123,7 +123,7 @@ class OffPolicyLearner(LearnerBase):
         metrics = {name: value / steps for name, value in iteration.sums.items()}
         metrics |= self.agent.progress(self.env_steps) | self.episode_metrics()
         if steps:
-            metrics |= session.runtime.communication(session.step, self.agent.floats_per_sum, steps)
+            metrics |= session.runtime.communication(session.step, self.agent.allreduce_floats, steps)
         learning = clock["learning"] + clock["replay"]
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,

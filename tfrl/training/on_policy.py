@@ -65,7 +65,7 @@ class OnPolicyLearner(LearnerBase):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
-        sums = self.agent.floats_per_sum, self.agent.steps_per_update
+        sums = self.agent.allreduce_floats, self.agent.steps_per_update
         metrics |= session.runtime.communication(session.step + 1, *sums)
         metrics |= {
             "time/env_steps_per_second": config.steps_per_update / seconds,

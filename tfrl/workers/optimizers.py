@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import Optimizer
 
 
@@ -82,7 +82,7 @@ class VariablesOptimizer:
                 own[name].assign(value)
         return norm
 
-    _take_compiled = graph(_take, jit_compile=True)
+    _take_compiled = compiled(jit_compile=True)(_take)
 
     def get_state(self, name: str = "optimizer") -> dict[str, np.ndarray]:
         """All slots as arrays by name, the same on every worker."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
 from tfrl.workers import machine, parts
-from tfrl.workers.gradients import sum_list
-from tfrl.workers.split_cpu import SplitCPUStrategy
+from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.tf_config import TFConfig
 
 # Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
@@ -23,14 +22,7 @@ from tfrl.workers.tf_config import TFConfig
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
 _ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
 # What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
-_LOST_PEER = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
-)
+_LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
 # The lines before the reason in an error of TensorFlow's.
 _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
 
@@ -142,7 +134,7 @@ class Runtime:
         total = self.first(self._sum(self.per_replica(parts))).numpy()
         return total.reshape(array.shape).astype(array.dtype)
 
-    @graph(reduce_retracing=True)
+    @compiled(reduce_retracing=True)
     def _sum(self, values: Any) -> Any:
         def reduce(x: tf.Tensor) -> tf.Tensor:
             # An argument has no device yet, and MultiWorkerMirroredStrategy asks for the replica's.
@@ -230,7 +222,13 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
         strategy = _multi_worker(config, len(gpus))
     elif strategy_name == "mirrored":
         # NCCL is the fast way between GPUs; between parts of a CPU the exact order of additions is free.
-        exact = None if gpus else tf.distribute.ReductionToOneDevice(accumulation_fn=sum_list)
+        exact = (
+            None
+            if gpus
+            else tf.distribute.ReductionToOneDevice(
+                accumulation_fn=lambda tensors: pairwise_sum(tf.stack(tensors))
+            )
+        )
         strategy = tf.distribute.MirroredStrategy(_devices(bool(gpus), replicas), cross_device_ops=exact)
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
@@ -281,6 +279,8 @@ def _multi_worker(config: TrainerSettings, gpus: int) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
     if not gpus and config.replicas > 1:
         _devices(False, config.replicas)
+        from tfrl.workers.split_cpu import SplitCPUStrategy
+
         return SplitCPUStrategy(options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
@@ -322,6 +322,6 @@ def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], st
     """
     lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if num_workers > 1 and isinstance(error, _LOST_PEER):
+    if num_workers > 1 and type(error).__name__.removesuffix("Error") in _LOST_PEER:
         return PeerError(f"{missing()}; TensorFlow says {reason}")
     return TrainingError(f"TensorFlow failed, {reason}")

@@ -1,0 +1,143 @@
+"""Networks that act, by whatever vectors of weights there are now: in NumPy where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfrl.experience.rollout import Rollout
+from tfrl.networks import array_policy
+from tfrl.ops.graph import compiled
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import Weights
+
+if TYPE_CHECKING:
+    from tfrl.networks.actor_critic import ActorCritic
+    from tfrl.networks.network import Network
+
+
+class ActingNetwork:
+    """Chooses actions on one device; in NumPy where few envs meet a small network.
+
+    Args:
+      network: the network.
+      read: gives the vectors of weights that it acts by, as tensors.
+      num_envs: training envs, all workers together.
+      on_gpu: True if a GPU computes.
+      at_once: parts of a forward pass that CPUs compute at the same time.
+
+    Attributes:
+      in_arrays: True if NumPy can compute the network; the settings alone decide it.
+      acts_in_arrays: True if NumPy acts in the training envs, too.
+    """
+
+    def __init__(
+        self, network: Network, read: Callable[[], Weights], num_envs: int, *, on_gpu: bool, at_once: int
+    ) -> None:
+        self.network = network
+        self._read = read
+        self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
+        self.in_arrays = network.fits_arrays
+        self.acts_in_arrays = self.in_arrays and num_envs <= array_policy.MOST_ENVS
+        self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def forget(self) -> None:
+        """Notes that the weights change."""
+        self._array_pass = None
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        """The present weights as NumPy vectors."""
+        return {name: value.numpy() for name, value in self._read().items()}
+
+    def array_pass(self, observations: np.ndarray) -> np.ndarray:
+        """The first of the network's outputs, float32 [B, P], in NumPy by the present weights."""
+        if self._array_pass is None:
+            self._array_pass = self.network.array_pass(self.vectors())
+        return self._array_pass(observations)
+
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, exploration: Sequence[np.float32] = ()
+    ) -> np.ndarray:
+        """Actions of training envs [B, *shape] of observations [B, *shape], by noise and `exploration`."""
+        if self.acts_in_arrays:
+            return self.network.act(self.array_pass(observations), noise, *exploration)
+        return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K]."""
+        if self.in_arrays:
+            return self.network.act(self.array_pass(observations), noise)
+        return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
+
+    @compiled(reduce_retracing=True)
+    def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
+        return self.network.sample(self._forward(self._read(), observations), noise, *exploration)
+
+    def greedy(self, observations: np.ndarray) -> np.ndarray:
+        """The best actions [B, *shape] of observations [B, *shape]."""
+        if self.in_arrays:
+            return self.network.act_greedily(self.array_pass(observations))
+        return self._greedy(tf.convert_to_tensor(observations)).numpy()
+
+    @compiled(reduce_retracing=True)
+    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
+        return self.network.greedy(self._forward(self._read(), observations))
+
+
+class ActingActorCritic(ActingNetwork):
+    """An ActingNetwork that tells log-probabilities and values of its actions, as PPO and IMPALA need them.
+
+    In NumPy a rollout keeps the policy's parameters, and `complete` adds the rest for all steps at once,
+    which costs less.
+
+    Attributes:
+      extras: the names of what `act_with_extras` tells, with their shapes for one env and step.
+    """
+
+    network: ActorCritic
+
+    def __init__(
+        self, network: ActorCritic, read: Callable[[], Weights], num_envs: int, *, on_gpu: bool, at_once: int
+    ) -> None:
+        super().__init__(network, read, num_envs, on_gpu=on_gpu, at_once=at_once)
+        later: dict[str, tuple[int, ...]] = {"parameters": (network.distribution.parameters_size,)}
+        self.extras = later if self.acts_in_arrays else {"log_prob": (), "value": ()}
+
+    def act_with_extras(
+        self, observations: np.ndarray, noise: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape]; extras, float32 [R, B, ...]."""
+        size = observations.shape[:2]
+        observations, noise = (x.reshape(-1, *x.shape[2:]) for x in (observations, noise))
+        if self.acts_in_arrays:
+            parameters = self.array_pass(observations)
+            actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
+        else:
+            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise)))
+            actions, log_probs, values = (x.numpy() for x in results)
+            extras = {"log_prob": log_probs, "value": values}
+        extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
+        return actions.reshape(*size, *actions.shape[1:]), extras
+
+    @compiled(reduce_retracing=True)
+    def _act_with_extras(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return self.actions_and_extras(self._forward(self._read(), observations), noise)
+
+    def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Drawn actions [B, *shape], their log-probabilities and the values, float32 [B], of outputs."""
+        policy = self.network.distribution(outputs[0])
+        actions = policy.sample(noise)
+        return actions, policy.log_prob(actions), outputs[1]
+
+    def complete(self, rollout: Rollout) -> None:
+        """Adds log-probabilities and values to a rollout that NumPy acted by the present weights."""
+        if not self.acts_in_arrays:
+            return
+        parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
+        size, distribution = parameters.shape[:-1], self.network.distribution
+        actions = rollout.actions.reshape(-1, *distribution.action_spec.shape)
+        log_probs = distribution.log_probs_of(parameters.reshape(-1, parameters.shape[-1]), actions)
+        values = self.network.array_values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
+        rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}

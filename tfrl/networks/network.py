@@ -1,0 +1,275 @@
+"""Networks as pure functions of their weights: the one form that every algorithm learns, copies and saves.
+
+The weights of a network are one float32 vector. A target network is another vector, an optimizer's step is
+one operation, and a sum over replicas has few tensors. Keras builds the layers and their initial weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import resnet
+from tfrl.networks import array_policy
+from tfrl.ops.graph import graph
+from tfrl.workers import parts
+from tfrl.workers.data_parallel import Weights
+
+if TYPE_CHECKING:
+    from tfrl.envs.spec import ArraySpec
+
+# Arrays begin at multiples of 64 bytes: TensorFlow then splits the vector without copying.
+_ALIGNMENT = 16
+
+
+class Head(keras.layers.Dense):
+    """A float32 linear layer that computes each row in the same way, whatever the batch size.
+
+    A matrix product blocks its sums by the batch size, so 32 envs would round differently on one replica
+    than 16 envs on each of two, and the runs would differ after some dozens of updates. A product and a sum
+    for each output cost little, because a head has few outputs.
+    """
+
+    def __init__(self, units: int, *, features: int, gain: float, seed: int, name: str = "head") -> None:
+        initializer = keras.initializers.Orthogonal(gain, seed=seed)
+        super().__init__(units, kernel_initializer=initializer, dtype="float32", name=name)
+        self.build((None, features))
+
+    def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Outputs float32 [B, units] of features float32 [B, D]."""
+        products = features[:, None, :] * tf.transpose(self.kernel)  # [B, units, D]
+        return tf.reduce_sum(products, axis=-1) + self.bias
+
+
+class Functional:
+    """Calls a Keras layer or model with weights that are given.
+
+    Args:
+      layer: a built layer or model without state besides its trained weights, such as batch normalization
+        has.
+
+    Attributes:
+      layer: the same.
+      size: the length of the vector of weights.
+      names: of its arrays, in the order of the vector.
+      in_float32: True if it computes everything in float32.
+    """
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        if layer.non_trainable_variables:
+            raise ValueError(f"{layer.name} has state besides its trained weights")
+        self.layer = layer
+        layers = getattr(layer, "layers", [layer])
+        self.in_float32 = all(one.compute_dtype == "float32" for one in layers)
+        self._variables = list(layer.trainable_variables)
+        self.names = [variable_name(v) for v in self._variables]
+        self._shapes = [tuple(v.shape) for v in self._variables]
+        self._lengths = [int(np.prod(shape)) for shape in self._shapes]
+        self._padding = [-length % _ALIGNMENT for length in self._lengths]
+        self.num_parameters = sum(self._lengths)
+        self.size = self.num_parameters + sum(self._padding)
+
+    def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
+        """The layer's outputs by weights float32 [size]."""
+        arguments = inputs[0] if len(inputs) == 1 else list(inputs)
+        return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
+
+    def arrays(self, weights: tf.Tensor) -> list[tf.Tensor]:
+        """The arrays of one vector, in the order of `names`."""
+        sizes = [n for pair in zip(self._lengths, self._padding, strict=True) for n in pair]
+        flat = tf.split(weights, sizes)[::2]
+        return [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
+
+    def initial(self) -> np.ndarray:
+        """The weights that the layer was built with, float32 [size]."""
+        return self.join({name: v.numpy() for name, v in zip(self.names, self._variables, strict=True)})
+
+    def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """One vector of arrays by name. Raises ValueError if they are another network's."""
+        odd = sorted({*self.names} ^ arrays.keys())
+        if odd:
+            raise ValueError(f"the weights are of another network: {odd[0]} is in one of them alone")
+        flat = []
+        for name, shape, padding in zip(self.names, self._shapes, self._padding, strict=True):
+            if arrays[name].shape != shape:
+                shapes = f"{arrays[name].shape}, the network needs {shape}"
+                raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
+            flat += [arrays[name].reshape(-1), np.zeros(padding)]
+        return np.concatenate(flat).astype(np.float32)
+
+    def split(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of one vector by name."""
+        found, begin = {}, 0
+        for name, shape, length, padding in zip(
+            self.names, self._shapes, self._lengths, self._padding, strict=True
+        ):
+            found[name] = weights[begin : begin + length].reshape(shape)
+            begin += length + padding
+        return found
+
+
+class Network:
+    """The networks of an algorithm by name, and the part of them that acts; a base class.
+
+    A subclass gives `outputs`, and what actions follow from them.
+
+    Args:
+      layers: Keras layers or models by name.
+      acting: the names of those that `outputs` calls.
+      signature: of the tensors that `outputs` gives for one observation.
+
+    Attributes:
+      functions: the layers as functions of vectors of weights.
+      noise_size: K, random numbers of one action.
+      has_probabilities: True if each of a few actions has a probability to show.
+      is_small: True if XLA gains more than the CPU's own convolutions: every torso is an mlp.
+      compiled_rows: rows of a part of a forward pass that XLA compiles; None if it is not compiled.
+    """
+
+    noise_size: int
+    has_probabilities: bool
+    is_small = False
+    compiled_rows: int | None = None
+
+    def __init__(
+        self,
+        layers: Mapping[str, keras.layers.Layer],
+        *,
+        acting: Sequence[str],
+        signature: Sequence[tf.TensorSpec],
+    ) -> None:
+        self.functions = {name: Functional(layer) for name, layer in layers.items()}
+        self.acting = tuple(acting)
+        self._signature = signature
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The networks by name, as functional Keras models, to be looked at."""
+        return {name: function.layer for name, function in self.functions.items()}
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """What actions follow from, [B, ...] each, of observations [B, *shape]."""
+        raise NotImplementedError
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The numbers that choose one env's actions, float32 [steps, K]."""
+        raise NotImplementedError
+
+    def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
+        """Drawn actions [B, *shape], by noise float32 [B, K]."""
+        raise NotImplementedError
+
+    def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The most likely, or best, actions [B, *shape]."""
+        raise NotImplementedError
+
+    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The probability of each action, float32 [B, A]."""
+        raise NotImplementedError
+
+    def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The outputs of the SavedModel, by name."""
+        raise NotImplementedError
+
+    def forward_pass(
+        self, *, on_gpu: bool, at_once: int
+    ) -> Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]]:
+        """Returns `outputs` for acting; CPUs compute it in parts, `at_once` at a time."""
+        return self.in_parts(self.outputs, self._signature, on_gpu=on_gpu, at_once=at_once)
+
+    def in_parts(
+        self,
+        function: Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]],
+        signature: Sequence[tf.TensorSpec],
+        *,
+        on_gpu: bool,
+        at_once: int,
+    ) -> Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]]:
+        """Returns a function of weights and observations that CPUs compute in parts of a few rows."""
+        if on_gpu:
+            return function
+        if self.compiled_rows is not None:
+            function = graph(function, jit_compile=True)
+        return lambda weights, observations: parts.map_rows(
+            lambda rows: function(weights, rows), observations, signature, at_once, self.compiled_rows
+        )
+
+    # Acting in NumPy
+
+    @property
+    def fits_arrays(self) -> bool:
+        """True if NumPy can compute the first of the outputs; the settings alone decide it."""
+        return len(self.acting) == 1 and array_policy.fits(self.functions[self.acting[0]])
+
+    def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns the first of `outputs`, float32 [B, P], in NumPy, by these weights."""
+        (name,) = self.acting
+        layers = array_policy.dense_layers(self.functions[name], vectors[name])
+        return lambda observations: array_policy.outputs(observations, layers)
+
+    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
+        raise NotImplementedError
+
+    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
+        """The actions of `greedy` in NumPy, from outputs float32 [B, P]."""
+        raise NotImplementedError
+
+    # Weights
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """The vectors that a run begins with."""
+        return {name: function.initial() for name, function in self.functions.items()}
+
+    def join(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The vectors of arrays by NETWORK/NAME. Raises ValueError if they are other networks'."""
+        split: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.functions}
+        for path, array in arrays.items():
+            network, _, name = path.partition("/")
+            if network not in split:
+                raise ValueError(f"the weights are of another network: {path} is in one of them alone")
+            split[network][name] = array
+        vectors = {}
+        for network, function in self.functions.items():
+            try:
+                vectors[network] = function.join(split[network])
+            except ValueError as error:
+                raise ValueError(str(error).replace("network: ", f"network: {network}/")) from None
+        return vectors
+
+    def split(self, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays of all networks' vectors by NETWORK/NAME."""
+        return {
+            f"{network}/{name}": array
+            for network, function in self.functions.items()
+            for name, array in function.split(np.asarray(vectors[network])).items()
+        }
+
+    def initial_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that a run begins with, by NETWORK/NAME."""
+        return self.split(self.initial())
+
+
+def variable_name(variable: keras.Variable) -> str:
+    """LAYER/WEIGHT, the same in every process and on every topology."""
+    return "/".join(variable.path.split("/")[-2:])
+
+
+def torso_for(config: Any, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
+    """The torso of the settings.
+
+    Raises:
+      ValueError: the zoo cannot build it.
+    """
+    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
+    options = {**resnet.ppo_options(config.torso), **config.torso_options}
+    return resnet.build(config.torso, observation_spec.shape, dtype=dtype, seed=seed, **options)
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """Seeds of the initial weights of `count` parts, in [0, 2^31), as Keras wants them."""
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(count) >> 1]

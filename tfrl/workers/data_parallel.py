@@ -1,0 +1,364 @@
+"""The one gradient step of the project: the same numbers on any number of replicas and workers.
+
+    g = sum over replicas, sum over parts, of d loss(weights, rows) / d weights,    weights <- optimizer(g)
+
+Each replica splits its rows of the batch into parts. The gradients of the parts are added in pairs, in a
+fixed order, and then over the replicas in one all-reduce, together with the metrics. So the additions are the
+same however many replicas share the parts; without that, rounding grows to another run within a few dozen
+steps (docs/architecture.md). Every replica then clips and applies the same sum to its copy of the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfrl.ops.graph import graph, not_inlined
+from tfrl.ops.lazy import tf
+from tfrl.ops.optimizers import Optimizer
+from tfrl.ops.q_learning import polyak
+
+if TYPE_CHECKING:
+    from tfrl.workers.strategy import Runtime
+
+Weights = Mapping[str, Any]
+"""Vectors of weights, tensors float32 [size], by the name of their network."""
+
+TARGET = "target_"
+"""Prefix of a network's name that gives the name of its target network."""
+
+
+class Losses(NamedTuple):
+    """What a loss function gives for some rows of a batch.
+
+    Attributes:
+      losses: float32 [n], whose sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
+      metrics: values whose mean is reported, by name, float32 [n] each.
+      errors: float32 [b], of each row; None where the step needs none.
+    """
+
+    losses: tf.Tensor
+    metrics: Mapping[str, tf.Tensor]
+    errors: tf.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """One gradient step of one loss.
+
+    Attributes:
+      learned: the names of the vectors that it changes.
+      rates: the learning rate of each of them.
+      loss: takes all vectors, some rows of the batch, and what all rows share.
+      metrics: the names of what it reports, in order.
+      optimizer: changes a vector by its gradient.
+      batch_rows: losses of a whole batch, all workers together.
+      part_rows: rows of a part; they divide a replica's share of the batch.
+      max_norm: gradients are clipped to this norm; None leaves them as they are.
+      clips_each: clips the gradient of each vector by its own norm, and not all by their common one.
+      errors: "rows": each replica keeps the errors of its rows; "largest": the largest of all replicas'
+        is reported; "": there are none.
+      prefix: of the names of the optimizer's state, where two steps learn the same vectors.
+      every: an algorithm takes one such step for so many of its first step.
+    """
+
+    learned: tuple[str, ...]
+    rates: tuple[float, ...]
+    loss: Callable[[Weights, Any, Any], Losses]
+    metrics: tuple[str, ...]
+    optimizer: Optimizer
+    batch_rows: int
+    part_rows: int
+    max_norm: float | None = None
+    clips_each: bool = False
+    errors: str = ""
+    prefix: str = ""
+    every: int = 1
+
+
+class Outcome(NamedTuple):
+    """What a gradient step gives on a replica.
+
+    Attributes:
+      means: float32 [metrics], of the whole batch, the same on every replica.
+      norm: float32 [], of the summed gradient before clipping, the same on every replica.
+      errors: by `GradientStep.errors`, float32 [b] of this replica's rows, or [] the largest of all.
+      gathered: the scalars that `gradient_step` was given to gather, float32 [replicas] each.
+    """
+
+    means: tf.Tensor
+    norm: tf.Tensor
+    errors: tf.Tensor
+    gathered: list[tf.Tensor]
+
+
+class DataParallel:
+    """Weights, optimizers and target networks under a strategy, and the gradient steps that change them.
+
+    Call `gradient_step` and `move_targets` in a replica's context: within `strategy.run`.
+
+    Args:
+      runtime: the strategy and this worker's place in it.
+      vectors: the weights that a run begins with, by name.
+      steps: the gradient steps, by name.
+      targets: the names of the vectors that have a target network.
+      tau: share of a move of the target networks; 1 copies the weights.
+      compiled: XLA compiles the parts and the optimizer. It gains on small layers and on GPUs, and is five
+        times as slow for convolutions on a CPU.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        vectors: Mapping[str, np.ndarray],
+        steps: Mapping[str, GradientStep],
+        *,
+        targets: Sequence[str] = (),
+        tau: float = 1.0,
+        compiled: bool = False,
+    ) -> None:
+        self._runtime = runtime
+        self._steps = dict(steps)
+        self._targets, self._tau = tuple(targets), tau
+        self._names = tuple(vectors)
+        state = {**vectors, **{TARGET + name: vectors[name] for name in targets}}
+        self._slots = {
+            name: {vector: _slot_names(step, vector) for vector in step.learned}
+            for name, step in self._steps.items()
+        }
+        for name, step in self._steps.items():
+            for vector in step.learned:
+                initial = step.optimizer.initial(vectors[vector])
+                state |= {self._slots[name][vector][slot]: value for slot, value in initial.items()}
+        with runtime.strategy.scope():
+            self._variables = {name: _variable(value) for name, value in state.items()}
+        compile_ = functools.partial(graph, jit_compile=True) if compiled else lambda function: function
+        # Not inlined on CPUs: within a loop over gradient steps, TensorFlow would choose between two
+        # gradients of max pooling by the addresses of nodes (tfrl/ops/graph.py).
+        whole = (lambda function: function) if compiled or runtime.uses_gpu else not_inlined
+        self._part = {n: compile_(functools.partial(self._part_gradients, s)) for n, s in self._steps.items()}
+        self._sums = {n: whole(functools.partial(self._summed_gradients, n)) for n in self._steps}
+        self._updates = {
+            n: graph(functools.partial(self._updated, s), jit_compile=compiled)
+            for n, s in self._steps.items()
+        }
+        self._moved = graph(self._moved_targets, jit_compile=compiled)
+
+    # Weights
+
+    def weights(self, names: Sequence[str] = ()) -> dict[str, tf.Tensor]:
+        """The present vectors of these names; by default all, with those of target networks."""
+        names = names or (*self._names, *(TARGET + name for name in self._targets))
+        return {name: self._variables[name].read_value() for name in names}
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        """The present vectors in NumPy, without target networks."""
+        return {name: self._variables[name].numpy() for name in self._names}
+
+    def assign(self, name: str, vector: np.ndarray) -> None:
+        """Changes one vector, or array of an optimizer's state, on all local replicas."""
+        self._variables[name].assign(vector)
+
+    @property
+    def learned(self) -> frozenset[str]:
+        """The names of the vectors that any of the steps changes."""
+        return frozenset(name for step in self._steps.values() for name in step.learned)
+
+    def allreduce_floats(self, name: str) -> int:
+        """The number of float32 values that one such gradient step sums over all replicas."""
+        step = self._steps[name]
+        gradients = sum(int(np.prod(self._variables[vector].shape)) for vector in step.learned)
+        return gradients + len(step.metrics) + (self._runtime.replicas if step.errors == "largest" else 0)
+
+    # Gradient steps
+
+    def gradient_step(
+        self, name: str, rows: Any, shared: Any, scale: tf.Tensor, *, gathered: Sequence[tf.Tensor] = ()
+    ) -> Outcome:
+        """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
+
+        Args:
+          name: of the step.
+          rows: a nest of tensors [b, ...]: this replica's share of the batch, in the order of the global
+            envs, or in another order that does not depend on the topology.
+          shared: a nest of tensors that the loss gets whole.
+          scale: float32 [], multiplies the learning rates.
+          gathered: scalars float32 [] of this replica that all replicas are told in the same collective.
+        """
+        step = self._steps[name]
+        (gradients, sums), errors = self._sums[name](rows, shared)
+        if step.errors == "largest":
+            gathered = (tf.reduce_max(errors), *gathered)
+        sums_of_all = sum_replicas([*gradients, sums, *map(one_hot_by_replica, gathered)])
+        count = len(gradients)
+        gradients, sums, told = sums_of_all[:count], sums_of_all[count], sums_of_all[count + 1 :]
+        if step.errors == "largest":
+            errors = tf.reduce_max(told.pop(0))
+        elif step.errors == "rows":
+            errors = tf.reshape(errors, [-1])
+        return Outcome(sums, self.apply(name, gradients, scale), errors, told)
+
+    def apply(self, name: str, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
+        """Clips gradients that are summed already, and takes the optimizer's step; their norm, float32 []."""
+        step = self._steps[name]
+        names = [
+            {"weights": vector, **self._slots[name][vector]} for vector in step.learned
+        ]  # of the variables
+        values = [{k: self._variables[v].read_value() for k, v in one.items()} for one in names]
+        norm, values = self._updates[name](values, list(gradients), scale)
+        for variables, new in zip(names, values, strict=True):
+            for key, value in new.items():
+                self._variables[variables[key]].assign(value)
+        return norm
+
+    def part_gradients(self, name: str, rows: Any, shared: Any) -> Any:
+        """(gradients, sums of metrics), errors, of one part."""
+        return self._part[name](self.weights(), rows, shared)
+
+    def move_targets(self) -> None:
+        """Moves the target networks by `tau` towards the present weights."""
+        if not self._targets:
+            return
+        pairs = [(TARGET + name, name) for name in self._targets]
+        values = self._moved([tuple(self._variables[n].read_value() for n in pair) for pair in pairs])
+        for (target, _), value in zip(pairs, values, strict=True):
+            self._variables[target].assign(value)
+
+    def _moved_targets(self, pairs: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
+        if self._tau == 1.0:
+            return [tf.identity(fast) for _, fast in pairs]
+        return [polyak(slow, fast, self._tau) for slow, fast in pairs]
+
+    def _summed_gradients(self, name: str, rows: Any, shared: Any) -> Any:
+        """This replica's gradients and sums of metrics, and the errors of its parts."""
+        step, weights = self._steps[name], self.weights()
+        specs = [tf.TensorSpec(self._variables[vector].shape) for vector in step.learned]
+        errors = {"rows": tf.TensorSpec([step.part_rows]), "largest": tf.TensorSpec([]), "": ()}
+        return sum_parts(
+            lambda part: self._part[name](weights, part, shared),
+            rows,
+            part_rows=step.part_rows,
+            signature=((specs, tf.TensorSpec([len(step.metrics)])), errors[step.errors]),
+            at_once=self._runtime.parts_at_once,
+        )
+
+    def _part_gradients(self, step: GradientStep, weights: Weights, rows: Any, shared: Any) -> Any:
+        """Gradients and sums of metrics of some rows, and their errors."""
+        learned = [weights[name] for name in step.learned]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(learned)
+            losses, metrics, errors = step.loss(weights, rows, shared)
+            # Divided by the rows of the global batch, because gradients are summed over replicas.
+            loss = tf.reduce_sum(losses) / step.batch_rows
+        gradients = tape.gradient(loss, learned)
+        sums = tf.reduce_sum(tf.stack([metrics[name] for name in step.metrics]), axis=1) / step.batch_rows
+        if step.errors == "largest":
+            errors = tf.reduce_max(errors)
+        return (gradients, sums), () if errors is None else errors
+
+    def _updated(
+        self,
+        step: GradientStep,
+        values: Sequence[Mapping[str, tf.Tensor]],
+        gradients: list[tf.Tensor],
+        scale: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
+        """The norm of all gradients, and the new weights and slots of each learned vector."""
+        norm = tf.linalg.global_norm(gradients)
+        if step.max_norm is not None and step.clips_each:
+            gradients = [tf.clip_by_norm(gradient, step.max_norm) for gradient in gradients]
+        elif step.max_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, step.max_norm, use_norm=norm)
+        new = []
+        for value, gradient, rate in zip(values, gradients, step.rates, strict=True):
+            slots = {name: slot for name, slot in value.items() if name != "weights"}
+            weights, slots = step.optimizer.step(value["weights"], slots, gradient, scale * rate)
+            new.append({"weights": weights, **slots})
+        return norm, new
+
+    # State
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """All arrays, those of target networks and optimizers included, the same on every worker."""
+        return {name: variable.numpy() for name, variable in self._variables.items()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`.
+
+        Raises:
+          KeyError, ValueError: they are of other networks or optimizers.
+        """
+        for name, variable in self._variables.items():
+            variable.assign(state[name])
+
+
+def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
+    """The sum over the first dimension in a fixed order: neighbours, then pairs of neighbours, and so on.
+
+    Written with `reduce_sum` because TensorFlow's graph optimizer turns trees of additions into chains.
+    """
+    while parts.shape[0] > 1:
+        count = parts.shape[0]
+        pairs = tf.reshape(parts[: count // 2 * 2], (count // 2, 2, *parts.shape[1:]))
+        sums = tf.reduce_sum(pairs, axis=1)
+        parts = sums if count % 2 == 0 else tf.concat([sums, parts[-1:]], axis=0)
+    return parts[0]
+
+
+def sum_parts(
+    function: Callable[[Any], tuple[Any, Any]],
+    rows: Any,
+    *,
+    part_rows: int,
+    signature: tuple[Any, Any],
+    at_once: int,
+) -> tuple[Any, Any]:
+    """Results of a replica's rows, computed in parts and summed in pairs.
+
+    Args:
+      function: gives, for some rows, what is to be summed (gradients, say), and what is to be kept for each
+        part (a maximum, say); both nests of tensors.
+      rows: a nest of tensors [b, ...].
+      part_rows: rows of a part; divides b.
+      signature: `tf.TensorSpec`s of the function's results.
+      at_once: parts that are computed side by side, whose activations are in memory together.
+
+    Returns:
+      The sums, and of the rest one value a part, [parts, ...].
+    """
+    parts = tf.nest.map_structure(lambda x: tf.reshape(x, (-1, part_rows, *x.shape[1:])), rows)
+    if tf.nest.flatten(parts)[0].shape[0] == 1:
+        sums, kept = function(tf.nest.map_structure(lambda x: x[0], parts))
+        return sums, tf.nest.map_structure(lambda x: x[None], kept)
+    sums, kept = tf.map_fn(function, parts, fn_output_signature=signature, parallel_iterations=at_once)
+    return tf.nest.map_structure(pairwise_sum, sums), kept
+
+
+def sum_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums over all replicas of all workers, in one collective. Call it in a replica's context."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+
+
+def one_hot_by_replica(value: tf.Tensor) -> tf.Tensor:
+    """A scalar at this replica's place among zeros, [replicas]: `sum_replicas` then gathers all of them."""
+    context = tf.distribute.get_replica_context()
+    place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    return tf.where(place > 0, value, 0.0)
+
+
+def _slot_names(step: GradientStep, vector: str) -> dict[str, str]:
+    return {slot: f"{step.prefix}{vector}/{slot}" for slot in step.optimizer.slots}
+
+
+def _variable(value: np.ndarray) -> tf.Variable:
+    """A vector of which each replica has its own copy, and changes it: all compute the same."""
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
