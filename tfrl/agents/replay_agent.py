@@ -19,9 +19,9 @@ from tfrl.cli.errors import TrainingError
 from tfrl.experience.replay import Batch
 from tfrl.experience.replay_memory import in_words
 from tfrl.networks.weights import weights_of
+from tfrl.ops import optimizers
 from tfrl.ops.graph import compiled
 from tfrl.ops.lazy import tf
-from tfrl.ops import optimizers
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
