@@ -1,8 +1,4 @@
-"""A classifier under a strategy: gradient steps that are the same on any number of replicas, and tests.
-
-Losses are sums divided by the images of the global batch, gradients are summed once over replicas, and the
-penalty on the weights, which all replicas share, is added after that.
-"""
+"""A classifier under a strategy: gradient steps that are the same on any number of replicas, and tests."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ import resnet
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
-from tfrl.networks.weights import PREFIX, assign_weights, read_weights, weights_of
-from tfrl.ops.graph import graph
+from tfrl.networks.network import Packing, variable_name
+from tfrl.networks.weights import PREFIX, assign_weights, weights_of
+from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam
 from tfrl.run.stop import NUM_VOTES
-from tfrl.workers.data_parallel import sum_parts, sum_replicas
-from tfrl.workers.optimizers import VariablesOptimizer
+from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
 
@@ -42,20 +38,31 @@ class Learner:
         self._runtime = runtime
         with runtime.strategy.scope():
             self.model = build(config, runtime.precision, image_shape=image_shape, classes=classes)
-            # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
-            self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
-            self._variables = self.model.trainable_variables
-            self._statistics = self.model.non_trainable_variables  # moving ones, of batch normalization
-            optimizer = SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True)
-            self._optimizer = VariablesOptimizer(optimizer, self._variables, config.lr)
-        # Statistics of parts of a batch would be others than its own.
-        share = config.batch_size // runtime.replicas
-        self._part = share if self._statistics else runtime.micro_batch(config)
+        # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
+        self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
+        self._packings = {"network": Packing(self._logits.trainable_variables)}
+        if self._logits.non_trainable_variables:  # moving statistics of batch normalization
+            self._packings["statistics"] = Packing(self._logits.non_trainable_variables)
+        moved = tuple(self._packings)[1:]
+        step = GradientStep(
+            learned=("network",),
+            rates=(1.0,),  # the schedule's rate scales it
+            loss=self._loss,
+            metrics=("loss", "accuracy"),
+            optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
+            batch_rows=config.batch_size,
+            # Statistics of parts of a batch would be others than its own.
+            part_rows=config.batch_size // runtime.replicas if moved else runtime.micro_batch(config),
+            moved=moved,
+        )
+        vectors = {name: packing.initial() for name, packing in self._packings.items()}
+        self._learning = DataParallel(runtime, vectors, {"step": step})
+        self._batch_size = config.batch_size
 
     @property
     def num_parameters(self) -> int:
         """The number of trained parameters."""
-        return sum(int(np.prod(v.shape)) for v in self._variables)
+        return self._packings["network"].num_parameters
 
     # Training
 
@@ -65,57 +72,47 @@ class Learner:
         They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
         this worker) and the norm of the gradient. Reading them waits for the step, so do that later.
         """
-        self._optimizer.learning_rate.assign(learning_rate)
         mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
         mine[0] = 0.0 if votes is None else votes
         counts = np.full(len(mine), batch.count, np.float32)
         parts = (batch.images, batch.labels, batch.weights, counts, mine)
-        return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts)))
+        rate = tf.constant(learning_rate, tf.float32)
+        return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts), rate))
 
-    @graph
+    @compiled()
     def _step(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._step_on_replica, args=batch)
 
     def _step_on_replica(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, votes: tf.Tensor
+        self,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        count: tf.Tensor,
+        votes: tf.Tensor,
+        rate: tf.Tensor,
     ) -> tf.Tensor:
-        grads, sums, moving = self._gradients(images, labels, weights, count)
-        shares = [s / self._runtime.replicas for s in moving]
-        *summed, sums = sum_replicas([*grads, *shares, tf.concat([sums, votes], axis=0)])
-        grads, moving = summed[: len(grads)], summed[len(grads) :]
-        with tf.GradientTape() as tape:
-            penalty = tf.add_n(self.model.losses) if self.model.losses else tf.constant(0.0)
-        penalties = tape.gradient(penalty, [v.value for v in self._variables])
-        grads = [g if p is None else g + p for g, p in zip(grads, penalties, strict=True)]
-        norm = self._optimizer.apply(grads)
-        for variable, value in zip(self._statistics, moving, strict=True):
-            variable.assign(value)
-        return tf.concat([sums, [norm]], axis=0)
+        rows = (images, labels, weights * (self._batch_size / count))  # a filled up batch has fewer images
+        outcome = self._learning.gradient_step("step", rows, (), rate, gathered=tf.unstack(votes))
+        votes = [tf.reduce_sum(vote) for vote in outcome.gathered]
+        return tf.concat([outcome.means, votes, [outcome.norm]], axis=0)
 
-    def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-        """This replica's share of the gradients and of (loss, hits), and its new moving statistics."""
-        (grads, sums), moving = sum_parts(
-            lambda part: self._part_gradients(*part, count),
-            (images, labels, weights),
-            part_rows=self._part,
-            signature=(([tf.TensorSpec(v.shape) for v in self._variables], tf.TensorSpec([2])), []),
-            at_once=1,  # one part's activations in memory at a time
+    def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
+        """The loss of each image, with the penalty on the weights; rows are images, labels and weights."""
+        images, labels, shares = rows
+        logits, state, penalties = self._logits.stateless_call(
+            *self._arrays(weights), images, training=True, return_losses=True
         )
-        return grads, sums, [value[0] for value in moving]  # of the only part: others have none
+        losses = shares * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        hits = shares * _hits(labels, logits)
+        penalty = tf.add_n(penalties) if penalties else 0.0
+        moved = {name: self._packings[name].vector(state) for name in self._packings if name != "network"}
+        return Losses(losses + penalty, {"loss": losses, "accuracy": hits}, moved=moved)
 
-    def _part_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
-    ) -> tuple[tuple[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]:
-        # The scope keeps what batch normalization would assign to one replica's variables alone.
-        with tf.GradientTape() as tape, keras.StatelessScope() as scope:
-            logits = self._logits(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(weights * losses) / count
-        grads = tape.gradient(loss, [v.value for v in self._variables])
-        hits = tf.reduce_sum(weights * _hits(labels, logits)) / count
-        return (grads, tf.stack([loss, hits])), [scope.get_current_value(v) for v in self._statistics]
+    def _arrays(self, weights: Weights) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The trained arrays and the statistics."""
+        arrays = {name: packing.arrays(weights[name]) for name, packing in self._packings.items()}
+        return arrays["network"], arrays.get("statistics", [])
 
     # Testing
 
@@ -123,21 +120,42 @@ class Learner:
         """Mean loss and number of hits on all of this and the other workers' batches."""
         return test(self._runtime, self._test, batches)
 
-    @graph
+    @compiled()
     def _test(self, *batch: Any) -> Any:
-        return self._runtime.strategy.run(test_sums, args=(self.model, *batch))
+        return self._runtime.strategy.run(test_sums, args=(self._probabilities, *batch))
+
+    def _probabilities(self, images: tf.Tensor) -> tf.Tensor:
+        logits, _ = self._logits.stateless_call(
+            *self._arrays(self._learning.weights()), images, training=False
+        )
+        return tf.nn.softmax(logits)
 
     # State
 
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights as float32 arrays, by the names of `named_variables`."""
+        vectors = self._learning.vectors()
+        arrays = {n: a for key, p in self._packings.items() for n, a in p.split(vectors[key]).items()}
+        return {f"{_part_of(name)}/{name}": array for name, array in arrays.items()}
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
-        weights = {f"{PREFIX}{k}": v for k, v in get_weights(self.model).items()}
-        return weights | self._optimizer.get_state()
+        state = self._learning.get_state()
+        others = {f"agent/{name}": a for name, a in state.items() if name not in self._packings}
+        return {f"{PREFIX}{name}": array for name, array in self.weights().items()} | others
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
-        set_weights(self.model, weights_of(state))
-        self._optimizer.set_state(state)
+        arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
+        known = {name for packing in self._packings.values() for name in packing.names}
+        if arrays.keys() - known:
+            raise ValueError(f"the weights are of another network: {sorted(arrays.keys() - known)[0]}")
+        vectors = {
+            key: packing.join({name: arrays[name] for name in packing.names if name in arrays})
+            for key, packing in self._packings.items()
+        }
+        others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
+        self._learning.set_state({**others, **vectors})
 
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -150,18 +168,15 @@ def build(config: Config, precision: str, *, image_shape: tuple[int, ...], class
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Every weight by name: torso/LAYER/WEIGHT, as in tfrl's networks, and head/logits/WEIGHT."""
-    names = ("/".join(v.path.split("/")[-2:]) for v in model.variables)
-    parts = (f"{'head' if name.startswith('logits/') else 'torso'}/{name}" for name in names)
-    return dict(zip(parts, model.variables, strict=True))
+    return {f"{_part_of(name)}/{name}": v for v in model.variables if (name := variable_name(v))}
 
 
-def get_weights(model: keras.Model) -> dict[str, np.ndarray]:
-    """All weights as float32 arrays."""
-    return read_weights(named_variables(model))
+def _part_of(name: str) -> str:
+    return "head" if name.startswith("logits/") else "torso"
 
 
 def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
-    """Assigns arrays from `get_weights`. Raises ValueError if names or shapes differ."""
+    """Assigns arrays of `Learner.weights`. Raises ValueError if names or shapes differ."""
     assign_weights(named_variables(model), weights)
 
 

@@ -13,7 +13,7 @@ from resnet.supervised import data, pictures, summary
 from resnet.supervised.config import Config, check_topology, complete
 from resnet.supervised.data import Batch, Dataset, Share, Timed
 from resnet.supervised.export import export
-from resnet.supervised.learner import Learner, get_weights
+from resnet.supervised.learner import Learner
 from resnet.supervised.window import Window
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.quiet import quiet_start
@@ -82,7 +82,7 @@ class Trainer:
         """Trains to the end or until told to stop; the exit code."""
         config, session = self._config, self._session
         self._restore()
-        if session.step >= self._num_steps and session.is_finished(get_weights(self._learner.model)):
+        if session.step >= self._num_steps and session.is_finished(self._learner.weights()):
             session.console.message(complete(config))
             return session.leave(0)
         self._begin()
@@ -194,7 +194,7 @@ class Trainer:
         self._result |= {"train/loss": metrics["train/loss"], "train/accuracy": metrics["train/accuracy"]}
         self._write(metrics | {k: v for k, v in self._result.items() if k in COLUMNS})
         if self._config.pictures:
-            pixels = pictures.kernels(get_weights(self._learner.model))
+            pixels = pictures.kernels(self._learner.weights())
             if pixels is not None:
                 session.writer.image("weights/first_layer", pixels, self._images)
 
@@ -244,7 +244,7 @@ class Trainer:
         config, session, dataset = self._config, self._session, self._dataset
         with session.finishing():
             if session.runtime.is_chief:
-                weights = get_weights(self._learner.model)
+                weights = self._learner.weights()
                 with quiet_start():
                     export(
                         config.run_dir / "export",

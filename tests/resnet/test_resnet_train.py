@@ -19,7 +19,7 @@ from resnet.evaluate import main as evaluate_command
 from resnet.supervised import learner, pictures, trainer
 from resnet.supervised.config import Config, from_yaml, parse
 from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
-from resnet.supervised.learner import Learner, get_weights
+from resnet.supervised.learner import Learner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.spec import ArraySpec, Discrete
@@ -114,7 +114,7 @@ def test_one_and_two_replicas_take_the_same_steps():
     made = {replicas: make_learner(replicas, **RESIDUAL) for replicas in (1, 2)}
     for replicas, one in made.items():
         steps(one, 8, replicas)  # the fifth batch of an epoch is half empty
-    ours, theirs = (get_weights(m.model) for m in made.values())
+    ours, theirs = (m.weights() for m in made.values())
     assert weights_sha256(ours) == weights_sha256(theirs)
 
 
@@ -138,19 +138,18 @@ def test_a_step_is_that_of_keras_on_the_whole_batch():
         optimizer.apply(gradients, reference.trainable_variables)
         sums = made.step(batch, 0.05).numpy()
         assert sums[0] == pytest.approx(float(tf.reduce_mean(loss)), rel=1e-5)
-    for name, value in get_weights(reference).items():
-        assert get_weights(made.model)[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    for name, variable in learner.named_variables(reference).items():
+        assert made.weights()[name] == pytest.approx(variable.numpy(), rel=1e-4, abs=1e-6), name
 
 
 def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
     made = make_learner(2, model="resnet-mini")
     steps(made, 2, replicas=2)
-    moving = [v for name, v in learner.named_variables(made.model).items() if "moving" in name]
+    moving = [array for name, array in made.weights().items() if "moving" in name]
     assert len(moving) == 2 * 7
-    for variable in moving:
-        one, other = (part.numpy() for part in variable.value.values)
-        assert np.array_equal(one, other)
-    assert any(np.abs(v.numpy()).max() > 1e-3 for v in moving)
+    one, other = (part.numpy() for part in made._learning._variables["statistics"].values)
+    assert np.array_equal(one, other)
+    assert any(np.abs(array).max() > 1e-3 for array in moving)
     state = made.get_state()
     losses = [sums[0] for sums in steps(made, 3, replicas=2)]
     made.set_state(state)

@@ -134,7 +134,8 @@ class ReinforceAgent:
           TrainingError: the loss or the gradient is not finite.
         """
         config, taken = self._config, episodes.taken
-        advantages = normalized(taken(episodes.returns(config.gamma))).astype(np.float32)
+        returns = episodes.returns(config.gamma, config.learned_rewards)
+        advantages = normalized(taken(returns)).astype(np.float32)
         fields = (episodes.observations, episodes.actions, episodes.noise, episodes.log_probs)
         rows = (*map(taken, fields), advantages)
         size, sums, error = len(advantages), np.zeros(len(_SUMS)), 0.0
@@ -143,7 +144,7 @@ class ReinforceAgent:
             part = [_filled(x[begin : begin + self._rows], self._rows) for x in rows]
             share = np.full(self._rows, 1.0 / size, np.float32)
             share[size - begin :] = 0.0
-            ((of_part,), sums_of_part), error_of_part = self._gradient(*part, share)
+            ((of_part,), sums_of_part), (error_of_part, _) = self._gradient(*part, share)
             gradient, sums = gradient + of_part, sums + sums_of_part.numpy()
             error = max(error, float(error_of_part))
             on_part(min(1.0, (begin + self._rows) / size))

@@ -45,27 +45,20 @@ class Head(keras.layers.Dense):
         return tf.reduce_sum(products, axis=-1) + self.bias
 
 
-class Functional:
-    """Calls a Keras layer or model with weights that are given.
+class Packing:
+    """The layout of arrays in one float32 vector.
 
     Args:
-      layer: a built layer or model without state besides its trained weights, such as batch normalization
-        has.
+      variables: Keras variables, whose shapes, names and initial values count.
 
     Attributes:
-      layer: the same.
-      size: the length of the vector of weights.
-      names: of its arrays, in the order of the vector.
-      in_float32: True if it computes everything in float32.
+      names: of the arrays, in the order of the vector.
+      num_parameters: the number of values of all arrays.
+      size: the length of the vector, which has some zeros between the arrays.
     """
 
-    def __init__(self, layer: keras.layers.Layer) -> None:
-        if layer.non_trainable_variables:
-            raise ValueError(f"{layer.name} has state besides its trained weights")
-        self.layer = layer
-        layers = getattr(layer, "layers", [layer])
-        self.in_float32 = all(one.compute_dtype == "float32" for one in layers)
-        self._variables = list(layer.trainable_variables)
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        self._variables = list(variables)
         self.names = [variable_name(v) for v in self._variables]
         self._shapes = [tuple(v.shape) for v in self._variables]
         self._lengths = [int(np.prod(shape)) for shape in self._shapes]
@@ -73,19 +66,21 @@ class Functional:
         self.num_parameters = sum(self._lengths)
         self.size = self.num_parameters + sum(self._padding)
 
-    def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
-        """The layer's outputs by weights float32 [size]."""
-        arguments = inputs[0] if len(inputs) == 1 else list(inputs)
-        return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
-
-    def arrays(self, weights: tf.Tensor) -> list[tf.Tensor]:
+    def arrays(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The arrays of one vector, in the order of `names`."""
         sizes = [n for pair in zip(self._lengths, self._padding, strict=True) for n in pair]
-        flat = tf.split(weights, sizes)[::2]
+        flat = tf.split(vector, sizes)[::2]
         return [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
 
+    def vector(self, arrays: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The vector of tensors in the order of `names`; the inverse of `arrays`."""
+        flat = []
+        for array, padding in zip(arrays, self._padding, strict=True):
+            flat += [tf.reshape(array, [-1]), tf.zeros(padding)]
+        return tf.concat(flat, axis=0)
+
     def initial(self) -> np.ndarray:
-        """The weights that the layer was built with, float32 [size]."""
+        """The values that the variables have, float32 [size]."""
         return self.join({name: v.numpy() for name, v in zip(self.names, self._variables, strict=True)})
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -101,15 +96,40 @@ class Functional:
             flat += [arrays[name].reshape(-1), np.zeros(padding)]
         return np.concatenate(flat).astype(np.float32)
 
-    def split(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+    def split(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The arrays of one vector by name."""
         found, begin = {}, 0
         for name, shape, length, padding in zip(
             self.names, self._shapes, self._lengths, self._padding, strict=True
         ):
-            found[name] = weights[begin : begin + length].reshape(shape)
+            found[name] = vector[begin : begin + length].reshape(shape)
             begin += length + padding
         return found
+
+
+class Functional(Packing):
+    """Calls a Keras layer or model with weights that are given.
+
+    Args:
+      layer: a built layer or model without state besides its trained weights, such as batch normalization
+        has.
+
+    Attributes:
+      layer: the same.
+      in_float32: True if it computes everything in float32.
+    """
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        if layer.non_trainable_variables:
+            raise ValueError(f"{layer.name} has state besides its trained weights")
+        super().__init__(layer.trainable_variables)
+        self.layer = layer
+        self.in_float32 = all(one.compute_dtype == "float32" for one in getattr(layer, "layers", [layer]))
+
+    def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
+        """The layer's outputs by weights float32 [size]."""
+        arguments = inputs[0] if len(inputs) == 1 else list(inputs)
+        return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
 
 
 class Network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,18 +22,8 @@ def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
 
 
-def layer_names(layer: Any) -> dict[str, keras.Variable]:
-    """The variables of a layer or model by LAYER/WEIGHT."""
-    return {"/".join(v.path.split("/")[-2:]): v for v in layer.variables}
-
-
-def read_weights(variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
-    """The variables' values as float32 arrays."""
-    return {name: np.asarray(v.numpy(), np.float32) for name, v in variables.items()}
-
-
 def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str, np.ndarray]) -> None:
-    """Gives the variables the arrays of `read_weights`.
+    """Gives the variables float32 arrays by name.
 
     Raises:
       ValueError: names or shapes differ.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,11 +40,13 @@ class Losses(NamedTuple):
       losses: float32 [n], whose sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
       metrics: values whose mean is reported, by name, float32 [n] each.
       errors: float32 [b], of each row; None where the step needs none.
+      moved: new values of the vectors of `GradientStep.moved`, by name.
     """
 
     losses: tf.Tensor
     metrics: Mapping[str, tf.Tensor]
     errors: tf.Tensor | None = None
+    moved: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class GradientStep:
         is reported; "": there are none.
       prefix: of the names of the optimizer's state, where two steps learn the same vectors.
       every: an algorithm takes one such step for so many of its first step.
+      moved: the names of vectors that the loss itself gives anew, such as the moving statistics of batch
+        normalization. They become the mean over replicas, each of which then has one part.
     """
 
     learned: tuple[str, ...]
@@ -78,6 +83,7 @@ class GradientStep:
     errors: str = ""
     prefix: str = ""
     every: int = 1
+    moved: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -190,12 +196,16 @@ class DataParallel:
           gathered: scalars float32 [] of this replica that all replicas are told in the same collective.
         """
         step = self._steps[name]
-        (gradients, sums), errors = self._sums[name](rows, shared)
+        (gradients, sums), (errors, moved) = self._sums[name](rows, shared)
         if step.errors == "largest":
             gathered = (tf.reduce_max(errors), *gathered)
-        sums_of_all = sum_replicas([*gradients, sums, *map(one_hot_by_replica, gathered)])
-        count = len(gradients)
-        gradients, sums, told = sums_of_all[:count], sums_of_all[count], sums_of_all[count + 1 :]
+        # The one all-reduce of the step.
+        shares = [moved[vector][0] / self._runtime.replicas for vector in step.moved]
+        sums_of_all = sum_replicas([*gradients, *shares, sums, *map(one_hot_by_replica, gathered)])
+        gradients, sums_of_all = sums_of_all[: len(gradients)], sums_of_all[len(gradients) :]
+        for vector, mean in zip(step.moved, sums_of_all, strict=False):
+            self._variables[vector].assign(mean)
+        sums, *told = sums_of_all[len(step.moved) :]
         if step.errors == "largest":
             errors = tf.reduce_max(told.pop(0))
         elif step.errors == "rows":
@@ -216,7 +226,7 @@ class DataParallel:
         return norm
 
     def part_gradients(self, name: str, rows: Any, shared: Any) -> Any:
-        """(gradients, sums of metrics), errors, of one part."""
+        """(gradients, sums of metrics), (errors, moved vectors), of one part."""
         return self._part[name](self.weights(), rows, shared)
 
     def move_targets(self) -> None:
@@ -238,27 +248,28 @@ class DataParallel:
         step, weights = self._steps[name], self.weights()
         specs = [tf.TensorSpec(self._variables[vector].shape) for vector in step.learned]
         errors = {"rows": tf.TensorSpec([step.part_rows]), "largest": tf.TensorSpec([]), "": ()}
+        moved = {vector: tf.TensorSpec(self._variables[vector].shape) for vector in step.moved}
         return sum_parts(
             lambda part: self._part[name](weights, part, shared),
             rows,
             part_rows=step.part_rows,
-            signature=((specs, tf.TensorSpec([len(step.metrics)])), errors[step.errors]),
+            signature=((specs, tf.TensorSpec([len(step.metrics)])), (errors[step.errors], moved)),
             at_once=self._runtime.parts_at_once,
         )
 
     def _part_gradients(self, step: GradientStep, weights: Weights, rows: Any, shared: Any) -> Any:
-        """Gradients and sums of metrics of some rows, and their errors."""
+        """Gradients and sums of metrics of some rows, and their errors and moved vectors."""
         learned = [weights[name] for name in step.learned]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learned)
-            losses, metrics, errors = step.loss(weights, rows, shared)
+            losses, metrics, errors, moved = step.loss(weights, rows, shared)
             # Divided by the rows of the global batch, because gradients are summed over replicas.
             loss = tf.reduce_sum(losses) / step.batch_rows
         gradients = tape.gradient(loss, learned)
         sums = tf.reduce_sum(tf.stack([metrics[name] for name in step.metrics]), axis=1) / step.batch_rows
         if step.errors == "largest":
             errors = tf.reduce_max(errors)
-        return (gradients, sums), () if errors is None else errors
+        return (gradients, sums), (() if errors is None else errors, dict(moved))
 
     def _updated(
         self,
