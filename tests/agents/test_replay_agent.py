@@ -386,13 +386,13 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     Slow(agent, generator)  # moves the weights
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
     noise = agent.draw_noise(generator, 200)
-    assert agent.player.in_arrays
+    assert agent.acting.in_arrays
     ways = [lambda: agent.act(observations, noise, 5000), lambda: agent.sample(observations, noise)]
     ways.append(lambda: agent.greedy(observations))
     fast = [way() for way in ways]
-    agent.player.in_arrays = False
+    agent.acting.in_arrays = False
     slow = [way() for way in ways]
-    agent.player.in_arrays = True
+    agent.acting.in_arrays = True
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -403,7 +403,7 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
     """It computes in float32: the policy that acts would not be the one that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
-    assert not agent.player.in_arrays
+    assert not agent.acting.in_arrays
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):

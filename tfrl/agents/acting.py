@@ -30,7 +30,6 @@ class ActingNetwork:
 
     Attributes:
       in_arrays: True if NumPy can compute the network; the settings alone decide it.
-      acts_in_arrays: True if NumPy acts in the training envs, too.
     """
 
     def __init__(
@@ -40,8 +39,13 @@ class ActingNetwork:
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         self.in_arrays = network.fits_arrays
-        self.acts_in_arrays = self.in_arrays and num_envs <= array_policy.MOST_ENVS
+        self._few_envs = num_envs <= array_policy.MOST_ENVS
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def acts_in_arrays(self) -> bool:
+        """True if NumPy acts in the training envs, too."""
+        return self.in_arrays and self._few_envs
 
     def forget(self) -> None:
         """Notes that the weights change."""
