@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.reinforce import READER, Config
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import COUNT, check_ranges
-from tfrl.config.reinforce import READER, Config
 
 _WARM_UP = 20  # steps that are not counted
 _RUN_UPDATES = 12  # at the least, of the run, whose first two are not counted
@@ -67,7 +67,7 @@ def _flags(options: Options, number: int) -> list[str]:
 def _steps_alone(config: Config, steps: int) -> float:
     """Env steps a second, none of which waits or is learned from."""
     with quiet_start():
-        from tfrl.agents.reinforce import ReinforceAgent
+        from tfrl.algorithms.reinforce import ReinforceAgent
         from tfrl.experience.observer import Observer
         from tfrl.remote.observers import RayObservers
         from tfrl.training.learner import env_spec

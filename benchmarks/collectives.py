@@ -7,8 +7,8 @@ import json
 import statistics
 from pathlib import Path
 
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.quiet import quiet_start
-from tfrl.config.ppo import Config
 from tfrl.workers import strategy, tf_config
 
 SIZES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 626_256, 1 << 20, 1 << 21)  # float32 numbers

@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, peers, speed, training, update_floor
+from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range, check_ranges
-from tfrl.config import ppo
 
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}

@@ -82,7 +82,7 @@ def _cpu_seconds(times: int, function: Callable[[], Any]) -> float:
 
 def _agent(config: Any) -> Callable[[], Any]:
     """The update of the trainer's own agent, its rows as the replay gives them."""
-    from tfrl.agents.sac import SACAgent
+    from tfrl.algorithms.sac import SACAgent
     from tfrl.experience.replay import Batch
     from tfrl.workers import strategy
 

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, namespaces
+from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
-from tfrl.config import ppo
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s

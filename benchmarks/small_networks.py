@@ -49,7 +49,7 @@ def main(options: Options) -> None:
     """Measures and prints."""
     check_ranges(options, {"rounds": COUNT})
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
-    from tfrl.config.ppo import PRESETS
+    from tfrl.algorithms.ppo import PRESETS
 
     presets = options.presets.split(",")
     for name in presets:
@@ -138,8 +138,8 @@ def _calls(learner: Any) -> dict[str, float]:
 
 
 def _make_learner(preset: str, folder: Path) -> Any:
-    from tfrl.agents.ppo import PPOAgent
-    from tfrl.config import ppo
+    from tfrl.algorithms import ppo
+    from tfrl.algorithms.ppo import PPOAgent
     from tfrl.run.console import Console as Progress
     from tfrl.run.session import Session
     from tfrl.run.stop import StopRequest

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
-from tfrl.config import ppo
+from tfrl.algorithms import ppo
 from tfrl.envs import registry
 
 

@@ -83,7 +83,7 @@ def make_uneven(fault, seed, supervised):
 
         owner, method = Learner, "step"
     else:
-        from tfrl.agents.ppo import PPOAgent
+        from tfrl.algorithms.ppo import PPOAgent
 
         owner, method = PPOAgent, "_steps_a_call"
     call, seconds = getattr(owner, method), random.Random(seed)

@@ -62,7 +62,7 @@ def train(config, kind=OnPolicyLearner):
 
 
 def _agent_class(algorithm):
-    return getattr(importlib.import_module(f"tfrl.agents.{algorithm}"), _AGENTS[algorithm])
+    return getattr(importlib.import_module(f"tfrl.algorithms.{algorithm}"), _AGENTS[algorithm])
 
 
 class Present:

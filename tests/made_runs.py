@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import Config
 from tfrl.config.run import complete
 from tfrl.envs.published import normalized_return, published_curve
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from tfrl.config import ppg
+from tfrl.algorithms import ppg
 
 SMALL = ppg.Config(
     **ppg.PRESETS["openai-easy"],

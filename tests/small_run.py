@@ -1,6 +1,6 @@
 """Settings of a run of PPO that takes seconds."""
 
-from tfrl.config.ppo import Config
+from tfrl.algorithms.ppo import Config
 
 SMALL = Config(
     env="catch",

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # A folder may import those of the lines before its own, and itself.
 ORDER = (
     *(("cli", "ops"), ("workers",), ("envs",), ("run",), ("config",), ("networks",), ("experience",)),
-    *(("agents",), ("evaluation",), ("reporting",), ("remote",), ("training",), ("commands",)),
+    *(("algorithms",), ("evaluation",), ("reporting",), ("remote",), ("training",), ("commands",)),
 )
 RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 ZOO_COMMANDS = ("train", "evaluate", "__main__", "catalog")
@@ -99,7 +99,7 @@ def test_every_folder_has_its_place():
             "tfrl.remote.actors imports tfrl.training.tr",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
-        ("tfrl/agents/ppo.py", "import resnet.supervised.data", "tfrl.agents.ppo imports resnet.supervised"),
+        ("tfrl/algorithms/ppo.py", "import resnet.supervised.data", "tfrl.algorithms.ppo imports resnet.su"),
         ("resnet/impala.py", "from tfrl.cli import flags", "resnet.impala imports tfrl.cli.flags"),
         (
             "resnet/impala.py",
@@ -109,8 +109,8 @@ def test_every_folder_has_its_place():
         ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
         ("cluster/places.py", "from tfrl.run import files", "cluster.places imports tfrl.run.files"),
         ("cluster/places.py", "import resnet", "cluster.places imports resnet"),
-        ("tfrl/agents/ppo.py", "from cluster import launch", "tfrl.agents.ppo imports cluster.launch"),
-        ("tfrl/training/loop.py", "import tfrl.agents.ppo, tfrl.cli.flags, resnet, numpy", None),
+        ("tfrl/algorithms/ppo.py", "from cluster import launch", "tfrl.algorithms.ppo imports cluster.l"),
+        ("tfrl/training/loop.py", "import tfrl.algorithms.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/lock.py", "from tfrl import __version__", None),
         ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),

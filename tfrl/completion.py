@@ -65,8 +65,8 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     from cluster import launch, tf_config
     from resnet import evaluate as resnet_evaluate
     from resnet.supervised.config import READER as SUPERVISED
+    from tfrl.algorithms.ppo import PROCGEN_READER
     from tfrl.config import ALGORITHMS, reader
-    from tfrl.config.ppo import PROCGEN_READER
 
     trainer = _of_reader(PROCGEN_READER)
     flags = {"tfrl.ppo_procgen": trainer}

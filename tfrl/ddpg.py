@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfrl.algorithms.ddpg import READER
 from tfrl.cli import endings
-from tfrl.config.ddpg import READER
 from tfrl.training import command
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
         READER,
         arguments,
         learner="tfrl.training.off_policy:OffPolicyLearner",
-        agent="tfrl.agents.ddpg:DDPGAgent",
+        agent="tfrl.algorithms.ddpg:DDPGAgent",
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfrl.algorithms.drac import READER
 from tfrl.cli import endings
-from tfrl.config.drac import READER
 from tfrl.training import command
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
         READER,
         arguments,
         learner="tfrl.training.actor_learner:learner_of_settings",
-        agent="tfrl.agents.drac:DrACAgent",
+        agent="tfrl.algorithms.drac:DrACAgent",
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfrl.algorithms.reinforce import READER
 from tfrl.cli import endings
-from tfrl.config.reinforce import READER
 from tfrl.training import command
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
         READER,
         arguments,
         learner="tfrl.training.episodic:EpisodicLearner",
-        agent="tfrl.agents.reinforce:ReinforceAgent",
+        agent="tfrl.algorithms.reinforce:ReinforceAgent",
     )
 
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from tfrl import config as settings
 from tfrl import report
+from tfrl.algorithms import ppg, ppo
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import PeerError, TrainingError, UnknownFlagError, UserError
 from tfrl.cli.flags import coerce, flag
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
 from tfrl.cli.words import size
-from tfrl.config import ppg, ppo
 from tfrl.config.actors import leads
 from tfrl.config.task import Task
 from tfrl.envs.registry import games

@@ -24,9 +24,9 @@ from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
 from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
-from tfrl.config.sweep import Sweep, plan, reader_of, trial_name
 from tfrl.evaluation.levels import evaluation_columns
 from tfrl.remote import trial
+from tfrl.remote.settings import Sweep, plan, reader_of, trial_name
 from tfrl.remote.trial import Outcome
 from tfrl.reporting.sweep import PLOT_FILE, Watch, cell, plot
 from tfrl.run import files, lock

@@ -9,7 +9,7 @@ from learners import Present, prefer
 from processes import results, rows
 from refusals import refusal
 
-from tfrl.config import drac
+from tfrl.algorithms import drac
 from tfrl.ops import augment
 from tfrl.run import rng
 

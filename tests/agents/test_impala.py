@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from learners import Present, prefer
 
-from tfrl.agents.behavior import ActorCriticBehavior
+from tfrl.algorithms.acting import ActorCriticBehavior
+from tfrl.algorithms.impala import Config
 from tfrl.cli.errors import TrainingError
-from tfrl.config.impala import Config
 from tfrl.experience.collector import Collector
 from tfrl.training.actor_learner import ActorLearner
 from tfrl.training.on_policy import env_spec

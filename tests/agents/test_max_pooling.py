@@ -13,7 +13,7 @@ import pytest
 from tensorflow.python.eager import context  # nothing public tells which operations run
 
 from tfrl import config as settings
-from tfrl.agents.dqn import DQNAgent
+from tfrl.algorithms.dqn import DQNAgent
 from tfrl.experience.replay import Batch
 from tfrl.workers import strategy
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from learners import Present, prefer
 
-from tfrl.agents.agent import Agent
+from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError
 from tfrl.run import rng
 

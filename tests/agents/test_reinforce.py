@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfrl import config as settings
-from tfrl.agents.reinforce import ReinforceAgent
+from tfrl.algorithms.reinforce import ReinforceAgent
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.episodes import Episodes, normalized

@@ -31,7 +31,7 @@ STD_SHIFT = math.log(math.expm1(0.99))
 def make_agent(algorithm, *flags):
     epsilon = [] if "sgd" in flags else ["--adam-epsilon", "1e-3"]
     config = settings.reader(algorithm).parse([*COMMON, *epsilon, *flags])
-    module = __import__(f"tfrl.agents.{algorithm}", fromlist=["x"])
+    module = __import__(f"tfrl.algorithms.{algorithm}", fromlist=["x"])
     return config, getattr(module, f"{algorithm.upper()}Agent")(config, strategy.make(config, None))
 
 

@@ -14,7 +14,7 @@ import yaml
 from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import launch
-from tfrl.config import impala
+from tfrl.algorithms import impala
 from tfrl.workers import tf_config
 
 MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))

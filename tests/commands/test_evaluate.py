@@ -19,8 +19,8 @@ from refusals import refusal
 from scripted import Acting, scripted, still
 
 from tfrl import collect, evaluate, record
+from tfrl.algorithms.ppo import Config, parse
 from tfrl.cli.errors import UserError
-from tfrl.config.ppo import Config, parse
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation import policy_files

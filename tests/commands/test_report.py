@@ -346,7 +346,7 @@ def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
 
 def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
     made, theirs = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
-    for module, run in (("tfrl.config.ppo", theirs), ("resnet.supervised.config", made)):
+    for module, run in (("tfrl.algorithms.ppo", theirs), ("resnet.supervised.config", made)):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
             folder.check_run(config, importlib.import_module(module).from_yaml)

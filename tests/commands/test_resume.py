@@ -133,7 +133,7 @@ def test_each_update_stands_once_in_progress_csv(stopped):
 @pytest.mark.parametrize("what", ["observations", "first"])
 def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(small, tmp_path, what):
     """As those of another build of procgen would, which takes the same states."""
-    from tfrl.agents.ppo import PPOAgent
+    from tfrl.algorithms.ppo import PPOAgent
     from tfrl.run.console import Console
     from tfrl.run.session import open_session
     from tfrl.training.on_policy import OnPolicyLearner

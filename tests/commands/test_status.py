@@ -11,9 +11,9 @@ import pytest
 from made_runs import make_run
 
 from tfrl import status
+from tfrl.algorithms import ppg
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
-from tfrl.config import ppg
 from tfrl.reporting import runs
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE

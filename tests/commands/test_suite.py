@@ -16,9 +16,9 @@ from processes import PATIENCE, ROOT, unread_pipe
 from refusals import refusal
 
 from tfrl import suite
+from tfrl.algorithms import ppg
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import ppg
 from tfrl.reporting import runs
 from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE
 

@@ -9,7 +9,7 @@ import yaml
 from made_runs import COLUMNS
 from processes import Answer, assert_refused, results, rows, train
 
-from tfrl.config.ppo import from_yaml
+from tfrl.algorithms.ppo import from_yaml
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.run.results import weights_sha256

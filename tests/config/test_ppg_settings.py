@@ -8,8 +8,8 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
+from tfrl.algorithms import ppg
 from tfrl.cli.words import size
-from tfrl.config import ppg
 from tfrl.run import files
 
 

@@ -8,8 +8,8 @@ from refusals import refusal
 
 from resnet.supervised import config as supervised
 from tfrl import config as settings
+from tfrl.algorithms.ppo import PRESETS, READER, parse
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import PRESETS, READER, parse
 
 PIXELS = "made_envs:made/Pixels-v0"  # shows images of 8 x 6
 
@@ -188,7 +188,7 @@ def test_a_file_of_the_first_version_names_no_algorithm_and_is_ppos(tmp_path):
 def test_a_gymnasium_env_is_known_without_tensorflow():
     program = """
 import sys
-from tfrl.config.ppo import READER
+from tfrl.algorithms.ppo import READER
 READER.parse(["--env", "InvertedDoublePendulum-v5"])
 print(*sys.modules)
 """

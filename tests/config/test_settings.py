@@ -12,9 +12,9 @@ from refusals import refusal
 import resnet.supervised.config
 from tfrl import __main__ as overview
 from tfrl import completion, config, suite
+from tfrl.algorithms.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 
@@ -232,7 +232,7 @@ def test_a_module_that_there_is_none_of_is_one_sentence():
 
 
 def test_settings_import_neither_tensorflow_nor_envs():
-    code = "import sys, tfrl.config.ppo, tfrl.run.folder; print(*sys.modules)"
+    code = "import sys, tfrl.algorithms.ppo, tfrl.run.folder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"tensorflow", "keras", "procgen", "gym"} & {*done.stdout.split()}
 

@@ -15,7 +15,7 @@ from tfrl import config as settings
 from tfrl import tune
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
-from tfrl.config.sweep import Sampled, plan
+from tfrl.remote.settings import Sampled, plan
 from tfrl.remote.trial import Outcome
 from tfrl.reporting.sweep import Watch
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfrl.config.ppo import Config
+from tfrl.algorithms.ppo import Config
 from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scripted import Acting, scripted, still
 
+from tfrl.algorithms.ppo import Config, parse
 from tfrl.cli.errors import UserError
-from tfrl.config.ppo import Config, parse
 from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from refusals import refusal
 
+from tfrl.algorithms.dqn import READER as DQN
 from tfrl.cli.errors import UserError
-from tfrl.config.dqn import READER as DQN
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 from tfrl.envs.vec_env import Step
 from tfrl.experience.replay import Replay

@@ -77,8 +77,8 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
 
 @needs_tune
 def test_asha_compares_with_the_trials_that_were_over_before(tmp_path):
-    from tfrl.config.sweep import plan
     from tfrl.remote import sweep as on_ray
+    from tfrl.remote.settings import plan
 
     flags = [*FLAGS, "--eval-every", "20"]
     options = {"trials": 1, "seed": 1, "scheduler": "asha", "metric": "eval_test/return"}

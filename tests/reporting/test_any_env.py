@@ -9,8 +9,8 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
-from tfrl.config import drac, ppg, ppo
-from tfrl.config.ppo import PRESETS, Config
+from tfrl.algorithms import drac, ppg, ppo
+from tfrl.algorithms.ppo import PRESETS, Config
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
 from tfrl.report import render

@@ -11,7 +11,7 @@ import pytest
 from made_runs import make_run
 
 from tfrl import report
-from tfrl.config import drac, ppg, ppo, ppo_presets
+from tfrl.algorithms import drac, ppg, ppo
 from tfrl.envs.published import published_curve
 from tfrl.reporting import plots, runs
 from tfrl.reporting import scores as statistics
@@ -276,7 +276,7 @@ def test_styles_are_each_variants_own_in_all_pictures(make):
     """Beyond six variants, too, and where a picture leaves some of them out."""
     for style in (plots.line_style, plots.marker_style):
         assert len({str(style(v)) for v in range(36)}) == 36
-    cartpole = {**ppo_presets.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
+    cartpole = {**ppo.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
     of_other = (ppg.Config, "CartPole-v1", cartpole)
     _, groups = told_apart(make, of_other, (ppo.Config, "bigfish", {}), (drac.Config, "bigfish", {}))
     place = runs.variants(groups).index("ppo")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from tfrl.config import drac, impala, ppg, ppo
-from tfrl.config.ppo_presets import PRESETS
+from tfrl.algorithms import drac, impala, ppg, ppo
+from tfrl.algorithms.ppo import PRESETS
 from tfrl.reporting import plots, runs
 from tfrl.reporting import scores as statistics
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfrl import report
-from tfrl.config import ppg
+from tfrl.algorithms import ppg
 
 
 def test_a_speed_is_of_all_the_time_that_a_run_took(make):

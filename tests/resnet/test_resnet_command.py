@@ -15,9 +15,9 @@ from refusals import refusal
 from resnet import __main__ as zoo
 from resnet.supervised.config import PRESETS, from_yaml, parse
 from resnet.train import main
+from tfrl.algorithms import ppo, sac
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import ppo, sac
 
 
 def test_the_settings_survive_their_file(tmp_path):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from refusals import refusal
 
 import resnet
-import tfrl.config.ppo as ppo
+import tfrl.algorithms.ppo as ppo
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.evaluate import main as evaluate_command
 from resnet.supervised import learner, pictures, trainer

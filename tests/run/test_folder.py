@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from refusals import refusal
 
+from tfrl.algorithms.ppo import Config, from_yaml, parse
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import Config, from_yaml, parse
 from tfrl.run import folder
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.files import write

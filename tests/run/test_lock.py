@@ -11,9 +11,9 @@ import sys
 import pytest
 from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train
 
+from tfrl.algorithms.ppo import Config, from_yaml
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import Config, from_yaml
 from tfrl.run import lock
 from tfrl.run.lock import LOCK_FILE, HeldError, give_up, hand_over, is_held, locked, take, take_run
 from tfrl.workers import tf_config

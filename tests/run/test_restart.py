@@ -12,9 +12,9 @@ from processes import ROOT
 from refusals import refusal
 
 from tfrl import suite
+from tfrl.algorithms.ppo import from_yaml
 from tfrl.cli.settings import to_yaml
 from tfrl.config.of_run import settings
-from tfrl.config.ppo import from_yaml
 from tfrl.run import restart
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.lock import LOCK_FILE, take_run
@@ -109,7 +109,8 @@ def test_without_a_terminal_it_needs_yes(tmp_path):
 def test_a_terminal_is_asked(tmp_path, answer):
     config = made(tmp_path)
     before = names(config.run_dir)
-    code = "from tfrl.run import restart\nfrom tfrl.config.ppo import parse\nfrom tfrl.cli import endings\n"
+    code = "from tfrl.run import restart\nfrom tfrl.algorithms.ppo import parse\n"
+    code += "from tfrl.cli import endings\n"
     code += "endings.run(lambda argv: restart.check(parse(argv), argv) or print('agreed'))"
     flags = ["--env", config.env, "--logdir", str(tmp_path), "--run-name", config.run_name]
     main, terminal = pty.openpty()

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
+from tfrl.algorithms.ppo import parse
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import parse
 from tfrl.run.checkpoint import CheckpointStore
 
 

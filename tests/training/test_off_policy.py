@@ -62,7 +62,7 @@ def parsed(algorithm, *flags):
 def train(algorithm, logdir, *flags, **changes):
     """A run in this process; its config."""
     config = dataclasses.replace(parsed(algorithm, *flags, "--logdir", str(logdir)), **changes)
-    agent = __import__(f"tfrl.agents.{algorithm}", fromlist=["x"])
+    agent = __import__(f"tfrl.algorithms.{algorithm}", fromlist=["x"])
     make_agent = getattr(agent, f"{algorithm.upper()}Agent")
     make = lambda c, session: off_policy.OffPolicyLearner(c, session, make_agent)  # noqa: E731
     assert trainer.train(config, None, make) == 0

@@ -129,7 +129,7 @@ def test_evaluations_of_vector_envs_are_told_and_shown(env, tmp_path, capfd):
     """A row of a table each, a picture of the first episode for as long as drawing may take, a curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from tfrl.config import ppo
+    from tfrl.algorithms import ppo
 
     flags = f"--env {env} --total-steps 512 --num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 1"
     flags += f" --eval-every 1 --eval-episodes 2 --precision float32 --logdir {tmp_path}"

@@ -21,8 +21,8 @@ from refusals import refusal
 from small_phases import PARTS, SMALL, assert_same, finish, make, settings, train
 
 from tfrl import status
+from tfrl.algorithms import ppg
 from tfrl.cli.errors import TrainingError
-from tfrl.config import ppg
 from tfrl.reporting import runs
 from tfrl.run.arrays import num_bytes
 from tfrl.run.checkpoint import CheckpointStore

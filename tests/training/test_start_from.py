@@ -47,7 +47,7 @@ def maker(algorithm):
     """Makes the learner of a config and a session."""
     module, _, kind = _LEARNERS.get(algorithm, "on_policy:OnPolicyLearner").partition(":")
     learner = getattr(importlib.import_module(f"tfrl.training.{module}"), kind)
-    agent = getattr(importlib.import_module(f"tfrl.agents.{algorithm}"), _AGENTS[algorithm])
+    agent = getattr(importlib.import_module(f"tfrl.algorithms.{algorithm}"), _AGENTS[algorithm])
     return lambda config, session: learner(config, session, agent)
 
 

@@ -35,8 +35,8 @@ from worker_pair import (
 
 from benchmarks import namespaces
 from cluster.places import free_ports
+from tfrl.algorithms.ppo import parse
 from tfrl.cli.settings import to_yaml
-from tfrl.config.ppo import parse
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.evaluation import policy_files
 from tfrl.run.checkpoint import CheckpointStore

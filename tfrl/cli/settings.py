@@ -1,6 +1,6 @@
 """The common part of all trainers' settings: reading them from flags and files, and the ranges of numbers.
 
-A trainer's settings are one frozen dataclass, such as `Config` in `tfrl/config/ppo.py`. Nothing here
+A trainer's settings are one frozen dataclass, such as `Config` in `tfrl/algorithms/ppo.py`. Nothing here
 imports TensorFlow, so that `--help` and a bad setting are answered at once.
 """
 

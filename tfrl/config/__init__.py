@@ -26,7 +26,7 @@ def reader(algorithm: str) -> Reader:
     if algorithm not in ALGORITHMS:
         known, hint = ", ".join(ALGORITHMS), _variant(algorithm) or nearest(algorithm, ALGORITHMS)
         raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {known}.")
-    return importlib.import_module(f"tfrl.config.{algorithm}").READER
+    return importlib.import_module(f"tfrl.algorithms.{algorithm}").READER
 
 
 def parse(of: Reader, arguments: Sequence[str]) -> Any:

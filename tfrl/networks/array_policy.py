@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
+
+from tfrl.ops.lazy import tf
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Functional
@@ -33,8 +34,8 @@ def fits(function: Functional) -> bool:
     """True if NumPy can compute the network: a chain of dense layers in float32."""
     return function.in_float32 and all(
         layer.activation.__name__ in ACTIVATIONS
-        if isinstance(layer, keras.layers.Dense)
-        else isinstance(layer, keras.layers.InputLayer) or layer.name == "features"
+        if isinstance(layer, tf.keras.layers.Dense)
+        else isinstance(layer, tf.keras.layers.InputLayer) or layer.name == "features"
         for layer in getattr(function.layer, "layers", [function.layer])
     )
 
@@ -45,7 +46,7 @@ def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
     return [
         (arrays[f"{layer.name}/kernel"], arrays[f"{layer.name}/bias"], ACTIVATIONS[layer.activation.__name__])
         for layer in getattr(function.layer, "layers", [function.layer])
-        if isinstance(layer, keras.layers.Dense)
+        if isinstance(layer, tf.keras.layers.Dense)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.agents import behavior
+from tfrl.algorithms import acting
 from tfrl.config import actors as actors_settings
 from tfrl.config.actors import LEARNER
 from tfrl.envs import registry
@@ -52,7 +52,7 @@ class RemoteActor:
         correlated = functools.partial(exploration.correlated_noise, config)
         sizes = {"replicas": 1, "num_steps": config.steps_per_env}
         collector = Collector(spec, indices, **sizes, correlated=correlated)
-        self._actor = EnvActor(collector, behavior.of_settings(config, precision, at_once=threads))
+        self._actor = EnvActor(collector, acting.of_settings(config, precision, at_once=threads))
         self._lag = config.lag
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:

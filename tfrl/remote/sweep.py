@@ -24,8 +24,8 @@ from typing import Any
 from tfrl.cli import signals
 from tfrl.cli.errors import UserError
 from tfrl.config.actors import how_to_install_ray
-from tfrl.config.sweep import Sampled, Sweep, trial_name
 from tfrl.remote.cluster import Cluster, end_with_parent
+from tfrl.remote.settings import Sampled, Sweep, trial_name
 from tfrl.remote.trial import Part, Trial, begin, current, failure_file, is_over, leave, rows_with
 from tfrl.run import files, lock
 from tfrl.run.metrics import PROGRESS_FILE

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.config.sweep import Sweep, trial_name
+from tfrl.remote.settings import Sweep, trial_name
 from tfrl.reporting import runs
 from tfrl.run import files, lock
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore

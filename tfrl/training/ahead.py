@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfrl import remote
-from tfrl.agents import behavior
+from tfrl.algorithms import acting
 from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned, Weights
 from tfrl.experience.collector import Collector
@@ -88,7 +88,7 @@ class ThreadCollector:
         self.indices, self.exact_state = collector.indices, collector.exact_state
         self.observation_spec, self.action_spec = collector.observation_spec, collector.action_spec
         at_once = runtime.parts_at_once * runtime.local_replicas
-        self._actor = EnvActor(collector, behavior.of_settings(config, runtime.precision, at_once=at_once))
+        self._actor = EnvActor(collector, acting.of_settings(config, runtime.precision, at_once=at_once))
         self._watchdog = watchdog
         self.began = self._after = self._actor.get_state()
         self._newest: Versioned | None = None

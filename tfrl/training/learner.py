@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.agents.agent import Agent
+from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return

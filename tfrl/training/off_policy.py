@@ -36,7 +36,7 @@ class OffPolicyLearner(LearnerBase):
     It may pause between two turns, to be saved or stopped, and goes on from there, bit for bit.
 
     Args:
-      config: the settings, with the section `tfrl.config.replay.Replay`.
+      config: the settings, with the section `tfrl.algorithms.replay.Replay`.
       session: this process's part of the run; `session.step` is the number of finished iterations.
       make_agent: makes the agent from the settings and the runtime.
     """

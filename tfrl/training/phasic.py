@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.agents.ppg import AUXILIARY
+from tfrl.algorithms.ppg import AUXILIARY
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout

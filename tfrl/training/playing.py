@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfrl.agents.replay_agent import ReplayAgent
+from tfrl.algorithms.replay import ReplayAgent
 from tfrl.envs import registry
 from tfrl.envs.vec_env import Step
 from tfrl.experience import exploration

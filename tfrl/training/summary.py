@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from tfrl.agents.agent import Agent
+from tfrl.algorithms.algorithm import Agent
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.run.session import Session

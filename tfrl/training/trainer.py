@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfrl import config as settings
-from tfrl.agents.agent import Agent
+from tfrl.algorithms.algorithm import Agent
 from tfrl.envs.published import normalized_return
 from tfrl.evaluation.levels import GAP, evaluation_columns, evaluation_results
 from tfrl.networks.export import export

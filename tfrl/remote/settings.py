@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tfrl import config as settings
+from tfrl.algorithms import ppo
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce, flag, nearest_setting
 from tfrl.cli.settings import Reader
-from tfrl.config import ppo
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 
 _KINDS = ("uniform", "loguniform", "choice")

@@ -1,15 +1,31 @@
-"""The settings of TD3: its section, presets and checks."""
+"""TD3 (Fujimoto et al. 2018, arXiv:1802.09477): DDPG with twin critics, smoothed targets, a delayed actor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tfrl.algorithms import ddpg, replay
+from tfrl.algorithms.ddpg import DDPG, DDPGAgent
+from tfrl.algorithms.replay import (
+    OF_ENVS,
+    SUMMARIES,
+    Actors,
+    Ahead,
+    Hardware,
+    Learners,
+    Replay,
+    ReplaySettings,
+    Rows,
+    Run,
+    Task,
+    Torso,
+)
 from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
-from tfrl.config import actors, ddpg, replay
-from tfrl.config.continuous import OF_ENVS, SUMMARIES
-from tfrl.config.ddpg import DDPG
-from tfrl.config.replay import Actors, Ahead, Hardware, Learners, Replay, ReplaySettings, Run, Task, Torso
+from tfrl.config import actors
+from tfrl.ops import q_learning
+from tfrl.ops.lazy import tf
+from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
 
 
 @dataclass(frozen=True)
@@ -58,3 +74,23 @@ READER = Reader(
     prog="python -m tfrl.td3",
     summary="Train TD3 on an env with continuous actions.",
 )
+
+
+class TD3Agent(DDPGAgent):
+    """An actor and two critics, and their target networks."""
+
+    def make_steps(self) -> dict[str, GradientStep]:
+        """DDPG's, and noise for the smoothed targets."""
+        self.update_noise = self.network.noise_size
+        return super().make_steps()
+
+    def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
+        """The least of the target critics' values of the target actor's noisy actions; float32 [b]."""
+        config, observations = self._config, rows["next_observation"]
+        actions = q_learning.smoothed_action(
+            self.actions(weights, TARGET, observations),
+            rows["noise"],
+            scale=config.target_noise,
+            clip=config.target_noise_clip,
+        )
+        return tf.reduce_min(self.qs(weights, TARGET, observations, actions), axis=0)

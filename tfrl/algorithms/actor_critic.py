@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfrl import networks
-from tfrl.agents.acting import ActingActorCritic
+from tfrl.algorithms.acting import ActingActorCritic
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import torso_weights
 from tfrl.networks.weights import PREFIX, weights_of

@@ -1,1 +1,0 @@
-"""Algorithms, one file each, behind the protocols of `tfrl.agents.agent`."""

@@ -1,0 +1,1 @@
+"""Algorithms: one file each, with its settings, its losses and the order of its gradient steps."""

@@ -1,0 +1,836 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), the same on any number of replicas.
+
+Losses are sums divided by the global minibatch. Gradients are summed over replicas once a minibatch, together
+with the metrics, and clipped after that; so N replicas or workers take the step that one would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from tfrl.algorithms.actor_critic import ActorCriticAgent
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.config import actors, network, run
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.optimizer import Optimizer
+from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
+from tfrl.envs import registry
+from tfrl.experience.rollout import Rollout
+from tfrl.ops import losses, optimizers, returns
+from tfrl.ops.graph import compiled, graph
+from tfrl.ops.lazy import tf
+from tfrl.ops.schedules import learning_rate
+from tfrl.run import rng
+from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
+from tfrl.workers.strategy import Runtime
+
+# Gymnasium envs: rollouts as short as they learn from, a small network for each of policy and value.
+_GYMNASIUM = {
+    "total_steps": 1_000_000,
+    "num_envs": 8,
+    "num_steps": 128,
+    "epochs": 10,
+    "num_minibatches": 8,
+    "lr": 3e-4,
+    "lr_schedule": "linear",
+    "gamma": 0.99,
+    "clip_value": False,
+    "normalize_observations": True,
+    "free_deviation": True,
+    "torso": "auto",
+    "share_torso": False,
+    "eval_greedy": True,
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "openai-easy": {},
+    "openai-hard": {
+        "distribution_mode": "hard",
+        "num_levels": 500,
+        "total_steps": 200_000_000,
+        "num_envs": 256,
+    },
+    "cookbook": {
+        "num_envs": 8,
+        "num_steps": 16,
+        "num_minibatches": 1,
+        "lr": 1e-4,
+        "clip_ratio": 0.1,
+        "clip_value": False,
+        "gamma": 0.99,
+        "normalize_rewards": False,
+        "torso": "cookbook",
+        "share_torso": False,
+    },
+    "gymnasium": _GYMNASIUM,
+    "pendulum": {
+        **_GYMNASIUM,
+        "env": "Pendulum-v1",
+        "total_steps": 300_000,
+        "num_envs": 16,
+        "num_steps": 64,
+        "lr": 1e-3,
+        "gamma": 0.9,
+        "entropy_coef": 0.0,
+    },
+    "torchrl": {
+        "env": "InvertedDoublePendulum-v5",
+        "total_steps": 50_000,
+        "num_envs": 1,
+        "num_steps": 1000,
+        "epochs": 10,
+        "minibatch_size": 64,
+        "lr": 3e-4,
+        "lr_schedule": "cosine",
+        "clip_value": False,
+        "value_loss": "huber",
+        "gamma": 0.99,
+        "normalize_advantages": "batch",
+        "renew_advantages": True,
+        "entropy_coef": 1e-4,
+        "value_coef": 1.0,
+        "max_grad_norm": 1.0,
+        "adam_epsilon": 1e-8,
+        "normalize_rewards": False,
+        "normalize_observations": True,
+        "normalize_random_steps": 1000,
+        "torso": "mlp",
+        "hidden": "256,256,256",
+        "share_torso": False,
+        "eval_every": 10,
+        "eval_episodes": 1,
+        "eval_greedy": True,
+    },
+    "cleanrl": {
+        "env": "InvertedDoublePendulum-v5",
+        **_GYMNASIUM,
+        "num_envs": 1,
+        "num_steps": 2048,
+        "num_minibatches": 32,
+        "entropy_coef": 0.0,
+        "clip_value": True,
+    },
+}
+"""The settings that each preset changes in Config's defaults."""
+
+SUMMARIES: Mapping[str, str] = {
+    "openai-easy": "train-procgen's settings for easy levels; what no other preset changes",
+    "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
+    "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
+    "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
+    "with dropout",
+    "gymnasium": "for Gymnasium envs; those that show vectors take it by themselves",
+    "pendulum": "for Pendulum-v1, which takes it by itself",
+    "torchrl": "the run of TorchRL's PPO tutorial",
+    "cleanrl": "CleanRL's settings for continuous control",
+}
+
+OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
+"""The presets that envs take by themselves: their rewards need other settings than those of their family."""
+
+
+# The sections are the groups of --help. `Config` joins them into one flat set of fields; the text under a
+# field is its help.
+
+
+@dataclass(frozen=True)
+class PPO(Optimizer):
+    """The hyperparameters of PPO."""
+
+    num_envs: int = 64
+    """Envs, all workers together; must be divisible by the number of replicas."""
+    num_steps: int = 256
+    """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
+    epochs: int = 3
+    """Passes over a rollout."""
+    num_minibatches: int = 8
+    """Gradient steps in a pass."""
+    minibatch_size: int = 0
+    """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
+    the last one is left out of the pass. 0: --num-minibatches decides."""
+    lr: float = 5e-4
+    """Learning rate (alias --actor-lr)."""
+    critic_lr: float | None = None
+    """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
+    then keep."""
+    anneal_lr: bool = False
+    """The same as --lr-schedule linear."""
+    clip_ratio: float = 0.2
+    """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
+    clip_value: bool = True
+    """Clip the change of the value as well, by the same amount; of the squared error alone."""
+    value_loss: Literal["squared", "huber"] = "squared"
+    """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
+    gamma: float = 0.999
+    """Discount of one env step."""
+    gae_lambda: float = 0.95
+    """Generalised advantage estimation: 0 trusts the critic, 1 the returns."""
+    normalize_advantages: Literal["minibatch", "batch"] = "minibatch"
+    """The samples whose mean and deviation normalise the advantages."""
+    renew_advantages: bool = False
+    """Compute values and advantages anew before every epoch, by the weights of then."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
+    max_grad_norm: float = 0.5
+    """The gradient is clipped to this global norm."""
+    free_deviation: bool = False
+    """The deviation of continuous actions is a variable of its own, not an output of the network."""
+    target_kl: float | None = None
+    """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
+    adam_epsilon: float = 1e-5
+    normalize_rewards: bool = True
+    """Divide rewards by the standard deviation of the running discounted return."""
+    normalize_observations: bool = False
+    """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
+    policy."""
+    normalize_random_steps: int = 0
+    """Env steps by random actions before training, from which --normalize-observations takes its mean and
+    deviation for good; 0: from all rollouts so far."""
+
+
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSettings):
+    """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
+
+    `parse` gives checked ones with `run_name` filled in.
+    """
+
+    algorithm: ClassVar[str] = "ppo"
+    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, Ahead, Network)
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update, all workers together."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+        return self.minibatch_size or self.steps_per_update // self.num_minibatches
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Gradient steps of one pass over a rollout."""
+        return self.steps_per_update // self.rows_per_step
+
+    @property
+    def in_parts(self) -> bool:
+        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
+        return True
+
+    @property
+    def least_parts(self) -> int:
+        """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
+        return math.gcd(4, self.num_envs) if self.small_network else super().least_parts
+
+    @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        squared = f"half the squared error{', clipped' if self.clip_value else ''}"
+        error = {"squared": squared, "huber": "Huber's"}[self.value_loss]
+        return {
+            "train/policy_loss": "policy loss",
+            "train/value_loss": f"value loss ({error})",
+            "train/entropy": "entropy (nats)",
+            "train/approx_kl": "approximate KL per update (nats)",
+            "train/clip_fraction": "share of clipped ratios",
+            "train/explained_variance": "explained variance of returns",
+            "train/grad_norm": "gradient norm before clipping",
+        }
+
+    @property
+    def schedule(self) -> str:
+        """The learning rate's schedule, by either of its flags."""
+        return "linear" if self.anneal_lr else self.lr_schedule
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
+        fixed = set() if self.schedule == "constant" else {"total_steps"}
+        return super().may_change - fixed | actors.MAY_CHANGE
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raise UserError if the envs, or a replica's minibatch, do not divide by what there is."""
+        replicas = workers * replicas_per_worker
+        if self.num_envs % replicas:
+            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+            raise UserError(
+                f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
+                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
+            )
+        actors.check_topology(self, workers)
+        share = self.rows_per_step // replicas
+        if self.micro_batch and share % self.micro_batch:
+            raise UserError(
+                f"--micro-batch must divide a replica's minibatch of {share} samples; got "
+                f"{self.micro_batch}; {_divisors_near(share, self.micro_batch)} would do."
+            )
+
+
+RANGES: dict[str, Range] = {
+    **actors.RANGES,
+    "num_steps": COUNT,
+    "epochs": Range(1, 1000),
+    "num_minibatches": COUNT,
+    "minibatch_size": NATURAL,
+    "lr": POSITIVE,
+    "critic_lr": POSITIVE,
+    "clip_ratio": Range(0, 1, above=True),
+    "gamma": FRACTION,
+    "gae_lambda": FRACTION,
+    "entropy_coef": NOT_NEGATIVE,
+    "value_coef": NOT_NEGATIVE,
+    "max_grad_norm": POSITIVE,
+    "target_kl": POSITIVE,
+    "normalize_random_steps": NATURAL,
+}
+
+
+def default_preset(task: Task) -> str:
+    """The preset of a command that names none: the env's own, or its family's."""
+    return OF_ENVS.get(registry.own_name(task.env)) or family_preset(task)
+
+
+def family_preset(task: Task) -> str:
+    """The preset of the env's family, or that of games where a Gymnasium env shows images."""
+    preset = registry.family(task.env).preset
+    return "openai-easy" if preset == "gymnasium" and network.shows_images(task) else preset
+
+
+def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
+    """Raise UserError for the first setting that cannot work on any machine."""
+    run.check(config, ranges)
+    if config.critic_lr is not None and config.share_torso:
+        raise UserError(
+            f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
+        )
+    if config.anneal_lr and config.lr_schedule not in ("constant", "linear"):
+        raise UserError(f"--anneal-lr is --lr-schedule linear, not {config.lr_schedule}; give one of them.")
+    check_normalization(config)
+    _check_sizes(config)
+    actors.check(config)
+    # What fails for one worker fails for more: their shares are fractions of its own.
+    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
+
+
+def check_normalization(config: Any) -> None:
+    """Raise UserError if observations that are no vectors are to be normalised."""
+    if config.normalize_random_steps and not config.normalize_observations:
+        raise UserError("--normalize-random-steps needs --normalize-observations.")
+    if config.normalize_observations and network.shows_images(config):
+        raise UserError(
+            f"--normalize-observations is for vectors, and {config.env} shows images, which the network "
+            "scales by itself; leave it out."
+        )
+
+
+def _check_sizes(config: Config) -> None:
+    if config.minibatch_size:
+        _check_minibatch_size(config)
+    else:
+        _check_minibatches(config)
+    check_length(config)
+
+
+def _check_minibatches(config: Any) -> None:
+    """Raise UserError if a rollout's env steps are no whole minibatches."""
+    if config.num_steps % config.num_minibatches:
+        raise UserError(
+            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
+            f"got {config.num_steps}; {multiples_near(config.num_steps, config.num_minibatches)} would do."
+        )
+
+
+def check_length(config: Any) -> None:
+    """Raise UserError if an update has too many env steps, or the run has less than one update."""
+    if config.steps_per_update > MOST:
+        raise UserError(
+            f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} is "
+            f"too many env steps for one update, which has at most {MOST}."
+        )
+    if config.total_steps < config.steps_per_update:
+        raise UserError(
+            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
+            f"{config.num_steps} = {config.steps_per_update}; got {config.total_steps}."
+        )
+
+
+def _check_minibatch_size(config: Config) -> None:
+    if config.minibatch_size % config.num_envs:
+        raise UserError(
+            f"--minibatch-size must be a multiple of --num-envs {config.num_envs}; got "
+            f"{config.minibatch_size}; {multiples_near(config.minibatch_size, config.num_envs)} would do."
+        )
+    if config.minibatch_size > config.steps_per_update:
+        raise UserError(
+            f"--minibatch-size {config.minibatch_size} is more than a rollout of --num-envs "
+            f"{config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} has."
+        )
+
+
+def multiples_near(value: int, divisor: int) -> str:
+    """The multiples of `divisor` on both sides of `value`, in words."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def _divisors_near(value: int, wanted: int) -> str:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    divisors = sorted({*small, *(value // d for d in small)})
+    below = [str(d) for d in divisors if d < wanted][-1:]
+    above = [str(d) for d in divisors if d > wanted][:1]
+    return " or ".join(below + above)
+
+
+def complete(config: Any) -> Any:
+    """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
+    if config.anneal_lr and config.lr_schedule == "constant":
+        config = dataclasses.replace(config, lr_schedule="linear")
+    return actors.complete(config)
+
+
+def implied(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that go with flags, in place of the preset's. Raises UserError where two contradict."""
+    found: dict[str, Any] = {}
+    if "anneal_lr" in flags:
+        found["lr_schedule"] = asked = "linear" if flags["anneal_lr"] else "constant"
+        given = flags.get("lr_schedule", asked)
+        if flags["anneal_lr"] and given != asked:
+            raise UserError(f"--anneal-lr is --lr-schedule linear, not {given}; give one of them.")
+    if "num_minibatches" in flags:
+        found["minibatch_size"] = 0
+    if flags.get("critic_lr") is not None:
+        found["share_torso"] = False
+    if flags.get("normalize_observations") is False:
+        found["normalize_random_steps"] = 0
+    return found
+
+
+READER = Reader(
+    Config,
+    sections=(Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run),
+    presets=PRESETS,
+    preset_summaries=SUMMARIES,
+    default_preset=default_preset,
+    defaults={"env": "CartPole-v1"},
+    complete=complete,
+    implied=implied,
+    kept=actors.kept,
+    check=validate,
+    prog="python -m tfrl.ppo",
+    summary="Train PPO on a Gymnasium env, a procgen game or a toy.",
+    aliases={"update_freq": "num_steps", "actor_lr": "lr"},
+)
+PROCGEN_READER = dataclasses.replace(
+    READER,
+    defaults={"env": "coinrun"},
+    prog="python -m tfrl.ppo_procgen",
+    summary="Train PPO on a game. " + registry.in_words(),
+)
+parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
+
+
+@dataclass
+class Totals:
+    """The steps of an update so far, and what they came to."""
+
+    names: Sequence[str]  # of the means over minibatches; the gradient's norm follows them
+    steps: int = 0
+    ended: bool = False  # before all epochs: by --target-kl, or because something is no number
+    sums: np.ndarray = field(init=False)  # float32 [names + 1]
+    first_error: float = 0.0
+    explained_variance: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.sums = np.zeros(len(self.names) + 1, np.float32)
+
+    def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
+        """Takes in the steps of one call.
+
+        Its sums go on from those before, so that they are the same however many steps a call has.
+        """
+        self.first_error = first_error if self.steps == 0 else self.first_error
+        self.steps, self.ended, self.sums = self.steps + steps, ended, sums
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the steps, named as in progress.csv. Raises TrainingError for what is no number."""
+        means = (self.sums / np.float32(self.steps)).tolist()
+        metrics = dict(zip((*self.names, "grad_norm"), means, strict=True))
+        metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {self.steps} of the update)")
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+
+def estimate(
+    config: Config,
+    gae: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+    rewards: tf.Tensor,
+    first: tf.Tensor,
+    truncated: tf.Tensor,
+    values: tf.Tensor,
+    last_values: tf.Tensor,
+    final_values: tf.Tensor,
+    rows: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Generalised advantage estimates, and one small collective. Call it in a replica's context.
+
+    Args:
+      config: the settings.
+      gae: `returns.gae`, or a compiled one.
+      rewards, first, truncated, values: of the replica's part of the rollout, [T, B].
+      last_values: V(o_T), [B].
+      final_values: V of the last observation where an episode was truncated, [T, B].
+      rows: of each minibatch in the [T * B] arrays, int32 [E * M, b].
+
+    Returns:
+      Advantages float32 [T * B], value targets float32 [T * B], mean and deviation of the advantages of every
+      minibatch, float32 [E * M, 2], and the explained variance and the mean of all targets, float32 [2].
+    """
+    rewards, discounts = returns.rewards_and_discounts(
+        rewards, first, truncated, final_values, gamma=config.gamma
+    )
+    advantages, targets = gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+    flat_advantages = tf.reshape(advantages, [-1])
+    # float64: sums of squares must not depend on how the samples are spread over replicas.
+    shuffled = tf.cast(tf.gather(flat_advantages, rows), tf.float64)  # [E * M, b]
+    wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
+    sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+    if config.normalize_advantages == "batch":
+        sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
+    sums = sum_replicas(sums)
+    if config.normalize_advantages == "batch":
+        mean, variance = _moments(sums.pop(), config.steps_per_update)
+        mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
+    else:
+        mean, variance = _moments(sums[0], config.rows_per_step)
+    moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
+    mean_target, varies = _moments(sums[1], config.steps_per_update)
+    _, unexplained = _moments(sums[2], config.steps_per_update)
+    # For constant targets, varying values score 0 (scikit-learn's convention).
+    share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
+    of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
+    return flat_advantages, tf.reshape(targets, [-1]), moments, of_targets
+
+
+def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
+    """Sum and sum of squares, stacked in the last dimension."""
+    return tf.stack([tf.reduce_sum(x, axis), tf.reduce_sum(tf.square(x), axis)], axis=-1)
+
+
+def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and population variance from `_two_sums`."""
+    mean = sums[..., 0] / count
+    return mean, tf.maximum(sums[..., 1] / count - tf.square(mean), 0.0)
+
+
+_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+# Samples times parameters of one compiled call: about a second of a small network. The terminal then moves.
+_WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
+
+
+class Samples(NamedTuple):
+    """The samples of a minibatch, [b, ...] each; advantages are normalised."""
+
+    observations: tf.Tensor
+    actions: tf.Tensor
+    log_probs: tf.Tensor
+    values: tf.Tensor
+    advantages: tf.Tensor
+    targets: tf.Tensor
+    extra: tuple[tf.Tensor, ...]  # of `PPOAgent._extra_inputs`
+
+
+class PPOAgent(ActorCriticAgent):
+    """An actor-critic that learns by PPO.
+
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+
+    An algorithm with another loss extends this class by its own `_losses`, `_extra_inputs` and `means`.
+
+    Attributes:
+      means: what a minibatch reports, means over all replicas.
+    """
+
+    means = _MEANS
+    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *OF_UPDATES))
+    charts = {
+        "losses": {
+            "policy, and value (half the squared error, clipped with --clip-value)": (
+                "train/policy_loss",
+                "train/value_loss",
+            ),
+            "entropy": ("train/entropy",),
+            "size of updates": ("train/approx_kl", "train/clip_fraction"),
+        }
+    }
+
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        super().__init__(config, runtime)
+        # A whole epoch is one program where a run can have no other topology: a single env on one device.
+        # It is faster, and rounds otherwise than parts of it do.
+        one_device = isinstance(runtime.strategy, tf.distribute.OneDeviceStrategy)
+        alone = one_device and config.num_envs == 1
+        self._steps = tf.function(self._take_steps, jit_compile=self.uses_xla and alone)
+        self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
+
+    @property
+    def uses_xla(self) -> bool:
+        """True for small networks on CPUs."""
+        return self.network.is_small and not self._runtime.uses_gpu
+
+    def make_steps(self) -> dict[str, GradientStep]:
+        """One step, of a minibatch."""
+        config = self._config
+        critic_rate = config.lr if config.critic_lr is None or config.share_torso else config.critic_lr
+        rates = [critic_rate if name.startswith("critic") else config.lr for name in self.network.learned]
+        step = GradientStep(
+            learned=self.network.learned,
+            rates=tuple(rates),
+            loss=self._loss,
+            metrics=self.means,
+            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            batch_rows=config.rows_per_step,
+            part_rows=self._runtime.micro_batch(config),
+            max_norm=config.max_grad_norm,
+            errors="largest",
+        )
+        return {"update": step}
+
+    @property
+    def allreduce_floats(self) -> int:
+        """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
+        return self.learning.allreduce_floats("update")
+
+    @property
+    def steps_per_update(self) -> int:
+        """One for each minibatch of each epoch, where `target_kl` does not end the update early."""
+        return self._config.epochs * self._config.steps_per_epoch
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Descriptions of an update, by title."""
+        config = self._config
+        envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
+        return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
+
+    # Learning
+
+    def update(
+        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
+        """All epochs and minibatches of one update.
+
+        Args:
+          rollout: what the envs did, with normalised rewards.
+          number: the updates before this one, which decide its minibatches and its learning rate.
+          on_step: called now and then with the number of minibatches done.
+
+        Returns:
+          The `train/` metrics, the same on every worker.
+
+        Raises:
+          TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
+        """
+        config, per_replica = self._config, self._runtime.per_replica
+        scale = learning_rate(config.schedule, 1.0, number, config.num_updates)
+        self.acting.forget()
+        observations = rollout.observations[:, : config.num_steps]
+        kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
+        kept = tuple(per_replica(x) for x in (*kept, *self._extra_inputs(rollout, number)))
+        rows = per_replica(self._minibatches(number))
+        totals = Totals(self.means)
+        for epoch in range(config.epochs):
+            if epoch == 0:
+                estimated = self._estimates(rollout, rollout.extras["value"], rows)
+                self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
+            elif config.renew_advantages:
+                values = self.values(observations, observations.shape[3:])
+                estimated = self._estimates(rollout, values, rows)
+            self._epoch(epoch, (kept, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
+            if totals.ended:
+                break
+        return totals.metrics() | {"train/learning_rate": config.lr * scale}
+
+    def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
+        """Takes note of the explained variance and the mean target, float32 [2], of all replicas."""
+        totals.explained_variance = float(of_targets[0])
+
+    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+        """What the losses need of each sample beside PPO's arrays: [R, T, B, ...] each."""
+        return ()
+
+    def _epoch(self, epoch: int, batch: tuple, totals: Totals, on_step: Callable[[int], None]) -> None:
+        """The minibatches of one pass, some in each compiled call, so that the terminal moves in between.
+
+        Raises TrainingError if the workers do not take equally many in a call.
+        """
+        index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
+        while index < end and not totals.ended:
+            until = tf.minimum(index + self._steps_a_call(), end)
+            steps, ended, agreed, sums, error = self._steps(batch, index, until, tf.constant(totals.sums))
+            if not agreed:
+                raise TrainingError("the workers take different numbers of gradient steps in one call")
+            totals.add(int(steps), bool(ended), sums.numpy(), float(error))
+            index += steps
+            on_step(int(index))
+
+    def _steps_a_call(self) -> int:
+        """The gradient steps of one compiled call.
+
+        The settings and the device decide it, because it must be equal on all workers. TensorFlow pairs their
+        sums by the turn of the loop, and loops of different lengths wait for each other for ever.
+        """
+        work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
+        return max(1, work // (self._config.rows_per_step * self.num_parameters))
+
+    def _minibatches(self, number: int) -> np.ndarray:
+        """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica."""
+        config, runtime = self._config, self._runtime
+        steps = rng.minibatch_steps(
+            config.seed,
+            number,
+            runtime.local_envs(config.num_envs),
+            num_steps=config.num_steps,
+            epochs=config.epochs,
+            num_minibatches=config.steps_per_epoch,
+            steps_each=config.rows_per_step // config.num_envs,
+        )  # [E, M, R * B, b]
+        return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
+
+    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
+        """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
+
+        Values float32 [R, T, B] are of the acting weights, or, where advantages are renewed, of the present
+        ones; those of o_T and of the last observations of truncated episodes always are of the present.
+        """
+        final_values = self.final_values(rollout)
+        last_values = self.values(rollout.observations[:, -1], rollout.observations.shape[3:])
+        fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
+        return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
+
+    @compiled()
+    def _prepare(self, *fields: Any) -> Any:
+        return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
+
+    def _prepare_on_replica(self, *fields: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *experience, steps = fields
+        return estimate(self._config, self._gae, *experience, self._rows(steps))
+
+    def _rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its time steps [E, M, B, b / B]."""
+        num_envs = tf.shape(steps)[2]
+        rows = steps * num_envs + tf.range(num_envs)[:, None]
+        return tf.reshape(rows, (self.steps_per_update, -1))
+
+    def _take_steps(
+        self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
+
+        Returns their number, whether the update ends, whether all workers have the same `end`, the sums of
+        all metrics so far, of which `sums` are those before, and, where the first minibatch is among them,
+        its largest |ratio - 1|.
+        """
+        config, began = self._config, index
+        train_step = tf.autograph.experimental.do_not_convert(self._train_step)
+        ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
+        while index < end and not ended:
+            outcome = self._runtime.strategy.run(train_step, args=(*batch, index, end))
+            # Summed over replicas, so all hold the same numbers, and all workers stop together.
+            means, error, ends = (self._runtime.first(x) for x in outcome)
+            agreed = tf.reduce_all(ends == tf.cast(end, tf.float32))
+            ended = not agreed or not tf.reduce_all(tf.math.is_finite(means))
+            if config.target_kl is not None:
+                ended = ended or means[self.means.index("approx_kl")] > config.target_kl
+            if index == 0:
+                first_error = error
+            sums, index = sums + means, index + 1
+        return index - began, ended, agreed, sums, first_error
+
+    def _train_step(
+        self,
+        kept: Sequence[tf.Tensor],  # [T, B, ...]: observations, actions, log-probabilities, values, further
+        advantages: tf.Tensor,  # [T * B], like the next
+        targets: tf.Tensor,
+        moments: tf.Tensor,  # [E * M, 2]
+        steps: tf.Tensor,  # [E, M, B, b]
+        scale: tf.Tensor,  # of the learning rates
+        index: tf.Tensor,
+        end: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """One minibatch: its means with the gradient's norm, its largest |ratio - 1|, and `end`.
+
+        The last is of every replica, float32 [replicas].
+        """
+        kept = [_flat(x) for x in kept]
+        data = [*kept[:4], advantages, targets, *kept[4:]]
+        shared = (data, moments[index], index)
+        outcome = self.learning.gradient_step(
+            "update", self._rows(steps)[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
+        )
+        (ends,) = outcome.gathered
+        return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
+
+    def _loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
+        """The losses of some samples, by their rows int32 [b] in the arrays of the rollout."""
+        data, moments, index = shared
+        *fields, advantages, targets = (tf.gather(x, rows) for x in data[:6])
+        advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
+        extra = tuple(tf.gather(x, rows) for x in data[6:])
+        samples = Samples(*fields, advantages, targets, extra)
+        losses_, metrics, ratio = self._losses(weights, samples, index)
+        return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
+
+    def _losses(
+        self, weights: Weights, samples: Samples, index: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """The loss of each sample, its metrics in the order of `means`, and its ratio; [b] each.
+
+        `index` is the minibatch's in the update, int32.
+        """
+        return self._losses_of(samples, *self.network.outputs(weights, samples.observations))
+
+    def _losses_of(
+        self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """The same of the network's outputs for these samples."""
+        config = self._config
+        policy = self.network.distribution(parameters)
+        log_ratio = policy.log_prob(samples.actions) - samples.log_probs
+        ratio = tf.exp(log_ratio)
+        policy_loss = losses.clipped_surrogate(ratio, samples.advantages, config.clip_ratio)
+        value_loss = self._value_loss(values, samples.values, samples.targets)
+        entropy = policy.entropy()
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
+        return loss, [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), clipped], ratio
+
+    def _value_loss(self, values: tf.Tensor, old_values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        config = self._config
+        if config.value_loss == "huber":
+            return losses.huber_value_error(values, targets)
+        if config.clip_value:
+            return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
+        return losses.value_error(values, targets)
+
+
+def _flat(x: tf.Tensor) -> tf.Tensor:
+    """[T, B, ...] as [T * B, ...]."""
+    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
