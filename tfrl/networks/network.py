@@ -172,7 +172,7 @@ class Network:
         return {name: function.layer for name, function in self.functions.items()}
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """What actions follow from, [B, ...] each, of observations [B, *shape]."""
+        """The outputs that actions follow from, [B, ...] each, of observations [B, *shape]."""
         raise NotImplementedError
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:

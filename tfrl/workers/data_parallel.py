@@ -34,7 +34,7 @@ TARGET = "target_"
 
 
 class Losses(NamedTuple):
-    """What a loss function gives for some rows of a batch.
+    """The results of a loss function for some rows of a batch.
 
     Attributes:
       losses: float32 [n], whose sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
@@ -87,7 +87,7 @@ class GradientStep:
 
 
 class Outcome(NamedTuple):
-    """What a gradient step gives on a replica.
+    """The results of a gradient step on a replica.
 
     Attributes:
       means: float32 [metrics], of the whole batch, the same on every replica.
