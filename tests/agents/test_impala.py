@@ -177,9 +177,9 @@ def every_second_env(rollout, first):
 
 def test_a_minibatch_is_the_whole_rollouts_of_every_nth_env(learner):
     """Two gradient steps of a rollout are those of its even and of its odd envs alone."""
-    whole, halves = learner(small(lag=0, lr=1e-3)), learner(small(lag=0, lr=1e-3, num_minibatches=1))
+    whole = learner(small(lag=0, lr=1e-3))
+    halves = learner(small(lag=0, lr=1e-3, num_minibatches=1, num_envs=4))
     rollout = whole.collect()
-    halves.agent._config = small(lag=0, lr=1e-3, num_minibatches=1, num_envs=4)
     whole.learn(rollout)
     for first in (0, 1):
         halves.agent.update(every_second_env(rollout, first), number=0)
