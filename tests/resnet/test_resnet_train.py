@@ -346,12 +346,12 @@ def agent(torso="cookbook", share=True, torso_options=None):
 @pytest.mark.parametrize("share", [True, False])
 def test_actor_and_critic_start_from_a_trained_torso(finished, share):
     network = agent(share=share)
-    torso_weights.start(network, str(finished[0]))
+    vectors = torso_weights.start(network, str(finished[0]))
+    assert set(vectors) == ({"torso"} if share else {"actor_torso", "critic_torso"})
     with np.load(finished[0] / "export" / "weights.npz") as trained:
-        for torso in (network.actor.torso, network.critic.torso):
-            for variable in torso.variables:
-                name = "torso/" + "/".join(variable.path.split("/")[-2:])
-                assert np.array_equal(variable.numpy(), trained[name])
+        for torso, vector in vectors.items():
+            for name, array in network.functions[torso].split(vector).items():
+                assert np.array_equal(array, trained[f"torso/{name}"])
 
 
 def test_weights_of_another_network_are_refused(folder, finished, tmp_path):

@@ -68,6 +68,8 @@ class Packing:
 
     def arrays(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The arrays of one vector, in the order of `names`."""
+        if not self.names:  # a torso that only flattens, say
+            return []
         sizes = [n for pair in zip(self._lengths, self._padding, strict=True) for n in pair]
         flat = tf.split(vector, sizes)[::2]
         return [tf.reshape(part, shape) for part, shape in zip(flat, self._shapes, strict=True)]
@@ -88,7 +90,7 @@ class Packing:
         odd = sorted({*self.names} ^ arrays.keys())
         if odd:
             raise ValueError(f"the weights are of another network: {odd[0]} is in one of them alone")
-        flat = []
+        flat = [np.zeros(0)]
         for name, shape, padding in zip(self.names, self._shapes, self._padding, strict=True):
             if arrays[name].shape != shape:
                 shapes = f"{arrays[name].shape}, the network needs {shape}"
