@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from tfrl.algorithms.ddpg import READER
+from tfrl.algorithms.ddpg import READER, DDPGAgent
 from tfrl.cli import endings
 from tfrl.training import command
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Trains with the settings of the command line; the exit code."""
-    return command.run(
-        READER,
-        arguments,
-        learner="tfrl.training.off_policy:OffPolicyLearner",
-        agent="tfrl.algorithms.ddpg:DDPGAgent",
-    )
-
+main = partial(command.run, READER, DDPGAgent)
 
 if __name__ == "__main__":
     endings.run(main)

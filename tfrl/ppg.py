@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from tfrl.algorithms.ppg import READER
+from tfrl.algorithms.ppg import READER, PPGAgent
 from tfrl.cli import endings
 from tfrl.training import command
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Trains with the settings of the command line; the exit code."""
-    return command.run(
-        READER,
-        arguments,
-        learner="tfrl.training.phasic:PhasicLearner",
-        agent="tfrl.algorithms.ppg:PPGAgent",
-    )
-
+main = partial(command.run, READER, PPGAgent)
 
 if __name__ == "__main__":
     endings.run(main)

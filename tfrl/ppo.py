@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from tfrl.algorithms.ppo import READER
+from tfrl.algorithms.ppo import READER, PPOAgent
 from tfrl.cli import endings
 from tfrl.training import command
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Trains with the settings of the command line; the exit code."""
-    return command.run(
-        READER,
-        arguments,
-        learner="tfrl.training.actor_learner:learner_of_settings",
-        agent="tfrl.algorithms.ppo:PPOAgent",
-    )
-
+main = partial(command.run, READER, PPOAgent)
 
 if __name__ == "__main__":
     endings.run(main)

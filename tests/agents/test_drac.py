@@ -185,15 +185,15 @@ def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
 
-    from tfrl.training.actor_learner import learner_of_settings
+    from tfrl.training.actor_learner import make_learner
 
     config = small(augment="ucb", lr=1e-3, lag=lag, total_steps=2048)
-    whole = make(config, learner_of_settings)
+    whole = make(config, make_learner)
     updated(whole, 7)
     state, part = whole.get_state()
     state, part = ({k: np.copy(v) for k, v in x.items()} for x in (state, part))
     expected, weights = updated(whole, 2)
-    other = make(config, learner_of_settings)
+    other = make(config, make_learner)
     other.set_state(state, [part])
     other.session.step = 7
     history, found = updated(other, 2)
@@ -217,9 +217,9 @@ def test_a_state_of_before_there_was_a_lag_goes_on(make):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
-    from tfrl.training.actor_learner import learner_of_settings
+    from tfrl.training.actor_learner import make_learner
 
-    learner = make(small(augment="ucb", lr=1e-3, lag=lag), learner_of_settings)
+    learner = make(small(augment="ucb", lr=1e-3, lag=lag), make_learner)
     told, chosen = [], []
     bandit = learner.agent._bandit
     record, bandit.record = (
@@ -242,10 +242,10 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
 def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     from learners import train
 
-    from tfrl.training.actor_learner import learner_of_settings
+    from tfrl.training.actor_learner import make_learner
 
     config = small(augment="ucb", lag=1, logdir=str(tmp_path), eval_episodes=2)
-    assert train(config, learner_of_settings) == 0
+    assert train(config, make_learner) == 0
     names = list(augment.AUGMENTATIONS)
     chosen = [names[int(float(row["train/augmentation"]))] for row in rows(config.run_dir)]
     expected = {name: chosen.count(name) for name in ("crop", "random-conv", "flip", "cutout")}

@@ -11,7 +11,11 @@ from tfrl.experience.rollout import Rollout
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session
 from tfrl.training.ahead import COLUMNS, Ahead, AheadCollector, make_ahead_collector
-from tfrl.training.on_policy import MakeAgent, OnPolicyLearner, make_collector
+from tfrl.training.episodic import EpisodicLearner
+from tfrl.training.learner import LearnerBase, MakeAgent
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner, make_collector
+from tfrl.training.phasic import PhasicLearner
 
 
 class ActorLearner(OnPolicyLearner):
@@ -65,7 +69,10 @@ class ActorLearner(OnPolicyLearner):
         self._ahead.set_state(state)
 
 
-def learner_of_settings(config: Any, session: Session, make_agent: MakeAgent) -> OnPolicyLearner:
-    """Makes the learner of a run that steps its envs itself, or that has them stepped meanwhile."""
-    kind = ActorLearner if config.is_ahead else OnPolicyLearner
+def make_learner(config: Any, session: Session, make_agent: MakeAgent) -> LearnerBase:
+    """Makes the learner of a run: whatever its algorithm learns from, made here, ahead, or on Ray."""
+    if hasattr(config, "replay_size"):
+        return OffPolicyLearner(config, session, make_agent)
+    kinds = {"reinforce": EpisodicLearner, "ppg": PhasicLearner, "impala": ActorLearner}
+    kind = kinds.get(config.algorithm, ActorLearner if config.is_ahead else OnPolicyLearner)
     return kind(config, session, make_agent)

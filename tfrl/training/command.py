@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfrl import config as settings
 from tfrl.cli import endings
@@ -23,14 +22,11 @@ from tfrl.training import finished, learners, start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
+if TYPE_CHECKING:
+    from tfrl.training.learner import MakeAgent
 
-def run(
-    reader: Reader,
-    arguments: Sequence[str],
-    *,
-    learner: str,
-    agent: str,
-) -> int:
+
+def run(reader: Reader, agent: MakeAgent, arguments: Sequence[str]) -> int:
     """Trains with the settings of the command line; the exit code.
 
     Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
@@ -38,10 +34,8 @@ def run(
 
     Args:
       reader: reads the algorithm's settings.
+      agent: the algorithm's class, made of the settings and the runtime.
       arguments: of the command line.
-      learner: "module:class" that follows `tfrl.training.trainer.Learner`, made of the settings, the session
-        and the agent's class.
-      agent: "module:class" of the algorithm's agent.
     """
     with endings.before_training():
         config = settings.parse(reader, arguments)
@@ -65,10 +59,11 @@ def run(
             Console(enabled=True).message(told)
             return 0
         with quiet_start(), held_back():
-            from tfrl.training import trainer
+            import tensorflow  # noqa: F401 - here, where signals wait
 
-            make_learner, make_agent = _load(learner), _load(agent)
-        return trainer.train(config, cluster, lambda c, session: make_learner(c, session, make_agent))
+            from tfrl.training import trainer
+            from tfrl.training.actor_learner import make_learner
+        return trainer.train(config, cluster, lambda c, session: make_learner(c, session, agent))
 
 
 def check(config: Any, cluster: TFConfig | None = None) -> None:
@@ -101,8 +96,3 @@ def _check_memory(config: Any, workers: int, here: int) -> None:
     else:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
-
-
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
