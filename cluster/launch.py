@@ -4,12 +4,12 @@ import contextlib
 import json
 import math
 import os
-import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +206,7 @@ def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
     """Waits until all workers have ended; a failure or a second request to stop ends them."""
     told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
     while team.running:
-        team.pump(TICK)
+        team.note_ends()
         if first_failure(team.codes) is not None:
             team.settle()
             codes = list(team.codes)  # without those that end because they are told to
@@ -278,8 +278,8 @@ class Team:
         self.saved = False
         self.started: set[int] = set()
         self._output = output
-        self._selector = selectors.DefaultSelector()
         self._agents: list[Any] = []
+        self._readers: list[list[threading.Thread]] = []
         try:
             for index, place in enumerate(places):
                 self._start(index, place, command, terminal if index == 0 else None)
@@ -301,47 +301,41 @@ class Team:
         agent = place.start() if place.start else _start_agent(place.host)
         self._agents.append(agent)
         _send(agent, json.dumps(order).encode() + b"\n")
-        self._selector.register(agent.stdout, selectors.EVENT_READ, (index, "stdout"))
-        self._selector.register(agent.stderr, selectors.EVENT_READ, (index, "stderr"))
+        streams = {"stdout": agent.stdout, "stderr": agent.stderr}
+        readers = [
+            threading.Thread(target=self._copy, args=(index, *s), daemon=True) for s in streams.items()
+        ]
+        self._readers.append(readers)
+        for reader in readers:
+            reader.start()
+
+    def _copy(self, index: int, stream: str, source: BinaryIO) -> None:
+        """Passes on all that a worker says, in a thread of its own."""
+        while data := source.read(1 << 16):
+            if stream == "stderr":  # in which an agent has words of its own
+                if STARTED in data:
+                    self.started.add(index)
+                self.saved = self.saved or SAVED in data
+                data = data.translate(None, STARTED + SAVED)
+            self._output.write(index, stream, data)
 
     @property
     def running(self) -> bool:
         """True while any worker still runs."""
         return None in self.codes
 
-    def pump(self, seconds: float) -> None:
-        """Passes output on for at most `seconds`, less if something happens, and notes who has ended."""
-        self._copy(seconds)
+    def note_ends(self) -> None:
+        """Waits a moment, and notes who has ended."""
+        time.sleep(TICK)
         for index, agent in enumerate(self._agents):
             if self.codes[index] is None and agent.poll() is not None:
-                end = time.monotonic() + 1.0  # for the rest of its output
-                while self._has_output(index) and time.monotonic() < end:
-                    self._copy(0.1)
+                for reader in self._readers[index]:
+                    reader.join(1.0)  # for the rest of its output
                 self._output.end(index)
                 code = agent.returncode
                 if code == 0 and index not in self.started:  # an ssh, or a shell there, that did nothing
                     code = LOST
                 self.codes[index] = code if code >= 0 else 128 - code
-
-    def _copy(self, seconds: float) -> None:
-        if not self._selector.get_map():
-            time.sleep(min(seconds, 0.05))  # all have closed their output, and are about to end
-            return
-        for key, _ in self._selector.select(seconds):
-            index, stream = key.data
-            data = key.fileobj.read(1 << 16)
-            if not data:
-                self._selector.unregister(key.fileobj)
-            if stream == "stderr":  # in which an agent has words of its own
-                if STARTED in data:
-                    self.started.add(index)
-                self.saved = self.saved or SAVED in data
-                data = data.translate(None, STARTED + SAVED)
-            if data:
-                self._output.write(index, stream, data)
-
-    def _has_output(self, index: int) -> bool:
-        return any(key.data[0] == index for key in self._selector.get_map().values())
 
     def send(self, letter: bytes) -> None:
         """Sends a signal to all workers: b"T", b"I" or b"K", as SIGTERM, SIGINT and SIGKILL."""
@@ -352,7 +346,7 @@ class Team:
         """Waits until all have ended by themselves, for that long at most."""
         end = time.monotonic() + seconds
         while self.running and time.monotonic() < end:
-            self.pump(TICK)
+            self.note_ends()
 
     def stop(self, grace: float, *, told: bool) -> None:
         """Ends all workers: SIGTERM unless they were `told` before, and after `grace` seconds SIGKILL."""
@@ -368,7 +362,6 @@ class Team:
         """Hangs up on the agents: a worker that still runs is stopped by its own, with time to save."""
         for agent in self._agents:
             agent.stdin.close()
-        self._selector.close()
 
 
 def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
@@ -398,7 +391,7 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
 
 
 def _send(agent: Any, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # it has ended, and `pump` finds out how
+    with contextlib.suppress(OSError):  # it has ended, and `note_ends` finds out how
         agent.stdin.write(data)
 
 
@@ -420,38 +413,38 @@ class Output:
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._live = live
+        self._lock = threading.RLock()
         self._mid_line = False
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._errors: set[bytes] = set()
 
     def write(self, worker: int, stream: str, data: bytes) -> None:
         """Takes what a worker wrote to its "stdout" or "stderr"."""
-        if self._live and worker == 0 and stream == "stdout":
-            self._put("stdout", data)
-            self._mid_line = not data.endswith(b"\n")
-            return
-        *lines, rest = (self._unfinished.pop((worker, stream), b"") + data).split(b"\n")
-        if rest:
-            self._unfinished[worker, stream] = rest
-        for line in lines:
-            self._write_line(worker, stream, line)
+        with self._lock:
+            if self._live and worker == 0 and stream == "stdout":
+                self._put("stdout", data)
+                self._mid_line = not data.endswith(b"\n")
+                return
+            *lines, rest = (self._unfinished.pop((worker, stream), b"") + data).split(b"\n")
+            if rest:
+                self._unfinished[worker, stream] = rest
+            for line in lines:
+                if line in self._errors:
+                    continue
+                if line.startswith(b"error: "):
+                    self._errors.add(line)
+                self._put_line(stream, (b"[%d] " % worker if worker else b"") + line)
 
     def end(self, worker: int) -> None:
         """Writes the lines that the worker left unfinished when it ended."""
         for stream in self._streams:
-            if rest := self._unfinished.pop((worker, stream), b""):
-                self._write_line(worker, stream, rest)
+            if (worker, stream) in self._unfinished:
+                self.write(worker, stream, b"\n")
 
     def tell(self, sentence: str) -> None:
-        """The launcher's own word, on stderr."""
-        self._put_line("stderr", b"launch: " + sentence.encode())
-
-    def _write_line(self, worker: int, stream: str, line: bytes) -> None:
-        if line.startswith(b"error: "):
-            if line in self._errors:
-                return
-            self._errors.add(line)
-        self._put_line(stream, (b"[%d] " % worker if worker else b"") + line)
+        """Writes the launcher's own word to stderr."""
+        with self._lock:
+            self._put_line("stderr", b"launch: " + sentence.encode())
 
     def _put_line(self, stream: str, line: bytes) -> None:
         # Over the chief's progress line, which it is about to draw again anyway.

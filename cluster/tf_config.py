@@ -27,8 +27,6 @@ class Options:
     """host:port of every training process, separated by commas, in the same order on every machine."""
     index: str | None = None
     """Number of this process among --hosts, from 0; or 'evaluator'."""
-    chief: bool = False
-    """Name the first of --hosts chief. Without it, it is worker 0, which does the same."""
     evaluator: str | None = None
     """host:port of a process that evaluates and does not train."""
     check: bool = False
@@ -47,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     if not options.hosts or not options.index:
         raise UserError("give --hosts a:2222,b:2222 and --index I, or --check")
 
-    hosts, index, chief = options.hosts.split(","), options.index, options.chief
-    cluster = {"chief": hosts[:1], "worker": hosts[1:]} if chief else {"worker": hosts}
+    hosts, index = options.hosts.split(","), options.index
+    cluster = {"worker": hosts}
     if options.evaluator:
         cluster["evaluator"] = [options.evaluator]
     if index == "evaluator":
@@ -57,10 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         task = {"type": "evaluator", "index": 0}
     elif not index.lstrip("-").isdecimal():
         raise UserError(f"--index is {index!r}; it must be 0 to {len(hosts) - 1}, or 'evaluator'")
-    elif chief and int(index) == 0:
-        task = {"type": "chief", "index": 0}
     else:
-        task = {"type": "worker", "index": int(index) - chief}
+        task = {"type": "worker", "index": int(index)}
     text = tf_config.parse(json.dumps({"cluster": cluster, "task": task})).to_json()
     print(f"export TF_CONFIG={shlex.quote(text)}")
     return 0

@@ -178,10 +178,9 @@ def test_the_command_prints_a_line_that_a_shell_takes():
     assert (config.worker, config.cluster.keys()) == (1, {"worker"})
 
 
-def test_the_command_makes_a_chief_and_an_evaluator():
-    flags = ("--hosts", "a:1,b:1,c:1", "--chief", "--evaluator", "e:1", "--index")
+def test_the_command_makes_an_evaluator():
+    flags = ("--hosts", "a:1,b:1,c:1", "--evaluator", "e:1", "--index")
     assert [exported(*flags, str(index)).worker for index in range(3)] == [0, 1, 2]
-    assert exported(*flags, "0").task_type == "chief"
     evaluator = exported(*flags, "evaluator")
     assert evaluator.is_evaluator
     assert evaluator.address == "e:1"

@@ -110,7 +110,7 @@ class Living(Watchdog):
     """Shows a sign of life at each tick, as one that traces does."""
 
     def _note_life(self):
-        self._signs += 1
+        self._own.signs += 1
         self._last_sign = self._clock
 
 
@@ -175,17 +175,17 @@ def test_computing_and_moving_are_signs_of_life_and_sleeping_is_none(tmp_path):
     ticks([dog], 1)
     dog._clock += 1000.0  # so that what this test computes itself is no tenth of a core
     ticks([dog], 1)
-    before = dog._signs
+    before = dog._own.signs
     ticks([dog], 10)
-    assert dog._signs == before
+    assert dog._own.signs == before
     end = time.process_time() + watchdog.LIFE_OVER * watchdog.LIFE_SHARE
     while time.process_time() < end:
         pass
     ticks([dog], int(watchdog.LIFE_OVER))
-    assert dog._signs == before + 1
+    assert dog._own.signs == before + 1
     dog._main = threading.main_thread().ident
     ticks([dog], 1)
-    assert dog._signs > before + 1
+    assert dog._own.signs > before + 1
     release.set()
     sleeper.join()
 

@@ -44,23 +44,26 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Heartbeat:
     """The content of a worker's file."""
 
-    phases: int  # begun so far; all workers go through the same ones, so the lowest number is behind
-    steps: int  # of any kind since the phase began
-    update: int
-    phase: str
-    at: str  # the place in the code where its main thread is
-    age: float  # seconds since the last beat
-    signs: int  # of life: seconds in which the main thread moved, or the process computed
-    ticks: int  # grows with each write while the process runs at all
+    phases: int = 0  # begun so far; all workers go through the same ones, so the lowest number is behind
+    steps: int = 0  # of any kind since the phase began
+    update: int = 0
+    phase: str = "starting"
+    at: str = ""  # the place in the code where its main thread is
+    age: float = 0.0  # seconds since the last step
+    signs: int = 0  # of life: seconds in which the main thread moved, or the process computed
+    ticks: int = 0  # grows with each write while the process runs at all
 
     @property
     def progress(self) -> tuple[int, int]:
         """Grows with each step, and compares one worker with another."""
         return self.phases, self.steps
+
+    def __str__(self) -> str:
+        return f"in update {self.update + 1}, {self.phase}, at {self.at}"
 
 
 class _Peer:
@@ -116,14 +119,12 @@ class Watchdog:
         self._closed = threading.Event()
         # Only time in which this process runs: after a pause (a suspended machine) all is as before.
         self._clock = 0.0
-        self._ticks = self._phases = self._steps = self._update = 0
-        self._last_beat = self._last_sign = 0.0
-        self._signs, self._unhurried = 0, False
+        self._own, self._last_beat, self._last_sign = Heartbeat(), 0.0, 0.0
         self._stack: tuple[tuple[int, int], ...] = ()
         self._computed = (0.0, time.process_time())  # the clock then, and the processor's time
-        self._phase, self._known = "starting", set[str]()
-        self._update_seconds: float | None = None
-        self._traced = False
+        self._known = set[str]()  # phases that were there before
+        self._updates: list[float] = []  # the seconds of the first one, which traces, and of the last one
+        self._unhurried = False
         self._forget()
 
     def start(self) -> None:
@@ -136,12 +137,13 @@ class Watchdog:
 
     def beat(self, phase: str | None = None, update: int | None = None) -> None:
         """Notes one step of this worker, or that it begins a phase, as all workers do in the same order."""
+        own = self._own
         if phase is None:
-            self._steps += 1
+            own.steps += 1
         else:
-            self._known.add(self._phase)
-            self._phase, self._phases, self._steps = phase, self._phases + 1, 0
-        self._update = self._update if update is None else update
+            self._known.add(own.phase)
+            own.phase, own.phases, own.steps = phase, own.phases + 1, 0
+        own.update = own.update if update is None else update
         self._last_beat = self._clock
 
     @contextlib.contextmanager
@@ -154,10 +156,8 @@ class Watchdog:
             self._unhurried = False
 
     def measured(self, seconds: float) -> None:
-        """Tells how long an update took. The first one traces, and says nothing about the others."""
-        if self._traced:
-            self._update_seconds = seconds
-        self._traced = True
+        """Notes how long an update took. The first one traces, and says nothing about the others."""
+        self._updates[1:] = [seconds]
 
     def close(self) -> None:
         """Ends the watching: from here on this worker waits for nobody."""
@@ -198,13 +198,12 @@ class Watchdog:
     def tick(self) -> str | None:
         """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
         self._clock += TICK
-        self._ticks += 1
         if self._unhurried:
             self.beat()
         self._note_life()
         self._write()
         limit, lifeless, clock = *self._limits(), self._clock
-        if clock - self._last_beat < min(limit, lifeless) / 2:
+        if self._own.age < min(limit, lifeless) / 2:
             self._forget()
             return None
         self._looks += 1
@@ -224,11 +223,12 @@ class Watchdog:
 
     def _limits(self) -> tuple[float, float]:
         """Seconds without a step, and without a step or a sign of life."""
-        if self._update_seconds is not None and self._phase in self._known:
-            limit = self._stall_timeout or max(LEAST, MULTIPLE * self._update_seconds)
+        measured = self._updates[1] if len(self._updates) > 1 else 0.0
+        if measured and self._own.phase in self._known:
+            limit = self._stall_timeout or max(LEAST, MULTIPLE * measured)
             return limit, limit
-        known = MULTIPLE * (self._update_seconds or 0.0)
-        return max(self._stall_timeout, UNMEASURED, known), max(self._stall_timeout, LIFELESS, known)
+        least = max(self._stall_timeout, MULTIPLE * measured)
+        return max(least, UNMEASURED), max(least, LIFELESS)
 
     def _note_life(self) -> None:
         """Looks whether the main thread has moved since the last tick, or the process has computed."""
@@ -241,11 +241,11 @@ class Watchdog:
             self._computed = self._clock, time.process_time()
             computed = self._computed[1] - before >= LIFE_SHARE * (self._clock - then)
         if moved or computed:
-            self._signs += 1
+            self._own.signs += 1
             self._last_sign = self._clock
 
     def _verdict(self, seconds: float) -> str:
-        said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._heartbeat()}
+        said = {w: peer.last for w, peer in self._peers.items()} | {self._worker: self._own}
         frozen = [
             w
             for w, peer in self._peers.items()
@@ -266,19 +266,15 @@ class Watchdog:
                 ]
                 found = f"the workers wait in different calls: {'; '.join(calls)}"
             else:
-                found = "; ".join(f"{self._name(w)} is stuck {_where(said[w])}" for w in behind)
-                found += f"; {self._name(ahead)} waits {_where(said[ahead])}"
+                found = "; ".join(f"{self._name(w)} is stuck {said[w]}" for w in behind)
+                found += f"; {self._name(ahead)} waits {said[ahead]}"
         else:
-            found = f"all of them are {_where(said[self._worker])}"
+            found = f"all of them are {self._own}"
         return f"no worker has made a step for {seconds:.0f} s: {found}; start all workers again"
 
     def _silent(self, said: Mapping[int, Heartbeat | None], frozen: Sequence[int]) -> str:
-        return "; ".join(f"{self._name(w)} has fallen silent {_where(said[w])}" for w in frozen)
-
-    def _heartbeat(self) -> Heartbeat:
-        age, at = self._clock - self._last_beat, self._place()
-        progress = self._phases, self._steps, self._update, self._phase
-        return Heartbeat(*progress, at, age, self._signs, self._ticks)
+        last = {w: said[w] or "(it has left no heartbeat)" for w in frozen}
+        return "; ".join(f"{self._name(w)} has fallen silent {where}" for w, where in last.items())
 
     def _place(self) -> str:
         """The innermost line of ours that the main thread is in."""
@@ -295,7 +291,9 @@ class Watchdog:
         return self._folder / f"worker-{worker}.json"
 
     def _write(self) -> None:
-        data = json.dumps(asdict(self._heartbeat())).encode().ljust(_SIZE)
+        own = self._own
+        own.at, own.age, own.ticks = self._place(), self._clock - self._last_beat, own.ticks + 1
+        data = json.dumps(asdict(own)).encode().ljust(_SIZE)
         with contextlib.suppress(OSError):  # the others then know less; it must not end the training
             self._folder.mkdir(parents=True, exist_ok=True)
             # Opened each time: network file systems show a file to others when it is closed.
@@ -328,12 +326,6 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         faulthandler.cancel_dump_traceback_later()
-
-
-def _where(heartbeat: Heartbeat | None) -> str:
-    if heartbeat is None:
-        return "(it has left no heartbeat)"
-    return f"in update {heartbeat.update + 1}, {heartbeat.phase}, at {heartbeat.at}"
 
 
 def _refuses(address: str) -> bool:
