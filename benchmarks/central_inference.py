@@ -75,7 +75,7 @@ def _steps_alone(config: Config, steps: int) -> float:
 
     agent, spec = ReinforceAgent(config, strategy.make(config, None)), env_spec(config)
     if config.observers:
-        observers = RayObservers(config, spec, obey=lambda: None, tell=print, beat=lambda: None)
+        observers = RayObservers(config, spec, raise_if_stopped=lambda: None, tell=print, beat=lambda: None)
     else:
         observers = Observer(spec, range(config.num_envs))
     everyone, generator = np.ones(config.num_envs, bool), np.random.default_rng(0)

@@ -184,10 +184,10 @@ class Trainer:
         """Tests, and writes the epoch's metrics."""
         session = self._session
         self._save()  # a kill during the test costs nothing else
-        session.obey()
+        session.raise_if_stopped()
         session.phase("testing")
         loss, hits = self._learner.test(self._test_batches())
-        session.obey()  # before anything is used of a test that may have been broken off
+        session.raise_if_stopped()  # before anything is used of a test that may have been broken off
         self._result = {"test/loss": loss, "test/accuracy": hits / len(self._dataset.test), "hits": hits}
         self._untested = False
         metrics = self._metrics(self._learning_rate(session.step - 1))

@@ -78,7 +78,7 @@ def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node
     from tfrl.remote.observers import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=1, num_envs=2, observer_timeout=60)
-    hooks = {"obey": lambda: None, "tell": print, "beat": lambda: None}
+    hooks = {"raise_if_stopped": lambda: None, "tell": print, "beat": lambda: None}
     with pytest.raises(
         TrainingError, match="^observer 0 failed: ValueError: .* needs the module nowhere, which"
     ):
@@ -98,7 +98,7 @@ def opened(node, name, *, timeout=60.0, **hooks):
     from tfrl.remote.observers import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=2, num_envs=2, observer_timeout=timeout)
-    hooks = {"obey": lambda: None, "tell": print, "beat": lambda: None} | hooks
+    hooks = {"raise_if_stopped": lambda: None, "tell": print, "beat": lambda: None} | hooks
     return contextlib.closing(RayObservers(config, EnvSpec(name, num_envs=2, seed=1), **hooks))
 
 
@@ -113,11 +113,11 @@ def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed)
     """One has said where its env stands after the episode, the other has died: together they are no state."""
     told = []
 
-    def obey():
+    def raise_if_stopped():
         if told:
             raise Stopped(143)
 
-    with opened(node, "CartPole-v1", obey=obey) as observers:
+    with opened(node, "CartPole-v1", raise_if_stopped=raise_if_stopped) as observers:
         before = observers.get_state()
         observers.step(np.ones(2, np.int32), np.ones(2, bool))
         told.append(True)

@@ -57,14 +57,14 @@ def test_a_process_for_which_ray_has_no_cpu_is_told_and_a_signal_ends_the_wait(c
         def begin_at(self, states):
             return None
 
-    def obey():
+    def raise_if_stopped():
         if said:
             raise Stopped(130)
 
     monkeypatch.setattr(seats, "_LATE", 0.5)
     said, other = [], ray.remote(num_cpus=6)(Idle).remote()
     ray.get(other.begin_at.remote(None), timeout=WAIT)
-    hooks = seats.Hooks(timeout=WAIT, obey=obey, tell=said.append, shared=True)
+    hooks = seats.Hooks(timeout=WAIT, raise_if_stopped=raise_if_stopped, tell=said.append, shared=True)
     seat = seats.Seat("actor 0", ray.remote(num_cpus=1)(Idle).remote, hooks)
     try:
         with pytest.raises(SystemExit) as ended:

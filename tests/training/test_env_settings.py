@@ -28,11 +28,11 @@ COMMAND += ["--minibatch-size", "0", "--eval-episodes", "4", "--hidden", "8", "-
 
 
 def stop_at(update):
-    def obey(session):
+    def raise_if_stopped(session):
         if session.step >= update:
             raise Stopped(0)
 
-    return obey
+    return raise_if_stopped
 
 
 def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly(
@@ -43,7 +43,7 @@ def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly
         config = reader.parse([*COMMAND, "--logdir", str(tmp_path), "--run-name", name])
         if name == "parts":
             with monkeypatch.context() as patch:
-                patch.setattr(Session, "obey", stop_at(2))
+                patch.setattr(Session, "raise_if_stopped", stop_at(2))
                 assert train(config) == 0
             capfd.readouterr()
         assert train(config) == 0

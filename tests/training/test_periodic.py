@@ -266,7 +266,7 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
         assert train(config) == 0
     config = dataclasses.replace(config, eval_every=0)
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "obey", lambda session: session.step < 3 or stop())
+        patch.setattr(Session, "raise_if_stopped", lambda session: session.step < 3 or stop())
         assert train(config) == 0
     before = runs.load(config.run_dir).progress
     assert before["env_steps"].tolist() == [128, 256, 384]

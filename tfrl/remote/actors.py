@@ -114,7 +114,7 @@ class RayCollector(Seated):
       indices: the global indices of this learner's envs, whose actors are its share of all.
       replicas: of the learner, which share the envs in order.
       precision: of the torso, resolved.
-      obey: raises Stopped if this learner was told to stop.
+      raise_if_stopped: raises Stopped if this learner was told to stop.
       together: a context that raises Stopped on all learners if it was raised inside on any.
       tell: gets a sentence where an actor is replaced.
       beat: tells the run's watchdog that actors are waited for, which have a time-out of their own.
@@ -135,7 +135,7 @@ class RayCollector(Seated):
         indices: Sequence[int],
         replicas: int,
         precision: str,
-        obey: Callable[[], None],
+        raise_if_stopped: Callable[[], None],
         together: Callable[[], AbstractContextManager],
         tell: Callable[[str], None],
         beat: Callable[[], None],
@@ -159,7 +159,7 @@ class RayCollector(Seated):
         self._beat, self._together, self._newest = beat, together, None
         self._server = parameters.serve() if config.free_running else None
         of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
-        calls = {"obey": obey, "tell": tell, "look": self._look}
+        calls = {"raise_if_stopped": raise_if_stopped, "tell": tell, "look": self._look}
         self._hooks = Hooks(timeout=config.actor_timeout, **calls, **of_ray)
         self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
         self.began = self.get_state()

@@ -102,7 +102,7 @@ class RayObservers(Seated):
     Args:
       config: the settings, with the section Observers.
       spec: the global vector of envs.
-      obey: raises Stopped if the run was told to stop.
+      raise_if_stopped: raises Stopped if the run was told to stop.
       tell: gets a sentence where an observer is replaced.
       beat: tells the run's watchdog that observers are waited for, which have a time-out of their own.
     """
@@ -112,7 +112,7 @@ class RayObservers(Seated):
         config: Any,
         spec: EnvSpec,
         *,
-        obey: Callable[[], None],
+        raise_if_stopped: Callable[[], None],
         tell: Callable[[str], None],
         beat: Callable[[], None],
     ) -> None:
@@ -121,7 +121,7 @@ class RayObservers(Seated):
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
         of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
-        calls = {"obey": obey, "tell": tell, "look": beat}
+        calls = {"raise_if_stopped": raise_if_stopped, "tell": tell, "look": beat}
         hooks = Hooks(timeout=config.observer_timeout, **calls, **of_ray)
 
         def make(index: int) -> Any:

@@ -43,7 +43,7 @@ class Hooks:
 
     Args:
       timeout: seconds that an answer may take.
-      obey: raises Stopped if the run was told to stop.
+      raise_if_stopped: raises Stopped if the run was told to stop.
       tell: gets a sentence where a process is replaced.
       look: called now and then while one is waited for.
       check: raises an error where Ray itself has died.
@@ -54,7 +54,7 @@ class Hooks:
         self,
         *,
         timeout: float,
-        obey: Callable[[], None],
+        raise_if_stopped: Callable[[], None],
         tell: Callable[[str], None],
         look: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
@@ -62,20 +62,20 @@ class Hooks:
     ) -> None:
         self.timeout, self.tell, self.look, self.check = timeout, tell, look, check
         self.shared = shared
-        self._obey = obey
+        self._raise_if_stopped = raise_if_stopped
         self._begun = False
 
     def begin(self) -> None:
         """Takes note that the trainer's loop runs, which alone can stop in good order."""
         self._begun = True
 
-    def obey(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raises Stopped if the run was told to stop.
 
         Before its loop runs there is nothing to save: a signal ends the process; a stop file is for the loop.
         """
         try:
-            self._obey()
+            self._raise_if_stopped()
         except Stopped as stopped:
             if self._begun:
                 raise
@@ -132,7 +132,7 @@ class Seat:
 
     def _look_at_start(self) -> None:
         """Obeys, and says that Ray may have no CPU: of a node that was lost Ray learns late."""
-        self._hooks.obey()
+        self._hooks.raise_if_stopped()
         waits = self._deaths or self._hooks.shared
         late = waits and time.monotonic() - self._started > _LATE
         if late and not self._told_late and free_cpus(1, within=0) < 1:
@@ -188,7 +188,7 @@ class Seat:
 
     def _replace(self, reason: str) -> None:
         """Puts another process in the place of one that is gone, which plays its part again."""
-        self._hooks.obey()  # what told the run to stop may have ended the process first
+        self._hooks.raise_if_stopped()  # what told the run to stop may have ended the process first
         self._hooks.check()
         self._deaths += 1
         if self._deaths > _MOST_DEATHS:

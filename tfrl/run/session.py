@@ -313,13 +313,13 @@ class Session:
 
     # The end
 
-    def obey(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
         code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
         if code is not None:
             raise Stopped(code)
 
-    def obey_alone(self) -> None:
+    def raise_if_stopped_here(self) -> None:
         """Raises Stopped if this worker was told to stop, on it alone: only where `together` is around."""
         code = stop_code(self.stop.votes())
         if code is not None:

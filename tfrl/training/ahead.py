@@ -178,7 +178,7 @@ def make_ahead_collector(
 
     runtime, watchdog = session.runtime, session.watchdog
     mine = {"indices": runtime.local_envs(config.num_envs), "replicas": replicas}
-    hooks = {"obey": session.obey_alone, "together": session.together}
+    hooks = {"raise_if_stopped": session.raise_if_stopped_here, "together": session.together}
     hooks |= {"tell": session.console.warn, "beat": watchdog.beat}
     return RayCollector(config, env_spec(config), **mine, precision=runtime.precision, **hooks)
 

@@ -78,7 +78,11 @@ class EpisodicLearner(LearnerBase):
             remote.reach_other_machines()
         from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
 
-        hooks = {"obey": session.obey, "tell": session.console.warn, "beat": session.watchdog.beat}
+        hooks = {
+            "raise_if_stopped": session.raise_if_stopped,
+            "tell": session.console.warn,
+            "beat": session.watchdog.beat,
+        }
         return RayObservers(config, env_spec(config), **hooks)
 
     @property

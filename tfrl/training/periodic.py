@@ -62,7 +62,7 @@ class Periodic:
         """
         metrics: dict[str, float] = {}
         shown = self._has_room(env_steps)
-        self._session.obey()
+        self._session.raise_if_stopped()
         for level_set in self._config.level_sets:
             self._session.phase(f"evaluating{self._on(level_set)}")
             played = self._play(player, level_set, env_steps, shown=shown)
@@ -185,7 +185,7 @@ class Periodic:
             )
             found[:, mine] = played.returns, played.lengths, played.solved
         self._session.phase(f"gathering episodes{self._on(level_set)}")  # the other workers may still play
-        self._session.obey()  # before anything is used of episodes that may have been broken off
+        self._session.raise_if_stopped()  # before anything is used of episodes that may have been broken off
         if frames:
             video = np.stack(frames)
             if video.shape[3] != 3:  # catch is grey; of Atari's stack, the last one is the newest

@@ -224,7 +224,7 @@ class Trainer:
         if self._pending is not None:  # killed or stopped while it evaluated
             self._conclude(self._pending)
         while not self._learner.is_over:
-            session.obey()
+            session.raise_if_stopped()
             self._steps_before = self._env_steps
             update = self._learner.update()
             if update is None:
