@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tfrl import config as settings
 from tfrl import report
-from tfrl.algorithms import ppg, ppo
+from tfrl.algorithms import ppo
 from tfrl.cli import command_line, endings, signals
-from tfrl.cli.errors import PeerError, TrainingError, UnknownFlagError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag
 from tfrl.cli.settings import Range, check_ranges
 from tfrl.cli.streams import tell
-from tfrl.cli.words import size
 from tfrl.config.actors import leads
 from tfrl.config.task import Task
 from tfrl.envs.registry import games
@@ -86,10 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     notes = (f"{task.config.algorithm}: {note}" for task in tasks for note in task.config.notes)
     for warning in (*task_warnings(tasks), *dict.fromkeys(notes)):
         tell(f"warning: {warning}")
-    room = check_disk(tasks, options.workers)
     lengths = sum(task.config.run_steps for task in tasks)
-    disk = f", up to {size(room)} of disk for rollouts" if room else ""
-    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all{disk}; Ctrl-C saves, the same command goes on")
+    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
     done = {i for i, task in enumerate(tasks) if is_done(task.config)}  # wherever it was trained
@@ -173,7 +168,8 @@ class _Runs:
             output, environment = None, os.environ | handed
             if self._workers > 1:
                 share = max(1, machine.cores() // self._workers)
-                environment = _tensorflow_threads(share) | environment
+                threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+                environment = dict.fromkeys(threads, str(share)) | environment
                 if not task.config.env_threads:
                     command += ["--env-threads", str(max(1, share // 2))]
                 task.config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -227,11 +223,6 @@ def _show(line: str) -> None:
     tell(line, sys.stdout)
 
 
-def _tensorflow_threads(count: int) -> dict[str, str]:
-    """The environment variables by which TensorFlow computes with so many threads."""
-    return {"TF_NUM_INTRAOP_THREADS": str(count), "TF_NUM_INTEROP_THREADS": str(count)}
-
-
 def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     """The suite's own flags, and those of its runs: all others, and whatever stands after a --."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -264,12 +255,15 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                 try:
                     tasks.append(_Task(settings.parse(reader, arguments), arguments))
                 except UserError as error:
-                    raise _of_one(error, algorithm, algorithms) from None
+                    raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
     if tasks[0].config.resume == "restart":
         raise UserError("a suite cannot --resume restart: it goes on. Give another --logdir.")
-    for task in tasks:  # nothing should fail in the middle of the night that can be seen now
-        check_folder(task.config)
-        is_done(task.config)
+    for config in (task.config for task in tasks):  # nothing should fail in the night that can be seen now
+        check_run_folder(config)
+        file = config.run_dir / SETTINGS_FILE
+        if file.is_file():  # a run of other settings that is done would pass for one of these
+            as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
+        is_done(config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
     if twice:
@@ -279,79 +273,18 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     return tasks
 
 
-def _of_one(error: UserError, algorithm: str, algorithms: Sequence[str]) -> UserError:
-    """The error of one algorithm's settings, for a suite of these: a flag may be that of another alone."""
-    if len(algorithms) == 1:
-        return error
-    words = f"{algorithm}: {error}"
-    if isinstance(error, UnknownFlagError):
-        having = [name for name in algorithms if name in settings.owners(error.name)]
-        if having:
-            words += f" It needs a suite of its own: --algorithms {','.join(having)}."
-    return UserError(words)
-
-
-def check_folder(config: Any) -> None:
-    """Raises UserError where the run's folder cannot be written, or holds a run of other settings.
-
-    A run that is done would otherwise pass for one of these.
-    """
-    check_run_folder(config)
-    file = config.run_dir / SETTINGS_FILE
-    if file.is_file():
-        as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
-
-
 def task_warnings(tasks: Sequence[_Task]) -> list[str]:
     """Sentences about settings of the task that are not the same for all algorithms, as by their presets."""
-    by_env: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        by_env.setdefault(task.config.env, {})[task.config.algorithm] = task.config
-    names = [field.name for field in dataclasses.fields(Task) if field.name not in ("env", "preset", "seed")]
-    envs: dict[str, list[str]] = {}
-    for env, configs in by_env.items():
-        for name in names:
-            values = {algorithm: getattr(config, name) for algorithm, config in configs.items()}
-            if len(set(values.values())) > 1:
-                each = (f"{v:,} for {a}" if isinstance(v, int) else f"{v} for {a}" for a, v in values.items())
-                envs.setdefault(f"{flag(name)} is {', '.join(each)}", []).append(env)
-    return [
-        f"{differing} ({', '.join(of)}); give it, so that results can be compared."
-        for differing, of in envs.items()
-    ]
-
-
-def check_disk(tasks: Sequence[_Task], workers: int) -> int:
-    """The bytes of rollouts that runs keep on the disk at the most: of `workers` at once, and of ended ones.
-
-    Raises:
-      UserError: the disk has no room for them, so that the suite would end in the middle.
-    """
-    coming = [task.config for task in tasks if not is_done(task.config)]
-    needs = [_rollout_bytes(config) for config in coming]
-    left = sum(left for _, left in needs)
-    needed = left + sum(sorted((most - left for most, left in needs), reverse=True)[:workers])
-    if not needed:
-        return 0
-    held = files.total_size(file for config in coming for file in config.run_dir.glob("phase/*.npy"))
-    logdir = Path(coming[0].logdir).absolute()
-    there = next(folder for folder in (logdir, *logdir.parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free + held
-    if needed > free:
-        raise UserError(
-            f"the suite's runs take up to {size(needed)} of disk for rollouts, {size(left)} of which stay "
-            f"when all are done, and {there} has {size(free)}; lower --policy-updates or --workers, train "
-            "fewer runs, or choose another --logdir."
-        )
-    return needed
-
-
-def _rollout_bytes(config: Any) -> tuple[int, int]:
-    """What a run keeps of rollouts on the disk: the most while it trains, and what it leaves at its end."""
-    if not isinstance(config, ppg.Config):
-        return 0, 0
-    left = config.num_updates % config.policy_updates * config.phase_bytes // config.policy_updates
-    return config.bytes_ahead, left
+    env, found = tasks[0].config.env, []
+    configs = {task.config.algorithm: task.config for task in tasks if task.config.env == env}
+    names = [field.name for field in dataclasses.fields(Task) if field.name not in ("preset", "seed")]
+    for name in names:
+        values = {algorithm: getattr(config, name) for algorithm, config in configs.items()}
+        words = {a: f"{v:,}" if isinstance(v, int) else str(v) for a, v in values.items()}
+        if len({*words.values()}) > 1:
+            each = ", ".join(f"{value} for {algorithm}" for algorithm, value in words.items())
+            found.append(f"{flag(name)} is {each}; give it, so that results can be compared.")
+    return found
 
 
 def _locks_itself(config: Any) -> bool:
