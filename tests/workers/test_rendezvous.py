@@ -293,8 +293,3 @@ def test_one_worker_meets_nobody_but_its_port_must_be_free():
     assert Attempt(config).result() is None
     with tf_config.reserve_port(config):
         assert "already in use" in Attempt(config).result()
-
-
-def test_an_evaluator_returns_at_once_even_if_nobody_is_there():
-    text = configs(2)[0].to_json().replace('"type": "worker"', '"type": "evaluator"')
-    assert Attempt(tf_config.parse(text), timeout=0.1).result() is None

@@ -184,7 +184,7 @@ def test_time_is_never_up_for_want_of_nobody(monkeypatch):
     monkeypatch.setattr(
         rendezvous._Patience,
         "wait_for",
-        lambda self, missing: (waited_for.append(list(missing)), wait_for(self, missing)),
+        lambda self, missing, *fault: (waited_for.append(list(missing)), wait_for(self, missing, *fault)),
     )
     attempts = [Attempt(config) for config in configs(3)]
     assert [attempt.result() for attempt in attempts] == [None] * 3

@@ -23,7 +23,7 @@ from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 # Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
-_OWN = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
+_MAY_DIFFER = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
 
 
@@ -97,7 +97,7 @@ def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             code.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return {name: str(value) for name, value in vars(config).items() if name not in _OWN} | {
+    return {name: str(value) for name, value in vars(config).items() if name not in _MAY_DIFFER} | {
         "precision": strategy.resolve_precision(config.precision, small=config.small_network),
         "an evaluator in TF_CONFIG": str(evaluated),
         "the code (its checksum)": code.hexdigest()[:12],

@@ -60,7 +60,7 @@ def rendezvous(
     """Returns when all workers of the cluster are there with the same fingerprint.
 
     Args:
-        config: this process's TF_CONFIG. An evaluator has nobody to meet and returns at once.
+        config: this process's TF_CONFIG, not an evaluator's.
         fingerprint: what must be equal on all workers, by name: settings, code version, device count.
         timeout: seconds to wait for all of them.
         report: gets a line every few seconds that names who is still missing.
@@ -72,8 +72,6 @@ def rendezvous(
             this worker; its port is taken or not allowed. On every worker, when the time is up: all came,
             and some differ.
     """
-    if config.is_evaluator:
-        return
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
     with contextlib.closing(_own_port(config, patience if restarted else None)) as listener:
@@ -92,24 +90,21 @@ class _Patience:
         self._timeout = timeout
         self._report = report
         self._start = time.monotonic()
-        self._next_report = self._start + REPORT_AFTER
+        self._next_report = REPORT_AFTER
 
-    def wait_for(self, missing: Sequence[str]) -> None:
-        """Reports the missing workers when it is time to; PeerError when the time is up."""
-        self.wait(
-            listed(missing),
-            f"{listed(missing)} did not come up within {self._timeout:g} s; check that each worker runs the "
-            "same command with its own task index in TF_CONFIG, and that its port can be reached from here",
-        )
-
-    def wait(self, what: str, fault: str) -> None:
-        """Reports what is waited for when it is time to; PeerError with `fault` when the time is up."""
-        now = time.monotonic()
-        if now - self._start >= self._timeout:
-            raise PeerError(fault)
-        if now >= self._next_report:
-            self._next_report = now + REPORT_EVERY
-            self._report(f"waiting for {what} ({now - self._start:.0f} of {self._timeout:g} s)")
+    def wait_for(self, missing: Sequence[str], fault: str = "") -> None:
+        """Reports what is missing when it is time to; PeerError, with `fault` if given, when time is up."""
+        waited = time.monotonic() - self._start
+        if waited >= self._timeout:
+            raise PeerError(
+                fault
+                or f"{listed(missing)} did not come up within {self._timeout:g} s; check that each worker "
+                "runs the same command with its own task index in TF_CONFIG, and that its port can be "
+                "reached from here"
+            )
+        if waited >= self._next_report:
+            self._next_report = waited + REPORT_EVERY
+            self._report(f"waiting for {listed(missing)} ({waited:.0f} of {self._timeout:g} s)")
 
 
 def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
@@ -120,7 +115,7 @@ def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
         except PortTakenError as taken:
             if patience is None:
                 raise
-            patience.wait(f"{config.address}, its own port, which another process has", str(taken))
+            patience.wait_for([f"{config.address}, its own port, which another process has"], str(taken))
         time.sleep(RETRY_EVERY)
 
 
@@ -248,21 +243,12 @@ class _Chief:
         self._changed = threading.Condition()  # around all that stands below
         self._conversations: dict[_Channel, threading.Thread] = {}
         self._here: dict[int, _Guest] = {}
-        # The process that came last for a worker that is missing, but differed: its fingerprint, and why.
-        self._refused: dict[int, tuple[Mapping[str, str], str]] = {}
+        self._refused: dict[int, _Guest] = {}  # that came last for a missing worker, but differed
         self._last_came = time.monotonic()
         self._last_word: Mapping[str, Any] | None = None
 
     def gather(self, patience: _Patience) -> None:
         """Lets all go when all are there, or tells all why not. PeerError, UserError: as of `rendezvous`."""
-        try:
-            self._accept_all(patience)
-        except (UserError, PeerError) as error:
-            self._dismiss({"error": str(error), "again": isinstance(error, PeerError)})
-            raise
-        self._dismiss({"go": True})
-
-    def _accept_all(self, patience: _Patience) -> None:
         self._listener.settimeout(0.1)
         while True:
             try:
@@ -276,27 +262,26 @@ class _Chief:
                 self._conversations[channel] = thread
                 thread.start()
             with self._changed:
-                waited_for = self._missing() or [f"the answer of {guest.who}" for guest in self._unanswered()]
+                unanswered = (g for g in self._here.values() if g.asked < self._last_came)
+                waited_for = self._missing() or [f"the answer of {guest.who}" for guest in unanswered]
             if not waited_for:
-                return
+                return self._dismiss({"go": True})
             try:
                 patience.wait_for(waited_for)
-            except PeerError:
-                self._check_those_who_came()
-                raise
+            except PeerError as late:
+                error = self._disagreement() or late
+                self._dismiss({"error": str(error), "again": isinstance(error, PeerError)})
+                raise error from None
 
     def _converse(self, channel: _Channel) -> None:
         """Talks to whoever has connected, until it goes away or has heard the last word."""
         worker, guest = -1, None
         try:
             worker, who, fingerprint = _introduction(channel.receive(HELLO_WITHIN))
-            newcomer = _Guest(who, fingerprint, channel, time.monotonic())
+            guest = _Guest(who, fingerprint, channel, heard=time.monotonic())
             with self._changed:
-                refusal = self._refusal(worker, newcomer)
-                if refusal is None:
-                    self._welcome(worker, newcomer)
-                    guest = newcomer
-            if guest is None:
+                refusal = self._admit(worker, guest)
+            if refusal is not None:
                 channel.send({"error": refusal})
                 return
             while self._last_word is None:
@@ -307,7 +292,11 @@ class _Chief:
                     return
                 with self._changed:
                     guest.asked, guest.heard = asked, time.monotonic()
-                    self._changed.wait_for(lambda asked=asked: self._is_due(asked), STATUS_EVERY)
+                    # Until the next message is due, or all are there, or all is said.
+                    self._changed.wait_for(
+                        lambda: self._last_word or (self._last_came > guest.asked and not self._missing()),
+                        STATUS_EVERY,
+                    )
             channel.send(self._last_word)
             channel.receive(FAREWELL)  # until it hangs up: the side that closes first keeps the port busy
         except OSError:
@@ -319,69 +308,58 @@ class _Chief:
                 if guest is not None and self._here.get(worker) is guest:
                     del self._here[worker]
 
-    def _is_due(self, asked: float) -> bool:
-        """Whether a worker that was asked then is to hear something now, and not in a second."""
-        return self._last_word is not None or (self._last_came > asked and not self._missing())
-
-    def _missing(self) -> list[str]:
-        """The names of the missing workers, each with the process that came in its place."""
-        absent = (worker for worker in range(1, self._config.num_workers) if worker not in self._here)
-        return [
-            f"{self._config.name(worker)} ({self._refused[worker][1]})"
-            if worker in self._refused
-            else self._config.name(worker)
-            for worker in absent
-        ]
-
-    def _unanswered(self) -> list[_Guest]:
-        return [guest for guest in self._here.values() if guest.asked < self._last_came]
-
-    def _refusal(self, worker: int, newcomer: _Guest) -> str | None:
-        """The reason to send a process away that says that it is this worker."""
-        count = self._config.num_workers
+    def _admit(self, worker: int, guest: _Guest) -> str | None:
+        """Takes in a process that says that it is this worker; or the reason to send it away."""
+        count, present = self._config.num_workers, self._here.get(worker)
         if not 1 <= worker < count:
-            return (
-                f"{newcomer.who} says it is worker {worker}, but the chief's TF_CONFIG has workers 0 to "
-                f"{count - 1}"
-            )
-        differing = differences(self._config, {0: self._fingerprint, worker: newcomer.fingerprint})
-        present = self._here.get(worker)
-        if differing:
+            known = f"the chief's TF_CONFIG has workers 0 to {count - 1}"
+            return f"{guest.who} says it is worker {worker}, but {known}"
+        if differing := self._differences_of(worker, guest):
             if present is None:
-                why = f"{newcomer.who} came for it, but {listed(differing, '; ', 3)}"
-                self._refused[worker] = newcomer.fingerprint, why
+                self._refused[worker] = guest
             return _sentence(differing)
-        # A worker whose connection broke may come again before that is noticed here.
-        if present and present.who != newcomer.who and newcomer.heard - present.heard < 3 * STATUS_EVERY:
-            return (
-                f"{newcomer.who} says it is {self._config.name(worker)}, but {present.who} already is; "
-                "give each worker its own task index in TF_CONFIG"
-            )
-        return None
-
-    def _welcome(self, worker: int, newcomer: _Guest) -> None:
-        if worker in self._here:
-            self._here[worker].channel.hang_up()
-        self._here[worker] = newcomer
+        if present is not None:
+            # A worker whose connection broke may come again before that is noticed here.
+            if present.who != guest.who and guest.heard - present.heard < 3 * STATUS_EVERY:
+                return (
+                    f"{guest.who} says it is {self._config.name(worker)}, but {present.who} already is; "
+                    "give each worker its own task index in TF_CONFIG"
+                )
+            present.channel.hang_up()
+        self._here[worker] = guest
         self._refused.pop(worker, None)
         self._last_came = time.monotonic()
         self._changed.notify_all()
+        return None
 
-    def _check_those_who_came(self) -> None:
-        """UserError where all came and some differ: to start again would not help.
+    def _differences_of(self, worker: int, guest: _Guest) -> list[str]:
+        return differences(self._config, {0: self._fingerprint, worker: guest.fingerprint})
+
+    def _missing(self) -> list[str]:
+        """The names of the missing workers, each with the process that came in its place."""
+        missing = []
+        for worker in range(1, self._config.num_workers):
+            name, other = self._config.name(worker), self._refused.get(worker)
+            if other is not None:
+                name += (
+                    f" ({other.who} came for it, but {listed(self._differences_of(worker, other), '; ', 3)})"
+                )
+            if worker not in self._here:
+                missing.append(name)
+        return missing
+
+    def _disagreement(self) -> UserError | None:
+        """The error where all came and some differ: to start again would not help.
 
         A process of another cluster does not count: the worker whose place it took may yet come.
         """
         with self._changed:
-            came = {worker: fingerprint for worker, (fingerprint, _) in self._refused.items()}
-            came |= {worker: guest.fingerprint for worker, guest in self._here.items()}
+            came = {worker: guest.fingerprint for worker, guest in (self._refused | self._here).items()}
         came[0] = self._fingerprint
-        ours = [
-            fingerprint.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for fingerprint in came.values()
-        ]
+        ours = all(prints.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for prints in came.values())
         differing = differences(self._config, came)
-        if all(ours) and len(ours) == self._config.num_workers and differing:
-            raise UserError(_sentence(differing))
+        complete = ours and len(came) == self._config.num_workers
+        return UserError(_sentence(differing)) if complete and differing else None
 
     def _dismiss(self, last_word: Mapping[str, Any]) -> None:
         """Sends all workers the last message, and waits a moment until they hang up."""
