@@ -34,18 +34,8 @@ def cores(system: Path = _ROOT) -> int:
     return math.ceil(min(limits))
 
 
-def cpu_features(system: Path = _ROOT) -> frozenset[str]:
-    """The features of the CPU by Linux's names, such as `avx2`; none on other systems."""
-    return frozenset(_cpuinfo("flags", system).split())
-
-
-def cpu_maker(system: Path = _ROOT) -> str:
-    """The CPU's maker, as it says itself: `GenuineIntel`, `AuthenticAMD`; "" on other systems."""
-    return _cpuinfo("vendor_id", system)
-
-
-def _cpuinfo(name: str, system: Path) -> str:
-    """The value of that name for the first core, or nothing."""
+def cpuinfo(name: str, system: Path = _ROOT) -> str:
+    """The text that Linux has of the first core under a name, such as `flags` or `vendor_id`; or nothing."""
     try:
         lines = (system / "proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
