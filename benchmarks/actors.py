@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +29,7 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.algorithms.impala import READER
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 from tfrl.config import actors
 
 _TRACED = 3  # updates that do not count
@@ -41,7 +42,7 @@ class Options:
 
     env: str = "coinrun"
     """Env of the cost."""
-    updates: int = 6
+    updates: Annotated[int, COUNT] = 6
     """Updates of each run that count; three more come first."""
     actors: str = "1,2,4,8"
     """Numbers of actors that step slow envs, with commas between: divisors of 16."""
@@ -51,7 +52,6 @@ class Options:
 
 def main(options: Options) -> None:
     """Measures and prints."""
-    check_ranges(options, {"updates": COUNT})
     READER.parse(["--env", options.env])
     counts = [int(word) if word.isdecimal() else 0 for word in options.actors.split(",")]
     if not all(count and 16 % count == 0 for count in counts):

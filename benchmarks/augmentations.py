@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from typing import Annotated
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 
@@ -29,9 +30,9 @@ SCALE, MARGIN, HEADING = 2, 2, 16  # pixels of the sheet for one of a frame's, b
 class Options:
     """The measurement."""
 
-    batch_size: int = 2048
+    batch_size: Annotated[int, COUNT] = 2048
     """Frames of a batch."""
-    rounds: int = 20
+    rounds: Annotated[int, COUNT] = 20
     """Calls of each."""
     sheet: str | None = None
     """A PNG file to draw, every augmentation of one frame of each of four games."""
@@ -39,7 +40,6 @@ class Options:
 
 def main(options: Options) -> None:
     """Measures, prints and draws."""
-    check_ranges(options, {"batch_size": COUNT, "rounds": COUNT})
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
     import tensorflow as tf
 

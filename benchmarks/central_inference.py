@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +23,7 @@ from tfrl.algorithms.reinforce import READER, Config
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 
 _WARM_UP = 20  # steps that are not counted
 _RUN_UPDATES = 12  # at the least, of the run, whose first two are not counted
@@ -36,15 +37,14 @@ class Options:
     """The env."""
     observers: str = "0,1,2,4"
     """Numbers of observers, with commas between."""
-    envs: int = 512
+    envs: Annotated[int, COUNT] = 512
     """Envs, all observers together."""
-    steps: int = 300
+    steps: Annotated[int, COUNT] = 300
     """Steps of all envs."""
 
 
 def main(options: Options) -> None:
     """Measures and prints."""
-    check_ranges(options, {"envs": COUNT, "steps": COUNT})
     numbers = [coerce(word, int, "--observers") for word in options.observers.split(",")]
     if any(number < 0 for number in numbers):
         raise UserError(f"--observers must be at least 0; got {options.observers}.")

@@ -25,6 +25,7 @@ import json
 import os
 import statistics
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ from rich.table import Table
 from benchmarks import command, peers, speed, training, update_floor
 from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.cli.settings import COUNT, Range
 
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
@@ -53,11 +54,11 @@ class Options:
     """A script that trains stable-baselines3's PPO."""
     peer_python: str = "python3"
     """The Python that has what these scripts import."""
-    updates: int = 10
+    updates: Annotated[int, Range(2, 10_000)] = 10
     """Updates that count; one more comes first."""
-    runs: int = 3
+    runs: Annotated[int, COUNT] = 3
     """Rounds, of which the median counts."""
-    floor_seconds: float = 10.0
+    floor_seconds: Annotated[float, Range(0, 3600, above=True)] = 10.0
     """Seconds of each measurement of a floor."""
     precision: str = "auto"
     """Our --precision."""
@@ -65,7 +66,7 @@ class Options:
     """Compare returns with TorchRL's script in place of speeds."""
     seeds: str = "1..10"
     """Seeds of --learn with commas between, 1..3 for 1,2,3."""
-    episodes: int = 10
+    episodes: Annotated[int, COUNT] = 10
     """Episodes of the evaluation at the end, with --learn."""
     logdir: str = "logs/continuous-control"
     """Folder of our runs and of TorchRL's lines, with --learn, so that the same command goes on."""
@@ -82,8 +83,6 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
-    check_ranges(options, {"updates": Range(2, 10_000), "runs": COUNT, "episodes": COUNT})
-    check_ranges(options, {"floor_seconds": Range(0, 3600, above=True)})
     for name in ("torchrl", "cleanrl", "sb3"):
         peers.check_file(getattr(options, name), f"--{name}")
     command.check_program(options.peer_python, "--peer-python")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +26,7 @@ import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 from benchmarks import command
 from resnet.supervised import config
 from tfrl.cli.errors import TrainingError
-from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.cli.settings import COUNT, Range
 
 NAMES = ("ours", "keras_fit", "replicas2")
 
@@ -41,13 +41,13 @@ class Options:
     """Normalisation in residual networks."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is for hardware that has it."""
-    image_size: int = 32
+    image_size: Annotated[int, Range(1, 4096)] = 32
     """Pixels, square."""
     batch_size: int = 128
     """Images of a step."""
-    steps: int = 15
+    steps: Annotated[int, COUNT] = 15
     """Steps of a turn."""
-    rounds: int = 5
+    rounds: Annotated[int, COUNT] = 5
     """Turns of each; medians count."""
 
 
@@ -83,7 +83,6 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Raises UserError for what the measuring processes could not do."""
-    check_ranges(options, {"steps": COUNT, "rounds": COUNT, "image_size": Range(1, 4096)})
     flags = ["--model", options.model, "--normalization", options.normalization]
     config.parse([*flags, "--batch-size", str(options.batch_size), "--replicas", "2"])
 

@@ -15,6 +15,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich import box
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import command, peers, training
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 from tfrl.reporting import runs
 
 
@@ -81,7 +82,7 @@ class Options:
     """Envs, with commas between; None: all that these algorithms have."""
     seeds: str | None = None
     """Seeds with commas between, 1..3 for 1,2,3; None: each task's own number of them."""
-    episodes: int = 100
+    episodes: Annotated[int, COUNT] = 100
     """Episodes of the evaluation at the end."""
     precision: str = "auto"
     """The trainer's --precision."""
@@ -97,7 +98,6 @@ class Options:
 
 def main(options: Options) -> None:
     """Trains, prints the table, draws the plot."""
-    check_ranges(options, {"episodes": COUNT})
     command.check_plot(options.plot)
     peers.check_file(options.cleanrl, "--cleanrl")
     if options.cleanrl and _CHEETAH not in _tasks(options):

@@ -25,6 +25,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich import box
 from rich.console import Console
@@ -33,7 +34,7 @@ from rich.table import Table
 from benchmarks import command, peers, replay_floor, speed
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.cli.settings import COUNT, Range
 
 _STEPS, _RANDOM_STEPS = 1000, 100  # between two lines; before the first gradient step
 
@@ -77,11 +78,11 @@ class Options:
     """A script that trains stable-baselines3's."""
     peer_python: str = "python3"
     """The Python that has what these scripts import."""
-    updates: int = 5
+    updates: Annotated[int, Range(1, 10_000)] = 5
     """Thousands of env steps that count; one more comes first. DQN: ten times as many."""
-    runs: int = 3
+    runs: Annotated[int, COUNT] = 3
     """Rounds, of which the median counts."""
-    floor_seconds: float = 10.0
+    floor_seconds: Annotated[float, Range(0, 3600, above=True)] = 10.0
     """Seconds of each measurement of SAC's update alone."""
 
 
@@ -106,8 +107,6 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> list[str]:
     """The algorithms. Raises UserError for what would fail after minutes."""
-    check_ranges(options, {"updates": Range(1, 10_000), "runs": COUNT})
-    check_ranges(options, {"floor_seconds": Range(0, 3600, above=True)})
     names = [name.strip() for name in options.algorithms.split(",")]
     if not {*names} <= {*_CONTESTS}:
         known = ", ".join(_CONTESTS)

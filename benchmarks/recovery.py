@@ -25,12 +25,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks import command, trials
 from benchmarks.disturbed_run import DisturbedRun
 from benchmarks.trials import BATCH, Trial
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT
 
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hang": signal.SIGSTOP, "disk": None}
 PHASES = {
@@ -55,9 +56,9 @@ class Options(trials.Options):
 
     faults: str = "kill,term,hang,disk"
     """Faults: kill (SIGKILL), term (SIGTERM), hang (SIGSTOP), disk (a full disk; needs root), with commas."""
-    trials: int = 10
+    trials: Annotated[int, COUNT] = 10
     """Trials of each fault; 10 have each moment with each worker once."""
-    eval_every: int = 8
+    eval_every: Annotated[int, COUNT] = 8
     """Updates between evaluations."""
 
     @property
@@ -70,7 +71,7 @@ class Options(trials.Options):
 def main(options: Options) -> None:
     """Makes the trials and prints the tables. UserError: an unknown fault, or a file of other settings."""
     faults = options.faults.split(",")
-    trials.check(options, faults, FAULTS, ("trials", "eval_every"))
+    trials.check(faults, FAULTS)
 
     def start(folder: Path, logdir: Path | None = None) -> DisturbedRun:
         return DisturbedRun(folder, "tfrl.ppo_procgen", options.flags, launcher=_LAUNCHER, logdir=logdir)

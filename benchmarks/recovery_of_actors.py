@@ -28,7 +28,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks import command, trials
 from benchmarks.disturbed_run import DisturbedRun
@@ -37,7 +37,7 @@ from benchmarks.ray_nodes import Node, Nodes
 from benchmarks.trials import BATCH, Trial
 from tfrl.algorithms.impala import READER
 from tfrl.cli.errors import TrainingError
-from tfrl.cli.settings import Range, check_ranges
+from tfrl.cli.settings import COUNT, Range
 from tfrl.config import actors
 
 FAULTS = {"kill": 20, "hang": 5, "learner": 5, "driver": 5, "term": 5, "node": 5}
@@ -59,11 +59,11 @@ class Options(trials.Options):
 
     faults: str = ",".join(FAULTS)
     """Faults: kill, hang (an actor), learner, driver, term (the run), node (of Ray), with commas."""
-    trials: int | None = None
+    trials: Annotated[int | None, COUNT] = None
     """Trials of each fault; None: 20 of kill and 5 of each other."""
     results: str = "recovery_of_actors.json"
     """Trials are added to this file."""
-    actor_timeout: float = 10.0
+    actor_timeout: Annotated[float, Range(0, 1e7, above=True)] = 10.0
     """Seconds without a rollout after which an actor that hangs is replaced."""
 
     @property
@@ -82,8 +82,7 @@ class Options(trials.Options):
 def main(options: Options) -> None:
     """Makes the trials and prints the table. UserError: an unknown fault, or a file of other settings."""
     faults = options.faults.split(",")
-    trials.check(options, faults, FAULTS, () if options.trials is None else ("trials",))
-    check_ranges(options, {"actor_timeout": Range(0, 1e7, above=True)})
+    trials.check(faults, FAULTS)
     actors.check_ray(READER.parse(options.flags))
 
     def disturb(folder: Path, fault: str, numbers: Sequence[int], done: Mapping[str, Any]) -> list[Trial]:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -29,7 +30,7 @@ from rich.table import Table
 from benchmarks import command, namespaces
 from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s
@@ -44,17 +45,17 @@ class Options:
 
     torso: str = "impala"
     """The network, which decides bytes and compute."""
-    envs_each: int = 16
+    envs_each: Annotated[int, COUNT] = 16
     """Envs of each worker."""
-    num_steps: int = 64
+    num_steps: Annotated[int, COUNT] = 64
     """Env steps of a rollout, in each env."""
-    updates: int = 4
+    updates: Annotated[int, COUNT] = 4
     """Updates that count, of each training run; one more comes first, which traces."""
-    rounds: int = 2
+    rounds: Annotated[int, COUNT] = 2
     """Training runs of one worker and of two, in turn, because the machine's speed drifts."""
-    hop_microseconds: float = 30.0
+    hop_microseconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Delay that a network adds to each message of the ring: an assumption, not measured here."""
-    cable: float = 1.0
+    cable: Annotated[float, POSITIVE] = 1.0
     """Gb/s between two network namespaces, in which the model is tried too, where root may make them."""
     out: str | None = None
     """The JSON file to write the figures to."""
@@ -103,8 +104,6 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
-    counts = dict.fromkeys(("envs_each", "num_steps", "updates", "rounds"), COUNT)
-    check_ranges(options, {**counts, "hop_microseconds": NOT_NEGATIVE, "cable": POSITIVE})
     ppo.parse(_flags(2, options))
     if options.out and not os.access(Path(options.out).parent, os.W_OK):
         folder = Path(options.out).parent

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.scaling import ring_seconds
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, check_ranges
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE
 
 ACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEARNERS = (1, 2, 4, 8, 16)
@@ -108,9 +109,9 @@ SLOW = Task(
 class Options:
     """The machines."""
 
-    learner_cores: int = 16
+    learner_cores: Annotated[int, COUNT] = 16
     """Cores of each learner."""
-    gigabits: float = 0.0
+    gigabits: Annotated[float, NOT_NEGATIVE] = 0.0
     """Rate of the network between nodes; 0: what Ray came to between two nodes on one machine, 3 Gb/s."""
     plot: str | None = None
     """A PNG file to draw."""
@@ -118,7 +119,6 @@ class Options:
 
 def main(options: Options) -> None:
     """Computes, prints and draws."""
-    check_ranges(options, {"learner_cores": COUNT, "gigabits": NOT_NEGATIVE})
     command.check_plot(options.plot)
     costs = Costs()
     if options.gigabits:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import command
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 
 _FLOOR = "gradient steps alone"
 _FEW = 200  # calls of what takes microseconds
@@ -41,13 +41,12 @@ class Options:
 
     presets: str = "torchrl,cleanrl,gymnasium"
     """Presets of PPO with commas between; gymnasium is CartPole-v1 with the defaults."""
-    rounds: int = 5
+    rounds: Annotated[int, COUNT] = 5
     """Updates that count; two more come first."""
 
 
 def main(options: Options) -> None:
     """Measures and prints."""
-    check_ranges(options, {"rounds": COUNT})
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
     from tfrl.algorithms.ppo import PRESETS
 

@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +42,7 @@ from rich.table import Table
 from benchmarks import command, speed
 from benchmarks.floors import Passes
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, Range, check_ranges
+from tfrl.cli.settings import COUNT, Range
 from tfrl.config import reader
 from tfrl.envs.registry import games
 
@@ -64,7 +64,7 @@ class Options:
     """Envs."""
     num_steps: int = 256
     """Env steps of a rollout, in each env."""
-    updates: int = 3
+    updates: Annotated[int, COUNT] = 3
     """Updates of our run that count; one more comes first. PPG: phases."""
     policy_updates: int = 2
     """PPG's updates of a phase, which do not change what an env step takes."""
@@ -72,7 +72,7 @@ class Options:
     """PPG with the single network."""
     actors: int = 0
     """IMPALA's --actors; 0: a thread."""
-    floor_seconds: float = 20.0
+    floor_seconds: Annotated[float, Range(0, 3600, above=True)] = 20.0
     """Seconds of each measurement of a floor."""
     peer: Literal["none", "torch"] = "none"
     """Framework whose floor is measured beside ours."""
@@ -165,7 +165,6 @@ def precisions(wanted: str) -> list[str]:
 
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
-    check_ranges(options, {"updates": COUNT, "floor_seconds": Range(0, 3600, above=True)})
     if options.precisions != "auto":
         precisions(options.precisions)
     if _config(options).env not in games():

@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks.disturbed_run import DisturbedRun
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, check_ranges
+from tfrl.cli.settings import COUNT
 from tfrl.run import files
 from tfrl.run.folder import read_json
 
@@ -35,20 +35,19 @@ class Options:
 
     results: str = "recovery.json"
     """Trials are added to this file."""
-    updates: int = 90
+    updates: Annotated[int, COUNT] = 90
     """Length of a run."""
-    checkpoint_every: int = 5
+    checkpoint_every: Annotated[int, COUNT] = 5
     """Updates between checkpoints."""
     seed: int = 1
     """Decides the moments."""
 
 
-def check(options: Options, faults: Sequence[str], known: Collection[str], counts: Sequence[str]) -> None:
-    """Raises UserError for an unknown fault, or one of `counts`, names of options, that is no count."""
+def check(faults: Sequence[str], known: Collection[str]) -> None:
+    """Raises UserError for an unknown fault."""
     unknown = [fault for fault in faults if fault not in known]
     if unknown:
         raise UserError(f"--faults {','.join(unknown)} is not among {', '.join(known)}.")
-    check_ranges(options, dict.fromkeys((*counts, "updates", "checkpoint_every"), COUNT))
 
 
 def make(

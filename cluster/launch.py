@@ -15,13 +15,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from cluster.agent import SAVED, STARTED, STOPS, handed_down
 from cluster.places import Place, local_places, remote_places
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL, Range, check_ranges
+from tfrl.cli.settings import NATURAL, Range
 from tfrl.cli.streams import surviving
 from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
@@ -63,28 +63,19 @@ PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_",
 class Options:
     """The flags."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, Range(1, 4096)] = None
     """Worker processes on this machine."""
     hosts: str | None = None
     """Machines to reach by ssh, with a worker on each: a,b or me@a,b:2223."""
-    port: int | None = None
+    port: Annotated[int | None, Range(1, 65535)] = None
     """TensorFlow's port: the first local one (any free), or each host's (2222)."""
-    max_restarts: int = 3
+    max_restarts: Annotated[int, NATURAL] = 3
     """Restarts of all after a failure, in a row without a new checkpoint."""
-    restart_wait: float = 5.0
+    restart_wait: Annotated[float, Range(0, LONGEST_WAIT)] = 5.0
     """Seconds before the first restart without a new checkpoint; each further one since the last checkpoint
     waits four times as long, up to a minute."""
-    grace: float = 5.0
+    grace: Annotated[float, Range(0, 86400)] = 5.0
     """Seconds from SIGTERM to SIGKILL after a failure."""
-
-
-RANGES = {
-    "workers": Range(1, 4096),
-    "port": Range(1, 65535),
-    "max_restarts": NATURAL,
-    "restart_wait": Range(0, LONGEST_WAIT),
-    "grace": Range(0, 86400),
-}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,7 +87,6 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
     if not command:
         raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
-    check_ranges(options, RANGES)
     hosts = options.hosts.split(",") if options.hosts else []
     if not hosts and options.workers is None:
         raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")

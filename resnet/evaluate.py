@@ -8,14 +8,14 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from resnet.supervised.config import MOST_IMAGES, Config, from_yaml
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import RANGES, Range, check_ranges
+from tfrl.cli.settings import Range
 from tfrl.cli.streams import tell
 from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
@@ -41,9 +41,9 @@ class Options:
     """last, or the number of a step: test this checkpoint; None: the export, or last while there is none."""
     strategy: Literal["none", "one-device", "mirrored"] = "none"
     """The strategy under which it is loaded and runs."""
-    replicas: int = 0
+    replicas: Annotated[int, Range(0, 256)] = 0
     """Replicas of the mirrored strategy; 0: one for each GPU."""
-    batch_size: int = 0
+    batch_size: Annotated[int, Range(0, MOST_IMAGES)] = 0
     """Images at once, on all replicas together; 0: that of the run."""
 
 
@@ -51,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; the exit code."""
     words, options = command_line.parse(Options, arguments, _USAGE, "Test a supervised run.")
     run = Path(command_line.one(words, "run's folder", _USAGE))
-    check_ranges(options, {"replicas": RANGES["replicas"], "batch_size": Range(0, MOST_IMAGES)})
     config = _settings(run, options)
     if options.checkpoint is None and not (run / "export").exists():
         options = dataclasses.replace(options, checkpoint="last")

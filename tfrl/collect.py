@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import COUNT, FRACTION, NATURAL, check_ranges
+from tfrl.cli.settings import COUNT, FRACTION, NATURAL
 from tfrl.config.of_run import folder, settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
@@ -39,7 +39,7 @@ _PNG_CHANNELS = (1, 3, 4)
 class Options:
     """The episodes that are collected."""
 
-    episodes: int = 100
+    episodes: Annotated[int, EPISODES] = 100
     """Episodes; rounded up to as many in every env."""
     levels: Literal["auto", "train", "test"] = "auto"
     """The run's training levels, or unseen ones; auto: train, where the env has levels."""
@@ -47,15 +47,15 @@ class Options:
     """The run's policy, or one that draws all actions alike."""
     greedy: bool = False
     """Take the most likely action instead of drawing one."""
-    epsilon: float | None = None
+    epsilon: Annotated[float | None, FRACTION] = None
     """Take the most likely action, but for this share of steps, in which all actions are as likely."""
-    seed: int | None = None
+    seed: Annotated[int | None, NATURAL] = None
     """Decides levels and actions; None: the run's."""
     checkpoint: str = "last"
     """last, best (by the return in evaluations) or the number of an update."""
     random: str | None = None
     """An env to play with a random policy, without a run."""
-    shard_episodes: int = 50
+    shard_episodes: Annotated[int, COUNT] = 50
     """Episodes a file."""
     out: str | None = None
     """The folder of the data set, which must not exist; None: the run's trajectories folder, or
@@ -66,9 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     """Collects episodes; returns the exit code."""
     words, options = command_line.parse(
         Options, arguments, _USAGE, "Write episodes of a policy as an RLDS data set."
-    )
-    check_ranges(
-        options, {"episodes": EPISODES, "shard_episodes": COUNT, "seed": NATURAL, "epsilon": FRACTION}
     )
     task, out, load = _policy(words, options)
     levels = registry.family(task.env).level_sets[0] if options.levels == "auto" else options.levels

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import NATURAL, check_ranges
+from tfrl.cli.settings import NATURAL
 from tfrl.cli.streams import console
 from tfrl.config.of_run import folder
 from tfrl.config.run import EPISODES
@@ -37,13 +37,13 @@ class Options:
 
     levels: Literal["train", "test", "both"] = "both"
     """The run's training levels, the full distribution, or both; an env without levels has one set."""
-    episodes: int = 256
+    episodes: Annotated[int, EPISODES] = 256
     """Episodes of each level set, the same number in every env."""
     greedy: bool | None = None
     """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
     envs: str | None = None
     """Other envs than the run's, with commas between."""
-    seed: int | None = None
+    seed: Annotated[int | None, NATURAL] = None
     """Seed of levels and actions; None: the run's, which plays what the evaluation in training plays."""
     checkpoint: str = "last"
     """Checkpoint to play: last, best (by the return in evaluations) or the number of an update."""
@@ -62,7 +62,6 @@ def main(arguments: Sequence[str]) -> int:
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
     run = folder(command_line.one(words, "run", _USAGE))
-    check_ranges(options, {"episodes": EPISODES, "seed": NATURAL})
     source = policy_files.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE

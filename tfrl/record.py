@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.cli.settings import COUNT, NATURAL, Range, check_ranges
+from tfrl.cli.settings import NATURAL
 from tfrl.config.of_run import folder
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
@@ -24,7 +24,6 @@ from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
-_TILES = Range(1, 100)  # a larger grid is more than players show
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Options(Recording):
     """Show the policy in a window instead of writing a file; closing it, Escape or q ends."""
     greedy: bool | None = None
     """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
-    seed: int | None = None
+    seed: Annotated[int | None, NATURAL] = None
     """Decides levels and actions; None: the run's."""
     checkpoint: str = "last"
     """last, best (by the return in evaluations) or the number of an update."""
@@ -50,7 +49,6 @@ class Options(Recording):
 def main(arguments: Sequence[str]) -> int:
     """Records a video, or shows a window; the exit code."""
     words, options = command_line.parse(Options, arguments, _USAGE, "Show a policy at play.")
-    check_ranges(options, {"episodes": _TILES, "max_steps": COUNT, "seed": NATURAL})
     if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
     if options.window and options.out:

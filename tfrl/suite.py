@@ -23,8 +23,8 @@ from tfrl import report
 from tfrl.algorithms import ppo
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.flags import coerce, flag
-from tfrl.cli.settings import Range, check_ranges
+from tfrl.cli.flags import coerce, flag, shown
+from tfrl.cli.settings import Range
 from tfrl.cli.streams import tell
 from tfrl.config.actors import leads
 from tfrl.config.task import Task
@@ -230,7 +230,8 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     own = command_line.take(rest, [flag(field.name) for field in dataclasses.fields(Options)])
     own += [token for token in rest if token in ("-h", "--help")]
     _, options = command_line.parse(Options, own, _USAGE, _SUMMARY)
-    check_ranges(options, {"workers": Range(1, _RUNS_PER_CORE * machine.cores())})
+    if not (allowed := Range(1, _RUNS_PER_CORE * machine.cores())).holds(options.workers):
+        raise UserError(f"--workers must be {allowed}; got {shown(options.workers)}.")
     return options, [*rest, *arguments[end + 1 :]]
 
 

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag, nearest
-from tfrl.cli.settings import COUNT, NATURAL, check_ranges, expand_home
+from tfrl.cli.settings import COUNT, NATURAL, expand_home
 from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.evaluation.levels import evaluation_columns
@@ -51,13 +51,13 @@ class Options:
     scheduler: Literal["none", "asha", "pbt"] = "none"
     """The way that trials are compared as they go: asha ends poor ones early, pbt has them go on from good
     ones' weights, with changed settings. Both need --eval-every after the --."""
-    trials: int = 0
+    trials: Annotated[int, NATURAL] = 0
     """Trials of each point of the grid, where settings are drawn; 0: 8, or 1 without --sample."""
-    parallel: int = 1
+    parallel: Annotated[int, COUNT] = 1
     """Trials side by side, which share the machine's cores."""
     metric: str = "eval_test/return"
     """The column of progress.csv that tells how good a trial is: the larger, the better."""
-    seed: int = 1
+    seed: Annotated[int, NATURAL] = 1
     """Decides the values that are drawn."""
     logdir: str = "logs/sweep"
     """The sweep's folder, with a folder for each trial."""
@@ -104,7 +104,6 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_EXAMPLE}")
     if not trials:
         raise UserError(f"give an algorithm and its flags: {_EXAMPLE}")
-    check_ranges(options, {"trials": NATURAL, "parallel": COUNT, "seed": NATURAL})
     sweep = plan(
         trials[0],
         trials[1:],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import resnet
 from resnet.catalog import check_dataset, full_name
@@ -20,6 +20,7 @@ from tfrl.cli.settings import (
     NATURAL,
     NOT_NEGATIVE,
     POSITIVE,
+    TIMEOUT_OR_NONE,
     WIDTH,
     Range,
     Reader,
@@ -28,6 +29,9 @@ from tfrl.cli.settings import (
     preset_in_words,
 )
 from tfrl.run.folder import RESULTS_FILE
+
+MOST_IMAGES = 1_000_000
+"""Most images that a gradient step or a test has at once."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,15 @@ class Task:
     """A whole set of defaults, which --help lists; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
     """Normalisation in the residual networks; PPO takes torsos with group or none. Others have none."""
-    width: int = 1
+    width: Annotated[int, WIDTH] = 1
     """Multiplies the channels of impala and impala-pooled."""
-    image_size: int = 0
+    image_size: Annotated[int, Range(0, 4096)] = 0
     """Resize images to this many pixels, square; 0: as they are."""
     per_image_standardization: bool = False
     """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
     """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
-    seed: int = 1
+    seed: Annotated[int, NATURAL] = 1
     """Decides everything random."""
 
 
@@ -59,22 +63,22 @@ class Task:
 class Learning:
     """The hyperparameters."""
 
-    epochs: int = 3
+    epochs: Annotated[int, COUNT] = 3
     """Passes over the training images."""
-    max_steps: int = 0
+    max_steps: Annotated[int, NATURAL] = 0
     """Ends earlier, after this many gradient steps; 0: --epochs decide."""
-    batch_size: int = 32
+    batch_size: Annotated[int, Range(1, MOST_IMAGES)] = 32
     """Images of a gradient step, all replicas and workers together; must divide by the number of replicas."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """sgd: with momentum 0.9."""
-    lr: float = 0.05
+    lr: Annotated[float, POSITIVE] = 0.05
     """The learning rate, at its highest."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
     """Course of the rate. step: a tenth from half of the steps on, a hundredth from three quarters; cosine:
     down to 0."""
-    warmup: int = 100
+    warmup: Annotated[int, NATURAL] = 100
     """Steps over which the rate first grows from 0."""
-    weight_decay: float = 2e-4
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 2e-4
     """Weight decay of the residual networks' kernels: half of it, times the sum of their squares, is added to
     the loss, as papers have it. Others have none."""
 
@@ -83,9 +87,9 @@ class Learning:
 class Hardware(settings.Hardware):
     """The hardware. With normalization group or none the result is the same on all, up to rounding."""
 
-    micro_batch: int = 0
+    micro_batch: Annotated[int, NATURAL] = 0
     """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
-    stall_timeout: float = 0.0
+    stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0
     """Seconds without a step of any worker before giving up;
     0: a minute or ten measured steps, whichever is more."""
 
@@ -96,9 +100,9 @@ class Run(settings.Run):
 
     run_name: str | None = None
     """Name of the run; None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
-    checkpoint_every: int = 200
+    checkpoint_every: Annotated[int, COUNT] = 200
     """Steps between checkpoints; one more is saved after each epoch."""
-    log_every: int = 20
+    log_every: Annotated[int, COUNT] = 20
     """Steps that a row of progress.csv, and a point of the curves, stand for."""
     pictures: bool = False
     """Draw the first layer's weights in TensorBoard and the network in plots/model.png, too."""
@@ -174,22 +178,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The settings that each preset changes in Config's defaults."""
 
-MOST_IMAGES = 1_000_000
-"""Most images that a gradient step or a test has at once."""
-
-_RANGES: dict[str, Range] = {
-    **settings.RANGES,
-    "width": WIDTH,
-    "image_size": Range(0, 4096),
-    "epochs": COUNT,
-    "max_steps": NATURAL,
-    "batch_size": Range(1, MOST_IMAGES),
-    "lr": POSITIVE,
-    "warmup": NATURAL,
-    "weight_decay": NOT_NEGATIVE,
-    "log_every": COUNT,
-}
-
 
 def default_run_name(config: Config) -> str:
     """The name of a run that was given none: the same for the same command, so that it resumes."""
@@ -205,7 +193,7 @@ def _complete(config: Config) -> Config:
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    check_ranges(config, _RANGES)
+    check_ranges(config)
     models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
     is_known = resnet.is_known(config.model)
     if not is_known or len(resnet.entry(config.model).input_shape) != 3:

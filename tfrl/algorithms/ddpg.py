@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from tfrl.algorithms import replay
 from tfrl.algorithms.replay import (
@@ -34,11 +34,11 @@ from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 class DDPG:
     """The hyperparameters of DDPG."""
 
-    exploration_noise: float = 0.1
+    exploration_noise: Annotated[float, NOT_NEGATIVE] = 0.1
     """Standard deviation of the noise upon actions, which are between -1 and 1."""
-    policy_delay: int = 1
+    policy_delay: Annotated[int, COUNT] = 1
     """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
-    noise_correlation: float = 0.0
+    noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
     """Correlation of the exploration noise of a step with that of the step before in an episode; 0.85 is the
     paper's Ornstein-Uhlenbeck process."""
 
@@ -59,16 +59,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """The presets, by what they change in the defaults; TD3's, too."""
 
-RANGES: dict[str, Range] = {
-    "exploration_noise": NOT_NEGATIVE,
-    "policy_delay": COUNT,
-    "noise_correlation": Range(0, 0.9999),
-}
-
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config, RANGES)
+    replay.check(config)
 
 
 READER = Reader(

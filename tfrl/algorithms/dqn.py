@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tfrl.algorithms.replay import (
     Torso,
 )
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import FRACTION, NATURAL, Range, Reader
+from tfrl.cli.settings import FRACTION, NATURAL, Reader
 from tfrl.config import actors
 from tfrl.envs.spec import Discrete
 from tfrl.ops import q_learning, schedules
@@ -41,15 +41,15 @@ class DQN:
     """Two heads, the value of the observation and the advantage of each action."""
     prioritized: bool = False
     """Draw transitions in proportion to their errors."""
-    priority_exponent: float = 0.6
+    priority_exponent: Annotated[float, FRACTION] = 0.6
     """Exponent of the errors in these proportions; 0: all transitions are equally likely."""
-    priority_beta: float = 0.4
+    priority_beta: Annotated[float, FRACTION] = 0.4
     """Exponent of the importance weights at the beginning of the run; it grows to 1 at the end."""
-    exploration_start: float = 1.0
+    exploration_start: Annotated[float, FRACTION] = 1.0
     """Share of random actions at the beginning."""
-    exploration_end: float = 0.05
+    exploration_end: Annotated[float, FRACTION] = 0.05
     """The same after --exploration-steps."""
-    exploration_steps: int = 10_000
+    exploration_steps: Annotated[int, NATURAL] = 10_000
     """Env steps in which it falls."""
     exploration_decay: Literal["linear", "exponential"] = "linear"
     """Course of the share of random actions: it falls by the same amount at each step, or by the same
@@ -153,18 +153,10 @@ _SUMMARIES = {
     "cleanrl": "CleanRL's settings for CartPole-v1",
 }
 
-RANGES: dict[str, Range] = {
-    "priority_exponent": FRACTION,
-    "priority_beta": FRACTION,
-    "exploration_start": FRACTION,
-    "exploration_end": FRACTION,
-    "exploration_steps": NATURAL,
-}
-
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config, RANGES)
+    replay.check(config)
     if config.exploration_decay == "exponential" and not min(
         config.exploration_start, config.exploration_end
     ):

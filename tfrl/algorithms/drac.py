@@ -15,7 +15,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class DrAC:
 
     augment: Literal[(*AUGMENTATIONS, UCB)] = "crop"
     """Augmentation of the observations; ucb: a bandit chooses one before every update (UCB-DrAC)."""
-    augment_coef: float = 0.1
+    augment_coef: Annotated[float, NOT_NEGATIVE] = 0.1
     """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
     augment_use: Literal["drac", "rad"] = "drac"
     """drac: those losses; rad: PPO's losses of observations augmented after acting, to compare; as published
@@ -102,7 +102,6 @@ _SUMMARIES = {
     "openai-hard": "the same with the levels and envs of PPO's openai-hard",
     "gymnasium": "PPO's for Gymnasium envs, for those of images",
 }
-RANGES = {**ppo.RANGES, "augment_coef": NOT_NEGATIVE}
 
 
 def fitting(shape: Sequence[int]) -> tuple[str, ...]:
@@ -114,7 +113,7 @@ def fitting(shape: Sequence[int]) -> tuple[str, ...]:
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    ppo.validate(config, RANGES)
+    ppo.validate(config)
     observation, action = registry.specs(config)
     if len(observation.shape) != 3:
         raise UserError(f"drac changes images, and {config.env} shows vectors; ppo trains it.")

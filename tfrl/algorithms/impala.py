@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Ran
 from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -35,32 +35,32 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 class IMPALA(Optimizer):
     """The hyperparameters of IMPALA."""
 
-    num_envs: int = 64
+    num_envs: Annotated[int, ENVS] = 64
     """Envs, all workers together; must be divisible by the number of replicas times --num-minibatches."""
-    num_steps: int = 128
+    num_steps: Annotated[int, COUNT] = 128
     """Env steps of a rollout, in each env (alias --update-freq)."""
-    num_minibatches: int = 8
+    num_minibatches: Annotated[int, COUNT] = 8
     """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
     V-trace looks ahead as far as the rollout goes."""
-    lr: float = 2.5e-4
+    lr: Annotated[float, POSITIVE] = 2.5e-4
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
-    adam_epsilon: float = 1e-5
-    gamma: float = 0.999
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
+    gamma: Annotated[float, FRACTION] = 0.999
     """Discount of one env step."""
-    vtrace_lambda: float = 0.95
+    vtrace_lambda: Annotated[float, FRACTION] = 0.95
     """Shortens V-trace's traces, as --gae-lambda does PPO's; the paper has 1."""
-    rho_bar: float = 1.0
+    rho_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on the ratio of new to old action probability."""
-    c_bar: float = 1.0
+    c_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on how far a later error reaches back."""
-    entropy_coef: float = 0.002
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.002
     """Weight of the entropy bonus."""
-    value_coef: float = 0.25
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.25
     """Weight of the value loss, which is half the squared error."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """The gradient, of the mean loss of a sample, is clipped to this global norm."""
     free_deviation: bool = False
     """The deviation of continuous actions is a variable of its own, not an output of the network."""
@@ -69,7 +69,7 @@ class IMPALA(Optimizer):
     normalize_observations: bool = False
     """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
     policy."""
-    normalize_random_steps: int = 0
+    normalize_random_steps: Annotated[int, Range(0, MOST)] = 0
     """Env steps by random actions before training, from which --normalize-observations takes its mean and
     deviation for good; 0: from all rollouts so far."""
 
@@ -195,21 +195,6 @@ _SUMMARIES = {
     "gymnasium": "for Gymnasium envs that show vectors, which take it by themselves",
 }
 
-RANGES: dict[str, Range] = {
-    **actors.RANGES,
-    "num_steps": COUNT,
-    "num_minibatches": COUNT,
-    "lr": POSITIVE,
-    "gamma": FRACTION,
-    "vtrace_lambda": FRACTION,
-    "rho_bar": POSITIVE,
-    "c_bar": POSITIVE,
-    "entropy_coef": NOT_NEGATIVE,
-    "value_coef": NOT_NEGATIVE,
-    "max_grad_norm": POSITIVE,
-    "normalize_random_steps": Range(0, MOST),
-}
-
 
 def default_preset(task: Task) -> str:
     """The preset of a command that names none: the Gymnasium envs', or that of games for all with images."""
@@ -219,7 +204,7 @@ def default_preset(task: Task) -> str:
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config, RANGES)
+    run.check(config)
     check_normalization(config)
     check_length(config)
     actors.check(config)

@@ -16,7 +16,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -48,18 +48,18 @@ DISK_SETTINGS = ("policy_updates", "checkpoint_every", "keep_checkpoints")
 class PPG:
     """The hyperparameters of the auxiliary phase."""
 
-    policy_updates: int = 32
+    policy_updates: Annotated[int, Range(1, 10_000)] = 32
     """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts. Those of
     up to two phases are on the disk, in RUN/phase: 13 GB with the defaults; what has had no auxiliary phase
     when the run ends stays there."""
-    aux_epochs: int = 6
+    aux_epochs: Annotated[int, Range(1, 1000)] = 6
     """Passes of the auxiliary phase over these rollouts."""
-    aux_minibatches: int = 16
+    aux_minibatches: Annotated[int, COUNT] = 16
     """Gradient steps of the auxiliary phase for each rollout in a pass; must divide --num-steps."""
-    aux_lr: float = 5e-4
+    aux_lr: Annotated[float, POSITIVE] = 5e-4
     """Learning rate of the auxiliary phase, which has an optimizer of its own; --lr-schedule does not change
     it."""
-    beta_clone: float = 1.0
+    beta_clone: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the loss that keeps the policy as it was when the phase began."""
 
 
@@ -217,19 +217,11 @@ _SUMMARIES = {
     "in the paper, so there are no unseen ones, and no gap",
     "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
 }
-RANGES: dict[str, Range] = {
-    **ppo.RANGES,
-    "policy_updates": Range(1, 10_000),
-    "aux_epochs": Range(1, 1000),
-    "aux_minibatches": COUNT,
-    "aux_lr": POSITIVE,
-    "beta_clone": NOT_NEGATIVE,
-}
 
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    ppo.validate(config, RANGES)
+    ppo.validate(config)
     if config.is_ahead or config.actor_timeout != Actors.actor_timeout:
         raise UserError(
             "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."

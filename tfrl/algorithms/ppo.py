@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSI
 from tfrl.config import actors, network, run
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import Hardware, Network, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -144,57 +144,57 @@ OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 class PPO(Optimizer):
     """The hyperparameters of PPO."""
 
-    num_envs: int = 64
+    num_envs: Annotated[int, ENVS] = 64
     """Envs, all workers together; must be divisible by the number of replicas."""
-    num_steps: int = 256
+    num_steps: Annotated[int, COUNT] = 256
     """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
-    epochs: int = 3
+    epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over a rollout."""
-    num_minibatches: int = 8
+    num_minibatches: Annotated[int, COUNT] = 8
     """Gradient steps in a pass."""
-    minibatch_size: int = 0
+    minibatch_size: Annotated[int, NATURAL] = 0
     """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
     the last one is left out of the pass. 0: --num-minibatches decides."""
-    lr: float = 5e-4
+    lr: Annotated[float, POSITIVE] = 5e-4
     """Learning rate (alias --actor-lr)."""
-    critic_lr: float | None = None
+    critic_lr: Annotated[float | None, POSITIVE] = None
     """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
     anneal_lr: bool = False
     """The same as --lr-schedule linear."""
-    clip_ratio: float = 0.2
+    clip_ratio: Annotated[float, Range(0, 1, above=True)] = 0.2
     """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
     clip_value: bool = True
     """Clip the change of the value as well, by the same amount; of the squared error alone."""
     value_loss: Literal["squared", "huber"] = "squared"
     """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
-    gamma: float = 0.999
+    gamma: Annotated[float, FRACTION] = 0.999
     """Discount of one env step."""
-    gae_lambda: float = 0.95
+    gae_lambda: Annotated[float, FRACTION] = 0.95
     """Generalised advantage estimation: 0 trusts the critic, 1 the returns."""
     normalize_advantages: Literal["minibatch", "batch"] = "minibatch"
     """The samples whose mean and deviation normalise the advantages."""
     renew_advantages: bool = False
     """Compute values and advantages anew before every epoch, by the weights of then."""
-    entropy_coef: float = 0.01
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """The gradient is clipped to this global norm."""
     free_deviation: bool = False
     """The deviation of continuous actions is a variable of its own, not an output of the network."""
-    target_kl: float | None = None
+    target_kl: Annotated[float | None, POSITIVE] = None
     """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
-    adam_epsilon: float = 1e-5
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
     normalize_rewards: bool = True
     """Divide rewards by the standard deviation of the running discounted return."""
     normalize_observations: bool = False
     """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
     policy."""
-    normalize_random_steps: int = 0
+    normalize_random_steps: Annotated[int, NATURAL] = 0
     """Env steps by random actions before training, from which --normalize-observations takes its mean and
     deviation for good; 0: from all rollouts so far."""
 
@@ -279,25 +279,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSetti
             )
 
 
-RANGES: dict[str, Range] = {
-    **actors.RANGES,
-    "num_steps": COUNT,
-    "epochs": Range(1, 1000),
-    "num_minibatches": COUNT,
-    "minibatch_size": NATURAL,
-    "lr": POSITIVE,
-    "critic_lr": POSITIVE,
-    "clip_ratio": Range(0, 1, above=True),
-    "gamma": FRACTION,
-    "gae_lambda": FRACTION,
-    "entropy_coef": NOT_NEGATIVE,
-    "value_coef": NOT_NEGATIVE,
-    "max_grad_norm": POSITIVE,
-    "target_kl": POSITIVE,
-    "normalize_random_steps": NATURAL,
-}
-
-
 def default_preset(task: Task) -> str:
     """The preset of a command that names none: the env's own, or its family's."""
     return OF_ENVS.get(registry.own_name(task.env)) or family_preset(task)
@@ -309,9 +290,9 @@ def family_preset(task: Task) -> str:
     return "openai-easy" if preset == "gymnasium" and network.shows_images(task) else preset
 
 
-def validate(config: Config, ranges: Mapping[str, Range] = RANGES) -> None:
+def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config, ranges)
+    run.check(config)
     if config.critic_lr is not None and config.share_torso:
         raise UserError(
             f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
 from tfrl.algorithms.ppo import multiples_near
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.settings import ANY, COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range, Reader
 from tfrl.config import run
 from tfrl.config.network import Torso
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import Hardware, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.episodes import Episodes, normalized
 from tfrl.ops import losses, optimizers
@@ -32,19 +32,19 @@ from tfrl.workers.strategy import Runtime
 class REINFORCE(Optimizer):
     """The way it is learned."""
 
-    num_envs: int = 16
+    num_envs: Annotated[int, ENVS] = 16
     """Envs, all observers together; an update learns from an episode of each."""
-    max_steps: int = 1000
+    max_steps: Annotated[int, COUNT] = 1000
     """Env steps of an episode after which an update waits no longer; the rest of it is of the next update."""
-    gamma: float = 0.99
+    gamma: Annotated[float, FRACTION] = 0.99
     """Discount of one env step."""
-    lr: float = 1e-2
+    lr: Annotated[float, POSITIVE] = 1e-2
     """Learning rate."""
-    max_grad_norm: float | None = 0.5
+    max_grad_norm: Annotated[float | None, POSITIVE] = 0.5
     """The gradient, of the mean loss of a step, is clipped to this norm; None: not at all."""
-    entropy_coef: float = 0.0
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Weight of the entropy bonus."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0
     """The share of features that are left out, others at every step, in acting and in learning from it."""
 
 
@@ -52,11 +52,11 @@ class REINFORCE(Optimizer):
 class Observers:
     """The processes that step the envs. The result is the same."""
 
-    observers: int = 2
+    observers: Annotated[int, Range(0, 1024)] = 2
     """Processes on Ray that step the envs, each its share of them; 0: this process steps them."""
     ray_address: str | None = None
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
-    observer_timeout: float = 60.0
+    observer_timeout: Annotated[float, TIMEOUT] = 60.0
     """Seconds that an observer may take for an answer before it is replaced."""
 
 
@@ -70,7 +70,7 @@ class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
 
     preset: str = "default"
     """A whole set of defaults, listed above; flags and files win over it."""
-    solved_at: float | None = None
+    solved_at: Annotated[float | None, ANY] = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: the threshold
     that the env is registered with, if it has one."""
 
@@ -127,17 +127,6 @@ _SUMMARIES = {
     "tell apart; the tutorial's returns run on from one episode into the next",
 }
 
-RANGES: dict[str, Range] = {
-    "max_steps": COUNT,
-    "gamma": FRACTION,
-    "lr": POSITIVE,
-    "max_grad_norm": POSITIVE,
-    "entropy_coef": NOT_NEGATIVE,
-    "dropout": Range(0, 0.99),
-    "observers": Range(0, 1024),
-    "observer_timeout": Range(0, 1e7, above=True),
-}
-
 
 def complete(config: Config) -> Config:
     """The settings with what follows from others, as for all algorithms, and the env's own threshold."""
@@ -149,7 +138,7 @@ def complete(config: Config) -> Config:
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config, RANGES)
+    run.check(config)
     if config.steps_per_update > MOST:
         raise UserError(
             f"--num-envs {config.num_envs} x --max-steps {config.max_steps} = {config.steps_per_update} is "

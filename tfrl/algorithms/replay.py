@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tfrl.config import actors, run
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import Hardware, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 from tfrl.experience.replay import Batch
@@ -47,40 +47,40 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 class Replay(Optimizer):
     """Experience replay: how many transitions are kept, and how much is learned from them."""
 
-    num_envs: int | None = None
+    num_envs: Annotated[int | None, ENVS] = None
     """Envs, all workers together; must be divisible by the number of replicas. None: 8 with --actors, or as
     many as they where that does not divide by them, otherwise 1; a run that goes on keeps its own."""
-    iteration_steps: int = 1000
+    iteration_steps: Annotated[int, COUNT] = 1000
     """Env steps, all workers together, of one row of progress.csv: what --eval-every and --checkpoint-every
     count as an update."""
-    replay_size: int = 1_000_000
+    replay_size: Annotated[int, Range(2, 1e12)] = 1_000_000
     """Transitions that are kept, all workers together; each env has an equal share."""
-    learning_starts: int = 5000
+    learning_starts: Annotated[int, COUNT] = 5000
     """Env steps by random actions before the first gradient step."""
-    batch_size: int = 256
+    batch_size: Annotated[int, COUNT] = 256
     """Transitions of a gradient step, all workers together: as many of each env."""
-    updates_per_step: float = 1.0
+    updates_per_step: Annotated[float, Range(0, 1000, above=True)] = 1.0
     """Gradient steps for each env step; may be a fraction."""
-    train_every: int = 1
+    train_every: Annotated[int, COUNT] = 1
     """Env steps between learning; what is due by then is done in one go, which is faster."""
-    n_step: int = 1
+    n_step: Annotated[int, Range(1, 1000)] = 1
     """Steps of the returns."""
-    gamma: float = 0.99
+    gamma: Annotated[float, FRACTION] = 0.99
     """Discount of one env step."""
-    lr: float = 3e-4
+    lr: Annotated[float, POSITIVE] = 3e-4
     """Learning rate."""
-    critic_lr: float | None = None
+    critic_lr: Annotated[float | None, POSITIVE] = None
     """The critics' own learning rate, of algorithms with an actor; None: --lr."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
     then keep."""
-    huber_delta: float | None = None
+    huber_delta: Annotated[float | None, POSITIVE] = None
     """Size of a critic's error beyond which its loss grows linearly (Huber); None: half the squared error."""
-    max_grad_norm: float | None = None
+    max_grad_norm: Annotated[float | None, POSITIVE] = None
     """The gradient of each network is clipped to this norm; None: not at all."""
-    tau: float = 0.005
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
     """Step of the target networks towards the learned ones, as a share of the way; 1: a copy."""
-    target_every: int | None = None
+    target_every: Annotated[int | None, COUNT] = None
     """Gradient steps between two such steps. None: every one; with DDPG and TD3, those that the actor learns
     in."""
 
@@ -168,24 +168,6 @@ class ReplaySettings(RLSettings):
             )
 
 
-RANGES: dict[str, Range] = {
-    **actors.RANGES,
-    "iteration_steps": COUNT,
-    "replay_size": Range(2, 1e12),
-    "learning_starts": COUNT,
-    "batch_size": COUNT,
-    "updates_per_step": Range(0, 1000, above=True),
-    "train_every": COUNT,
-    "n_step": Range(1, 1000),
-    "gamma": FRACTION,
-    "lr": POSITIVE,
-    "critic_lr": POSITIVE,
-    "huber_delta": POSITIVE,
-    "max_grad_norm": POSITIVE,
-    "tau": Range(0, 1, above=True),
-    "target_every": COUNT,
-}
-
 DEFAULTS: Mapping[str, Any] = {
     "total_steps": 100_000,
     "torso": "auto",
@@ -206,9 +188,9 @@ def complete(config: Any) -> Any:
     return actors.complete(config)
 
 
-def check(config: Any, ranges: Mapping[str, Range]) -> None:
+def check(config: Any) -> None:
     """Raise UserError for the first setting that cannot work on any machine, of those that all have."""
-    run.check(config, {**RANGES, **ranges})
+    run.check(config)
     _check_actions(config)
     for name in ("batch_size", "iteration_steps", "replay_size"):
         value = getattr(config, name)

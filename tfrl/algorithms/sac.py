@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -40,14 +40,14 @@ from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 class SAC:
     """The hyperparameters of SAC."""
 
-    alpha: float | None = None
+    alpha: Annotated[float | None, POSITIVE] = None
     """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
-    alpha_lr: float | None = None
+    alpha_lr: Annotated[float | None, POSITIVE] = None
     """The learned temperature's own learning rate; None: --lr."""
-    entropy_target: float | None = None
+    entropy_target: Annotated[float | None, Range(-1e6, 1e6)] = None
     """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
     actions."""
-    noise_correlation: float = 0.0
+    noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
     """Correlation of the exploration noise of a step with that of the step before in an episode: close to 1,
     it explores further. 0: the paper's."""
 
@@ -74,17 +74,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings that each preset changes in Config's defaults."""
 
-RANGES: dict[str, Range] = {
-    "alpha": POSITIVE,
-    "alpha_lr": POSITIVE,
-    "entropy_target": Range(-1e6, 1e6),
-    "noise_correlation": Range(0, 0.9999),
-}
-
 
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config, RANGES)
+    replay.check(config)
     if config.noise_correlation and isinstance(registry.specs(config)[1], Discrete):
         raise UserError(
             f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from tfrl.algorithms import ddpg, replay
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
@@ -21,7 +21,7 @@ from tfrl.algorithms.replay import (
     Task,
     Torso,
 )
-from tfrl.cli.settings import NOT_NEGATIVE, Range, Reader
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
 from tfrl.config import actors
 from tfrl.ops import q_learning
 from tfrl.ops.lazy import tf
@@ -32,11 +32,11 @@ from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
 class TD3(DDPG):
     """The hyperparameters of TD3."""
 
-    policy_delay: int = 2
+    policy_delay: Annotated[int, COUNT] = 2
     """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
-    target_noise: float = 0.2
+    target_noise: Annotated[float, NOT_NEGATIVE] = 0.2
     """Standard deviation of the noise upon the target actor's actions."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: Annotated[float, NOT_NEGATIVE] = 0.5
     """Bound of that noise."""
 
 
@@ -49,16 +49,9 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, TD3, Replay, Task, R
     decisive: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Ahead, Torso)
 
 
-RANGES: dict[str, Range] = {
-    **ddpg.RANGES,
-    "target_noise": NOT_NEGATIVE,
-    "target_noise_clip": NOT_NEGATIVE,
-}
-
-
 def validate(config: Config) -> None:
     """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config, RANGES)
+    replay.check(config)
 
 
 READER = Reader(

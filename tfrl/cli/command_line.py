@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import is_switch, read_flags
+from tfrl.cli.settings import check_ranges
 
 Options = TypeVar("Options")
 
@@ -22,7 +23,7 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
       summary: what it does.
 
     Raises:
-      UserError: an unknown flag, or a value of another type.
+      UserError: an unknown flag, a value of another type, or a number outside its range.
     """
     if any(token in ("-h", "--help") for token in argv):
         import tyro
@@ -30,7 +31,9 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
         tyro.cli(options, prog=usage, description=summary, args=["--help"])
     kinds = typing.get_type_hints(options)
     words, flags = _split(argv, kinds)
-    return words, options(**read_flags(kinds, {}, flags))
+    given = options(**read_flags(kinds, {}, flags))
+    check_ranges(given)
+    return words, given
 
 
 def take(argv: list[str], names: Collection[str]) -> list[str]:

@@ -7,6 +7,7 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
@@ -29,6 +30,64 @@ Settings = TypeVar("Settings")
 
 _COMMENT_WIDTH = 98
 
+# Ranges
+
+
+class Range(NamedTuple):
+    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """True if `value` is inside."""
+        enough = value > self.low if self.above else value >= self.low
+        return enough and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"{low} and at most {self.high:.10g}"
+
+
+MOST = 2**31 - 1
+"""The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
+
+# Numbers, and whole numbers.
+_LARGEST = 1e38  # float32 holds a little more
+POSITIVE = Range(0, _LARGEST, above=True)
+NOT_NEGATIVE = Range(0, _LARGEST)
+FRACTION = Range(0, 1)
+ANY = Range(-_LARGEST, _LARGEST)
+NATURAL = Range(0, MOST)
+COUNT = Range(1, MOST)
+
+WIDTH = Range(1, 64)  # of a network: its weights go with the square
+
+_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
+TIMEOUT = Range(0, _SEASON, above=True)
+TIMEOUT_OR_NONE = Range(0, _SEASON)
+
+
+def check_ranges(config: Any) -> None:
+    """Raise UserError for the first number outside the range of its field: `lr: Annotated[float, POSITIVE]`.
+
+    None is left alone.
+    """
+    for name, kind in field_types(type(config)).items():
+        value = getattr(config, name)
+        for allowed in getattr(kind, "__metadata__", ()):
+            if value is not None and not allowed.holds(value):
+                raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, with their ranges."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
 # What every trainer can be told. A trainer's own class adds fields, and gives one again to word its help.
 
 
@@ -39,20 +98,20 @@ class Hardware:
     strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
     """Strategy; auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else
     one-device."""
-    replicas: int = 0
+    replicas: Annotated[int, Range(0, 256)] = 0
     """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute
     capability 8.0 on, CPUs with AMX, AMD's with AVX512-BF16; not for the torso mlp); a resumed run keeps what
     it began with."""
-    micro_batch: int = 0
+    micro_batch: Annotated[int, NATURAL] = 0
     """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
     smaller parts take less memory. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """Library by which workers sum gradients."""
-    cluster_timeout: float = 120.0
+    cluster_timeout: Annotated[float, TIMEOUT] = 120.0
     """Seconds to wait for all workers to appear before giving up."""
-    stall_timeout: float = 0.0
+    stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0
     """Seconds without a step of any worker before giving up;
     0: a minute or ten measured updates, whichever is more."""
 
@@ -69,9 +128,9 @@ class Run:
     resume: Literal["auto", "never", "must", "restart"] = "auto"
     """Dealing with an existing run. auto: go on from its checkpoint, if any; never: refuse it; must: refuse a
     new one; restart: remove its files, after a question, and begin anew."""
-    checkpoint_every: int = 10
+    checkpoint_every: Annotated[int, COUNT] = 10
     """Updates between checkpoints."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, COUNT] = 3
     """Checkpoints that are kept."""
 
 
@@ -327,59 +386,7 @@ def preset_in_words(preset: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
 
 
-# Checks
-
-
-class Range(NamedTuple):
-    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def holds(self, value: float) -> bool:
-        """True if `value` is inside."""
-        enough = value > self.low if self.above else value >= self.low
-        return enough and value <= self.high
-
-    def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        return f"{low} and at most {self.high:.10g}"
-
-
-MOST = 2**31 - 1
-"""The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
-
-# Numbers, and whole numbers.
-_LARGEST = 1e38  # float32 holds a little more
-POSITIVE = Range(0, _LARGEST, above=True)
-NOT_NEGATIVE = Range(0, _LARGEST)
-FRACTION = Range(0, 1)
-NATURAL = Range(0, MOST)
-COUNT = Range(1, MOST)
-
-WIDTH = Range(1, 64)  # of a network: its weights go with the square
-
-_A_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
-
-RANGES: Mapping[str, Range] = {
-    "seed": NATURAL,
-    "replicas": Range(0, 256),
-    "micro_batch": NATURAL,
-    "cluster_timeout": Range(0, _A_SEASON, above=True),
-    "stall_timeout": Range(0, _A_SEASON),
-    "checkpoint_every": COUNT,
-    "keep_checkpoints": COUNT,
-}
-"""The ranges of every trainer's numbers."""
-
-
-def check_ranges(config: Any, ranges: Mapping[str, Range]) -> None:
-    """Raise UserError for the first of a dataclass's numbers outside its range; None is left alone."""
-    for name, allowed in ranges.items():
-        value = getattr(config, name)
-        if value is not None and not allowed.holds(value):
-            raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+# Folders
 
 
 def expand_home(logdir: str) -> str:

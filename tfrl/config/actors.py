@@ -8,14 +8,13 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import Range
+from tfrl.cli.settings import TIMEOUT, Range
 from tfrl.config import algorithm_of, from_yaml, run
 from tfrl.run.folder import SETTINGS_FILE
 
-_MOST_LAG = 64
 _ANSWERS_WITHIN = 10.0  # seconds
 _HTTP2 = b"\x04"  # the type of a frame of settings
 
@@ -28,7 +27,7 @@ LEARNER = "TFRL_LEARNER"
 class Ahead:
     """The lead of the envs over the learner."""
 
-    lag: int | None = None
+    lag: Annotated[int | None, Range(0, 64)] = None
     """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
     while the network learns; 0: they take turns. None: 1 for IMPALA and with --actors, otherwise 0; a run
     that goes on keeps its own."""
@@ -51,9 +50,9 @@ class Ahead:
 class Actors:
     """The processes that step the envs. The result does not depend on them."""
 
-    actors: int = 0
+    actors: Annotated[int, Range(0, 1024)] = 0
     """Processes on Ray that step the envs, each its share of them; 0: this process."""
-    actor_timeout: float = 600.0
+    actor_timeout: Annotated[float, TIMEOUT] = 600.0
     """Seconds that an actor may take for a rollout before it is replaced."""
 
 
@@ -61,19 +60,13 @@ class Actors:
 class Learners:
     """The processes that learn. The result does not depend on them."""
 
-    learners: int = 1
+    learners: Annotated[int, Range(1, 256)] = 1
     """Processes that learn, each from its share of the envs and actors; their gradients are summed. More than
     one are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
     ray_address: str | None = None
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
 
 
-RANGES = {
-    "actors": Range(0, 1024),
-    "learners": Range(1, 256),
-    "actor_timeout": Range(0, 1e7, above=True),
-    "lag": Range(0, _MOST_LAG),
-}
 MAY_CHANGE = frozenset(("actors", "learners", "ray_address", "actor_timeout"))
 """Names of the settings that a resumed run may change."""
 

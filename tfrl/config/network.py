@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import resnet
 from tfrl.cli.errors import EnvError, UserError
@@ -36,7 +36,7 @@ class Torso:
     torso: str = "impala"
     """The part from observation to features; `python -m resnet` lists the names. auto: impala for images, mlp
     for vectors."""
-    torso_width: int = 1
+    torso_width: Annotated[int, WIDTH] = 1
     """Multiplies the channels of impala and impala-pooled."""
     hidden: str = "64,64"
     """Units of each layer of mlp."""
@@ -55,9 +55,6 @@ class Network(Torso):
     """The folder of a finished run of `python -m resnet.train`, whose torso this one starts from."""
     freeze_torso: bool = False
     """Keep the weights of --torso-weights as they are, and train the heads alone."""
-
-
-RANGES = {"torso_width": WIDTH}
 
 
 def resolved_torso(config: Any) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tfrl.cli.settings import POSITIVE, Range
+from tfrl.cli.settings import FRACTION, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,11 @@ class Optimizer:
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
     """Optimizer of the weights; rmsprop and sgd have no momentum here."""
-    rmsprop_decay: float = 0.99
+    rmsprop_decay: Annotated[float, FRACTION] = 0.99
     """Decay rate of the mean square of gradients in rmsprop."""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-8
     """Epsilon of the optimizer: adam and nadam add it to the root of the mean square of gradients, rmsprop to
     the mean square."""
-
-
-RANGES = {"rmsprop_decay": Range(0, 1), "adam_epsilon": POSITIVE}
 
 
 def idle(config: Any) -> dict[str, str]:

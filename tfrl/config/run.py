@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Box
 
+ENVS = Range(1, 1_000_000)
 EPISODES = Range(1, 1_000_000)
 """Episodes that an evaluation may have."""
 
@@ -27,7 +27,7 @@ EPISODES = Range(1, 1_000_000)
 class Hardware(settings.Hardware):
     """The hardware. The result is the same on all, up to rounding."""
 
-    env_threads: int = 0
+    env_threads: Annotated[int, Range(0, 1024)] = 0
     """Threads that step this process's envs; 0: chosen by the number of cores."""
 
 
@@ -38,35 +38,22 @@ class Run(settings.Run):
     run_name: str | None = None
     """Name of the run's folder; None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the
     same command goes on with the same run."""
-    eval_every: int = 0
+    eval_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between evaluations; 0: at the end only."""
-    eval_every_steps: int = 0
+    eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations, each at the end of its update; 0: --eval-every alone decides."""
-    record_every: int = 0
+    record_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
-    event_megabytes: int = 100
+    event_megabytes: Annotated[int, NATURAL] = 100
     """Size of the run's event files beyond which TensorBoard gets no more videos of evaluations and
     --record-every; spent evenly over the run; 0: no videos there."""
-    eval_episodes: int = 128
+    eval_episodes: Annotated[int, EPISODES] = 128
     """Episodes of an evaluation, on training levels and as many on unseen ones; beyond 64
     rounded up to a multiple of 64."""
     eval_greedy: bool = False
     """Evaluate the most likely action instead of a drawn one."""
 
 
-RANGES = {
-    **settings.RANGES,
-    **task.RANGES,
-    **network.RANGES,
-    **optimizer.RANGES,
-    "num_envs": Range(1, 1_000_000),
-    "env_threads": Range(0, 1024),
-    "eval_every": NATURAL,
-    "eval_every_steps": Range(0, 1e15),
-    "record_every": NATURAL,
-    "event_megabytes": NATURAL,
-    "eval_episodes": EPISODES,
-}
 _MAY_CHANGE = settings.MAY_CHANGE | {
     *(
         "preset",
@@ -212,9 +199,9 @@ def complete(config: Any) -> Any:
     return dataclasses.replace(config, run_name=name, **paths)
 
 
-def check(config: Any, ranges: Mapping[str, Range]) -> None:
+def check(config: Any) -> None:
     """Raise UserError for the first setting that cannot work, of those that all algorithms have."""
-    check_ranges(config, {**RANGES, **ranges})
+    check_ranges(config)
     check_folder_names(config)
     task.check(config)
     network.check(config)
@@ -222,4 +209,4 @@ def check(config: Any, ranges: Mapping[str, Range]) -> None:
         raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
 
 
-__all__ = ["EPISODES", "RANGES", "Hardware", "Network", "RLSettings", "Run", "Task", "check", "complete"]
+__all__ = ["ENVS", "EPISODES", "Hardware", "Network", "RLSettings", "Run", "Task", "check", "complete"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.settings import COUNT, MOST, NATURAL, POSITIVE, Range
+from tfrl.cli.settings import ANY, COUNT, MOST, NATURAL, POSITIVE, Range
 from tfrl.envs import registry
 
 
@@ -20,49 +20,36 @@ class Task:
     registers the id. coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'; in a YAML file also as a mapping."""
-    frame_skip: int | None = None
+    frame_skip: Annotated[int | None, Range(1, 1000)] = None
     """Times that a Gymnasium env takes each action; rewards are summed, and the last frame is shown. None: 4
     of Atari's games, else 1."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, COUNT] = None
     """Steps of the agent after which an episode is truncated, in training and evaluation. It replaces the
     limit that a Gymnasium env is registered with. None: the env's own limit."""
     preset: str = "openai-easy"
     """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
     """Procgen's difficulty; every game has easy and hard. exploration is a single level."""
-    num_levels: int = 200
+    num_levels: Annotated[int, NATURAL] = 200
     """Training levels of procgen; 0: unlimited."""
-    start_level: int = 0
+    start_level: Annotated[int, NATURAL] = 0
     """The first training level; needs --num-levels."""
-    total_steps: int = 25_000_000
+    total_steps: Annotated[int, Range(1, 1e15)] = 25_000_000
     """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
-    max_episodes: int | None = None
+    max_episodes: Annotated[int | None, COUNT] = None
     """End early, as done, after the update in which so many training episodes have ended; None: never."""
-    solved_at: float | None = None
+    solved_at: Annotated[float | None, ANY] = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
-    reward_scale: float = 1.0
+    reward_scale: Annotated[float, POSITIVE] = 1.0
     """Factor of the rewards that are learned from; episode returns are reported as the env gives them."""
-    reward_shift: float = 0.0
+    reward_shift: Annotated[float, ANY] = 0.0
     """Number that is added to these rewards. The order is: --reward-scale, --reward-shift, then
     --normalize-rewards where an algorithm has it."""
     start_from: str | None = None
     """The folder of another run, from whose newest checkpoint, or export, this one begins: with its weights,
     optimizer and running statistics, by settings of its own. The networks must be the same."""
-    seed: int = 1
+    seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
-
-
-RANGES = {
-    "frame_skip": Range(1, 1000),
-    "max_episode_steps": COUNT,
-    "max_episodes": COUNT,
-    "num_levels": NATURAL,
-    "start_level": NATURAL,
-    "total_steps": Range(1, 1e15),
-    "solved_at": Range(-1e38, 1e38),
-    "reward_scale": POSITIVE,
-    "reward_shift": Range(-1e38, 1e38),
-}
 
 
 def own_name(env: str) -> str:

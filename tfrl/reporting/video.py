@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.envs.vec_env import Step, VecEnv
@@ -52,13 +53,13 @@ _ENCODERS = {
 class Recording:
     """The video."""
 
-    episodes: int = 4
+    episodes: Annotated[int, Range(1, 100)] = 4  # a larger grid is more than players show
     """Episodes, side by side in a grid, each on its own level."""
     levels: Literal["train", "test"] = "test"
     """The run's training levels, or unseen ones; envs without levels have test alone."""
     overlay: bool = True
     """Show step, return and actions below the env: their probabilities, or each of their numbers."""
-    max_steps: int = 1000
+    max_steps: Annotated[int, COUNT] = 1000
     """Env steps after which the video ends."""
 
 
