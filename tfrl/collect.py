@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from tfrl.cli.settings import COUNT, FRACTION, NATURAL
 from tfrl.config.of_run import folder, settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Box
+from tfrl.envs.spec import Box, Discrete
 from tfrl.envs.vec_env import Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, Watcher, play
@@ -67,29 +67,41 @@ def main(arguments: Sequence[str]) -> int:
     words, options = command_line.parse(
         Options, arguments, _USAGE, "Write episodes of a policy as an RLDS data set."
     )
-    task, out, load = _policy(words, options)
+    uniform = bool(options.random) or options.policy == "random"
+    if uniform and (options.greedy or options.epsilon is not None):
+        flag = "--greedy" if options.greedy else "--epsilon"
+        raise UserError(f"{flag} would do nothing to a random policy; leave it out.")
+    if options.greedy and options.epsilon is not None:
+        raise UserError("--greedy is --epsilon 0; give one of them.")
+    source = None
+    if options.random:
+        check_no_run(words)
+        task = task_without_run(options.random, options.seed)
+        out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
+    else:
+        run = folder(command_line.one(words, "run", _USAGE))
+        source = None if uniform else policy_files.find(run, options.checkpoint)
+        config = source.config if source else settings(run)
+        task = config if options.seed is None else dataclasses.replace(config, seed=options.seed)
+        out = Path(options.out) if options.out else run / "trajectories"
     levels = registry.family(task.env).level_sets[0] if options.levels == "auto" else options.levels
     check_level_set(task.env, levels)
     if out.exists():
         raise UserError(f"{out} exists already; give another folder with --out.")
-    with quiet_start():
-        player = load()
-        import tensorflow  # noqa: F401, ICN001 - which tfds would import later, and noisily
-        import tensorflow_datasets as tfds
     num_envs = min(options.episodes, _ENVS)
     episodes_each = -(-options.episodes // num_envs)
+    with quiet_start():
+        player = _player(source, task, options)
+        import tensorflow  # noqa: F401, ICN001 - which tfds would import later, and noisily
+        import tensorflow_datasets as tfds
     try:
         files.make_folder(out.parent)
         with files.replacing(out) as staged, files.tensorflow_writes():
             staged.mkdir()
             writer = _writer(tfds, staged, task, options.shard_episodes)
-            play(
-                player,
-                level_spec(task, levels, num_envs, Use.COLLECTION),
-                range(num_envs),
-                episodes_each=episodes_each,
-                watcher=EpisodeBuffer(num_envs, episodes_each, writer),
-            )
+            spec = level_spec(task, levels, num_envs, Use.COLLECTION)
+            buffer = EpisodeBuffer(num_envs, episodes_each, writer)
+            play(player, spec, range(num_envs), episodes_each=episodes_each, watcher=buffer)
             writer.close_all()
     except OSError as error:
         raise UserError(f"cannot write the data set in {out}: {files.reason(error)}.") from None
@@ -97,40 +109,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _policy(words: list[str], options: Options) -> tuple[Any, Path, Callable[[], Player]]:
-    """Returns the task, the data set's folder, and what loads the policy, for which TensorFlow may be needed.
-
-    Raises:
-      UserError: there is no such run, checkpoint or env, or flags contradict each other.
-    """
-    of_run = {"--greedy": options.greedy, "--epsilon": options.epsilon is not None}
-    for flag in (name for name, given in of_run.items() if given):
-        if options.random or options.policy == "random":
-            raise UserError(f"{flag} would do nothing to a random policy; leave it out.")
-    if all(of_run.values()):
-        raise UserError("--greedy is --epsilon 0; give one of them.")
-    if options.random:
-        check_no_run(words)
-        task = task_without_run(options.random, options.seed)
-        out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
-        return task, out, lambda: UniformPolicy(registry.specs(task)[1])
-    run = folder(command_line.one(words, "run", _USAGE))
-    out = Path(options.out) if options.out else run / "trajectories"
-    source = policy_files.find(run, options.checkpoint) if options.policy == "run" else None
-    config = source.config if source else settings(run)
-    task = config if options.seed is None else dataclasses.replace(config, seed=options.seed)
+def _player(source: policy_files.PolicySource | None, task: Any, options: Options) -> Player:
+    """The policy of a run, or a uniform one where there is no source."""
+    action_spec = registry.specs(task)[1]
     if source is None:
-        return task, out, lambda: UniformPolicy(registry.specs(task)[1])
+        return UniformPolicy(action_spec)
+    from tfrl.evaluation import policy
 
-    def load() -> Player:
-        from tfrl.evaluation import policy
-
-        if options.epsilon is None:
-            return policy.load(source, greedy=options.greedy)
-        best = policy.load(source, greedy=True)
-        return EpsilonGreedyPolicy(best, registry.specs(task)[1], options.epsilon)
-
-    return task, out, load
+    player = policy.load(source, greedy=options.greedy or options.epsilon is not None)
+    return player if options.epsilon is None else EpsilonGreedyPolicy(player, action_spec, options.epsilon)
 
 
 class EpisodeBuffer(Watcher):
@@ -169,24 +156,17 @@ class EpisodeBuffer(Watcher):
             steps[-1] |= {"reward": step.reward[i], "discount": np.float32(not step.terminated[i])}
             if not step.first[i]:
                 continue
-            steps.append(_last(steps[0], _final_observation(step, i)))
+            terminal = not step.truncated[i]
+            observation, action = (np.zeros_like(steps[0][name]) for name in ("observation", "action"))
+            if not terminal:
+                observation = step.final_observation[step.truncated[:i].sum()]
+            ending = _step(observation, action, is_last=True, is_terminal=terminal)
+            steps.append(ending | {"discount": np.float32(not terminal)})
             example = {"steps": steps, "episode_id": self._count, "env_index": int(i)}
             self._writer.add_examples({"train": [example]})
             self._steps[i] = []
             self._done[i] += 1
             self._count += 1
-
-
-def _final_observation(step: Step, i: int) -> np.ndarray | None:
-    """Returns the last observation of the episode of env i that was cut off; None where it was not."""
-    return step.final_observation[step.truncated[:i].sum()] if step.truncated[i] else None
-
-
-def _last(like: dict[str, Any], final_observation: np.ndarray | None) -> dict[str, Any]:
-    terminal = final_observation is None
-    observation = np.zeros_like(like["observation"]) if terminal else final_observation
-    last = _step(observation, np.zeros_like(like["action"]), is_last=True, is_terminal=terminal)
-    return last | {"discount": np.float32(not terminal)}
 
 
 def _step(observation: np.ndarray, action: np.ndarray, **flags: bool) -> dict[str, Any]:
@@ -196,52 +176,33 @@ def _step(observation: np.ndarray, action: np.ndarray, **flags: bool) -> dict[st
 
 def _writer(tfds: Any, out: Path, task: Any, shard_episodes: int) -> Any:
     """Returns a writer of the data set: its features are those of the env's specs."""
-    observation_spec, action_spec = registry.specs(task)
-    scalar = tfds.features.Scalar
+    seen, done = registry.specs(task)
+    of, description = tfds.features, f"Episodes of {task.env}."
+    if isinstance(done, Box):
+        low, high = list(done.low), list(done.high)
+        description += f" Actions from -1 to 1 stand for the env's own from {low} to {high}."
+    elif isinstance(done, Discrete) and done.start:
+        description += f" Action 0 stands for the env's own {done.start}."
+    if len(seen.shape) == 3 and seen.shape[-1] in _PNG_CHANNELS:
+        observation = of.Image(shape=seen.shape, encoding_format="png")
+    else:
+        observation = of.Tensor(shape=seen.shape, dtype=np.dtype(seen.dtype))
     step = {
-        "observation": _observation_feature(tfds, observation_spec),
-        "action": _action_feature(tfds, action_spec),
-        "reward": scalar(np.float32, doc="what the action earned, raw"),
-        "discount": scalar(np.float32, doc="0 where the action ended the episode for good, else 1"),
-        "is_first": scalar(np.bool_),
-        "is_last": scalar(np.bool_),
-        "is_terminal": scalar(np.bool_),
+        "observation": observation,
+        "action": of.Tensor(shape=done.shape, dtype=np.dtype(done.dtype), doc="what was done"),
+        "reward": of.Scalar(np.float32, doc="what the action earned, raw"),
+        "discount": of.Scalar(np.float32, doc="0 where the action ended the episode for good, else 1"),
+        **{name: of.Scalar(np.bool_) for name in ("is_first", "is_last", "is_terminal")},
     }
-    features = tfds.features.FeaturesDict(
-        {"steps": tfds.features.Dataset(step), "episode_id": np.int64, "env_index": np.int64}
-    )
+    features = of.FeaturesDict({"steps": of.Dataset(step), "episode_id": np.int64, "env_index": np.int64})
     name = re.sub(r"\W", "_", task.env)  # of a Python class, for tfds
     identity = tfds.core.dataset_info.DatasetIdentity(
         name=f"{name}_episodes", version=tfds.core.Version("1.0.0"), data_dir=str(out), module_name="tfrl"
     )
-    info = tfds.core.DatasetInfo(builder=identity, features=features, description=_description(task))
+    info = tfds.core.DatasetInfo(builder=identity, features=features, description=description)
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=shard_episodes)
     writer.initialize_splits(["train"])
     return writer
-
-
-def _observation_feature(tfds: Any, spec: ArraySpec) -> Any:
-    if len(spec.shape) == 3 and spec.shape[-1] in _PNG_CHANNELS:
-        return tfds.features.Image(shape=spec.shape, encoding_format="png")
-    return tfds.features.Tensor(shape=spec.shape, dtype=np.dtype(spec.dtype))
-
-
-def _action_feature(tfds: Any, spec: ActionSpec) -> Any:
-    doc = "what was done on this observation"
-    kind = np.dtype(spec.dtype).type
-    if not spec.shape:
-        return tfds.features.Scalar(kind, doc=doc)
-    doc += ", from -1 to 1" if isinstance(spec, Box) else ""
-    return tfds.features.Tensor(shape=spec.shape, dtype=kind, doc=doc)
-
-
-def _description(task: Any) -> str:
-    spec = registry.specs(task)[1]
-    if not isinstance(spec, Box):
-        from_ = f" Action 0 stands for the env's own {spec.start}." if spec.start else ""
-        return f"Episodes of {task.env}.{from_}"
-    low, high = list(spec.low), list(spec.high)
-    return f"Episodes of {task.env}. Actions from -1 to 1 stand for the env's own from {low} to {high}."
 
 
 if __name__ == "__main__":

@@ -43,14 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
             table.add_row(name, *row(runs.load(path), time.time())[1:])
-        except UserError as error:
+        except (UserError, OSError) as error:  # damaged, or another user's
             if path == folder:
                 raise
-            table.add_row(name, str(error))
-        except OSError as error:  # another user's, say
-            if path == folder:
-                raise
-            table.add_row(name, f"cannot be read: {files.reason(error)}")
+            unreadable = isinstance(error, OSError)
+            table.add_row(name, f"cannot be read: {files.reason(error)}" if unreadable else str(error))
     console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 
