@@ -113,7 +113,7 @@ class RLSettings:
 
     @property
     def small_network(self) -> bool:
-        """True if the network is one that XLA and NumPy compute fastest: an mlp (docs/architecture.md)."""
+        """True if the network is one that XLA and NumPy compute fastest: an mlp (docs/design.md)."""
         return self.torso == "mlp"
 
     @property

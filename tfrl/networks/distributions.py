@@ -21,7 +21,7 @@ class Distribution(ABC):
     """A distribution over actions for each of B envs, from the outputs of an actor.
 
     The randomness comes from outside, so that an env draws the same numbers wherever it is held. A row is
-    computed alike whatever the batch size (docs/architecture.md, "The same run on any topology").
+    computed alike whatever the batch size (docs/design.md, "The same run on any topology").
 
     Args:
       action_spec: the action space.

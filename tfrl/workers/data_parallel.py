@@ -5,7 +5,7 @@
 Each replica splits its rows of the batch into parts. The gradients of the parts are added in pairs, in a
 fixed order, and then over the replicas in one all-reduce, together with the metrics. So the additions are the
 same however many replicas share the parts; without that, rounding grows to another run within a few dozen
-steps (docs/architecture.md). Every replica then clips and applies the same sum to its copy of the weights.
+steps (docs/design.md). Every replica then clips and applies the same sum to its copy of the weights.
 """
 
 from __future__ import annotations
