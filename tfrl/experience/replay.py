@@ -137,11 +137,6 @@ class Replay:
         """Transitions of each env."""
         return self.steps - self._oldest
 
-    @property
-    def can_sample(self) -> bool:
-        """True once there is a transition of n steps."""
-        return len(self) >= self._n_step
-
     # Sampling
 
     def least_share(self) -> float:

@@ -49,10 +49,10 @@ class _Compiled:
         self._traced: Any = None
         self.__doc__ = function.__doc__
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __set_name__(self, _owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: Any, _owner: type) -> Any:
         traced = tf.function(self._function.__get__(instance), **self._options)
         instance.__dict__[self._name] = traced  # from now on the instance's own attribute
         return traced
