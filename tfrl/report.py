@@ -351,30 +351,16 @@ def _videos(runs: Sequence[Run]) -> str:
 
 
 def _evaluations(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """What `python -m tfrl.evaluate` found of these runs."""
+    """What `python -m tfrl.evaluate` found of these runs: eval.json as it is, a row an evaluation."""
     rows = []
     for run, name in zip(runs, run_names(runs), strict=True):
         content = read_json(run.path / EVALUATION_FILE) or {}
         parts, env_steps = content.get("evaluations"), content.get("env_steps")
         at = f", {env_steps:,} env steps" if isinstance(env_steps, int) else ""
         for part in parts if isinstance(parts, list) else ():
-            if not isinstance(part, dict):
-                continue
-            what = [str(part[key]) for key in ("env", "levels", "actions") if key in part]
-            row = {"run": name, "policy": f"{content.get('checkpoint', '?')}{at}", "what": ", ".join(what)}
-            row["episodes"] = str(part.get("episodes"))
-            columns = ("return_mean", "return_standard_error", "return_median", "return_iqm")
-            titles = ("mean return", "standard error", "median", "IQM")
-            row |= {title: _number(part.get(column)) for title, column in zip(titles, columns, strict=True)}
-            value = part.get("return_mean")
-            if isinstance(value, int | float):  # by today's ranges: the file may have a score by others
-                env, mode = str(part.get("env")), str(part.get("distribution_mode"))
-                row["normalised"] = _number(normalized_return(env, mode, value), 3)
-            row |= {
-                "solved": _number(part.get("solve_rate")),
-                "length (env steps)": _number(part.get("length_mean")),
-            }
-            rows.append(row)
+            if isinstance(part, dict):
+                cells = {key.replace("_", " "): _cell(value) for key, value in part.items()}
+                rows.append({"run": name, "policy": f"{content.get('checkpoint', '?')}{at}"} | cells)
     return rows
 
 
@@ -434,6 +420,10 @@ def _mean(values: np.ndarray, digits: int = 2) -> str:
 def _number(value: Any, digits: int = 2) -> str:
     known = isinstance(value, int | float) and math.isfinite(value)
     return f"{value:,.{digits}f}" if known else "-"
+
+
+def _cell(value: Any) -> str:
+    return _number(value, 3) if value is None or isinstance(value, float) else str(value)
 
 
 def _interval(ends: tuple[float, float], digits: int) -> str:

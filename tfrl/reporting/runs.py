@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,27 +152,22 @@ def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir() and not (path / SETTINGS_FILE).is_file():
-            below = sorted(_below(path, deep))
-            if below and all(is_of(run, "dataset") for run in below):
-                raise UserError(f"there are only runs of resnet.train in {path}.")
-            below = [run for run in below if not is_of(run, "dataset")]
-            if not below:
-                raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
-            found += below
-        else:
+        if not path.is_dir() or (path / SETTINGS_FILE).is_file():
             found.append(path)
+            continue
+        below = []
+        for place, folders, names in os.walk(path):
+            if SETTINGS_FILE in names:
+                below.append(Path(place))
+            if SETTINGS_FILE in names or (Path(place) != path and not deep):
+                folders.clear()
+            folders[:] = sorted({*folders} - {"export"})
+        if below and all(is_of(run, "dataset") for run in below):
+            raise UserError(f"there are only runs of resnet.train in {path}.")
+        if not below:
+            raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
+        found += [run for run in below if not is_of(run, "dataset")]
     return list(dict.fromkeys(found))
-
-
-def _below(folder: Path, deep: bool) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        if SETTINGS_FILE in names:
-            yield Path(place)
-        if SETTINGS_FILE in names or (Path(place) != folder and not deep):
-            folders.clear()
-        elif "export" in folders:
-            folders.remove("export")
 
 
 def read_progress(path: Path) -> dict[str, np.ndarray]:
@@ -183,17 +178,14 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
         return {STEPS: np.zeros(0)}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from None
-    whole = text[: text.rfind("\n") + 1]
+    whole = text[: text.rfind("\n") + 1]  # without a row that is being written
     try:
         header, *rows = list(csv.reader(whole.splitlines())) or [[STEPS]]
-    except csv.Error as error:
+        table = [[float(cell) if cell else np.nan for cell in row] for row in rows if len(row) == len(header)]
+    except (csv.Error, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}.") from None
     if header[:1] != [STEPS]:
         raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
-    try:
-        table = [[float(cell) if cell else np.nan for cell in row] for row in rows if len(row) == len(header)]
-    except ValueError:
-        raise UserError(f"{path} is damaged: it holds something else than numbers.") from None
     columns = np.array(table, np.float64).reshape(-1, len(header)).T
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
         raise UserError(f"{path} is damaged: its {STEPS} do not grow from row to row.")
