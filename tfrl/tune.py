@@ -8,27 +8,30 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import stat
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import COUNT, NATURAL, expand_home
-from tfrl.cli.streams import console, tell
+from tfrl.cli.streams import Unbreakable, console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.evaluation.levels import evaluation_columns
 from tfrl.remote import trial
 from tfrl.remote.settings import Sweep, plan, reader_of, trial_name
 from tfrl.remote.trial import Outcome
-from tfrl.reporting.sweep import PLOT_FILE, Watch, cell, plot
 from tfrl.run import files, lock
 from tfrl.run.folder import read_json
 from tfrl.training import command
@@ -38,6 +41,7 @@ _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and tells which are best: {_EXAMPLE}. --grid and
 --sample may be given several times. The algorithm and the flags of all its trials may stand after --."""
 _PLAN_FILE = "sweep.json"
+_PLOT_FILE = "sweep.png"
 
 
 @dataclass(frozen=True)
@@ -175,14 +179,17 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
     names = list(sweep.trials[0])
     table = Table("trial", *names, sweep.metric, "env steps", "state", "run")
     for each in ranked:
-        row = (each.name, *(cell(each.settings[name]) for name in names), cell(each.value))
+        row = (each.name, *(_cell(each.settings[name]) for name in names), _cell(each.value))
         table.add_row(*row, f"{each.env_steps:,}", each.state, each.run.name)
     console().print(table)
     ended = [each for each in ranked if each.state in ("done", "ended early")]
     good = [each for each in ended if each.value is not None]
     if good:
-        plot([(each.settings, each.value) for each in good], sweep.metric, logdir / PLOT_FILE)
-        _show(f"plot: {logdir / PLOT_FILE}")
+        from tfrl.reporting import plots  # matplotlib takes a second
+
+        figure = plots.sweep([(each.settings, each.value) for each in good], sweep.metric)
+        figure.savefig(logdir / _PLOT_FILE)
+        _show(f"plot: {logdir / _PLOT_FILE}")
         _show(f"best: {sweep.command(good[0].settings)}")
     failed = [
         f"{each.name} ({each.error or 'its process on Ray was killed'})"
@@ -194,6 +201,68 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
     if not good:
         raise TrainingError(f"no trial has the column {sweep.metric} in its progress.csv")
     return 0
+
+
+class Watch:
+    """Shows the trials while they run: a live table on a terminal, else lines about those that have moved.
+
+    Args:
+      trials: gives all of them as they are now.
+      console: where to; None: stdout.
+      interval: seconds between lines.
+    """
+
+    def __init__(
+        self, trials: Callable[[], Sequence[Outcome]], console: Console | None = None, interval: float = 10.0
+    ) -> None:
+        self._trials, self._interval = trials, interval
+        self._console = console or Console(file=Unbreakable(sys.stdout), markup=False, emoji=False)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Watch:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=1, transient=True
+            )
+            self._live.start()
+        else:
+            self._thread = threading.Thread(target=self._lines, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._thread.join()
+
+    def _table(self) -> Table:
+        trials = self._trials()
+        names = list(trials[0].settings)
+        table = Table("trial", "state", *names, "env steps", "return")
+        for each in trials:
+            settings = (_cell(each.settings[name]) for name in names)
+            row = (each.name, each.state, *settings, f"{each.env_steps:,}", _cell(each.episode_return))
+            table.add_row(*row)
+        return table
+
+    def _lines(self) -> None:
+        shown: dict[str, int] = {}
+        while not self._ended.wait(self._interval):
+            for each in self._trials():
+                if each.env_steps > shown.get(each.name, 0):
+                    shown[each.name] = each.env_steps
+                    settings = ", ".join(f"{name} {_cell(value)}" for name, value in each.settings.items())
+                    words = f"{each.env_steps:,} env steps, return {_cell(each.episode_return)}"
+                    print(f"{each.name} ({settings}): {words}", file=self._console.file, flush=True)
+
+
+def _cell(value: Any) -> str:
+    """A value in a table."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else "-"
+    return "-" if value is None else str(value)
 
 
 def _show(line: str) -> None:

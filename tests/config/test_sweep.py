@@ -17,7 +17,6 @@ from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
 from tfrl.remote.settings import Sampled, plan
 from tfrl.remote.trial import Outcome
-from tfrl.reporting.sweep import Watch
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
@@ -196,7 +195,7 @@ def trial(tmp_path, **changes):
 def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
     screen = io.StringIO()
     shown = Console(file=screen, force_terminal=True, width=100)
-    with Watch(lambda: [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")], shown):
+    with tune.Watch(lambda: [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")], shown):
         pass
     for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
         assert part in screen.getvalue()
@@ -205,7 +204,7 @@ def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
 def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path):
     """One each time that a trial has moved."""
     screen, now = io.StringIO(), [trial(tmp_path), trial(tmp_path, name="trial-001", env_steps=0)]
-    with Watch(lambda: now, Console(file=screen), interval=0.01):
+    with tune.Watch(lambda: now, Console(file=screen), interval=0.01):
         until(lambda: screen.getvalue())
         now[0] = trial(tmp_path, env_steps=14_400)
         until(lambda: screen.getvalue().count("\n") == 2)

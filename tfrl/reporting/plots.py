@@ -45,6 +45,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -432,4 +433,39 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
     if published["test"]:
         handles.append(_handle(f"{PUBLISHED} at as many env steps", color=GREY, linewidth=2.6))
     _legend(figure, handles)
+    return figure
+
+
+# Sweeps
+
+
+@styled
+def sweep(trials: Sequence[tuple[Mapping[str, Any], float]], metric: str) -> Figure:
+    """Draws the metric against each setting that differs, one panel each, with a ring around the best trial.
+
+    Args:
+      trials: the settings and the metric of each.
+      metric: its name.
+    """
+    names = [n for n in trials[0][0] if len({str(settings[n]) for settings, _ in trials}) > 1]
+    names = names or list(trials[0][0])
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
+    results = [value for _, value in trials]
+    best = int(np.argmax(results))
+    for ax, name in zip(axes.flat, names, strict=False):
+        values = [settings[name] for settings, _ in trials]
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            values = list(map(str, values))
+        elif min(values) > 0 and max(values) / min(values) >= 10:
+            ax.set_xscale("log")
+        ax.scatter(values, results, color=_COLORS[0], alpha=0.8)
+        ax.scatter(
+            values[best], results[best], s=110, facecolors="none", edgecolors=_COLORS[1], linewidths=1.8
+        )
+        ax.set(xlabel=name, ylabel=metric)
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    figure.suptitle(f"{len(trials)} trials; the ring is the best one")
     return figure
