@@ -163,7 +163,7 @@ def trained_torso(tmp_path_factory):
     run = tmp_path_factory.mktemp("supervised")
     classifier = config.Config(model="cookbook", seed=9)
     model = learner.build(classifier, "float32", image_shape=(10, 5, 1), classes=3)
-    weights = learner.get_weights(model)
+    weights = {name: v.numpy() for name, v in learner.named_variables(model).items()}
     (run / "export").mkdir()
     np.savez(run / "export" / "weights.npz", **weights)
     return run, {k.removeprefix("torso/"): v for k, v in weights.items() if k.startswith("torso/")}
