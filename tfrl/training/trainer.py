@@ -142,7 +142,7 @@ def train(config: Any, cluster: TFConfig | None, make_learner: MakeLearner) -> i
     with join(config, cluster) as (runtime, watchdog):
         config.check_topology(runtime.num_workers, runtime.local_replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
-            followed = cluster is not None and bool(cluster.cluster.get("evaluator"))
+            followed = cluster is not None and cluster.evaluator is not None
             with contextlib.closing(make_learner(config, session)) as learner:
                 return Trainer(config, session, learner, followed=followed).run()
 

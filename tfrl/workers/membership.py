@@ -59,7 +59,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
     """
     if cluster is not None:
         with quiet_start():
-            mine = fingerprint(config, evaluated=bool(cluster.cluster.get("evaluator")))
+            mine = fingerprint(config, evaluated=cluster.evaluator is not None)
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)

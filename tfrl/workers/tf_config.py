@@ -37,15 +37,13 @@ class PortTakenError(UserError):
 class TFConfig:
     """A checked TF_CONFIG. Make it with `read` or `parse`, which raise UserError for every fault."""
 
-    cluster: Mapping[str, tuple[str, ...]]
-    """Addresses ("host:port") by role: chief, worker, evaluator."""
-    task_type: str
-    task_index: int
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Addresses of the processes that train, in MultiWorkerMirroredStrategy's order: chief first."""
-        return self.cluster.get("chief", ()) + self.cluster.get("worker", ())
+    workers: tuple[str, ...]
+    """Addresses ("host:port") of the processes that train, in MultiWorkerMirroredStrategy's order: chief
+    first."""
+    worker: int | None
+    """This process's place in `workers`; None for an evaluator, which only follows the run's checkpoints."""
+    evaluator: str | None
+    """The evaluator's address, if it is listed (it is not in a TFJob)."""
 
     @property
     def num_workers(self) -> int:
@@ -61,30 +59,22 @@ class TFConfig:
     @property
     def is_evaluator(self) -> bool:
         """True if this process only follows the run's checkpoints."""
-        return self.task_type == "evaluator"
-
-    @property
-    def worker(self) -> int:
-        """This process's place in `workers`. An evaluator has none: ValueError."""
-        if self.is_evaluator:
-            raise ValueError("an evaluator is not one of the training workers")
-        return self.task_index + (len(self.cluster.get("chief", ())) if self.task_type == "worker" else 0)
+        return self.worker is None
 
     @property
     def is_chief(self) -> bool:
         """True if this process writes the run's files: the chief, or worker 0 where no chief is named."""
-        return not self.is_evaluator and self.worker == 0
+        return self.worker == 0
 
     @property
     def address(self) -> str | None:
-        """This process's own "host:port"; None for an evaluator that is not listed (as in a TFJob)."""
-        addresses = self.cluster.get(self.task_type, ())
-        return addresses[self.task_index] if addresses else None
+        """This process's own "host:port"; None for an evaluator that is not listed."""
+        return self.evaluator if self.worker is None else self.workers[self.worker]
 
     @property
     def is_local(self) -> bool:
         """True if all addresses are of the loopback interface, so that nobody need come from elsewhere."""
-        addresses = [address for of_role in self.cluster.values() for address in of_role]
+        addresses = [*self.workers, self.evaluator] if self.evaluator else self.workers
         return all(_is_loopback(split_address(address)[0]) for address in addresses)
 
     def name(self, worker: int) -> str:
@@ -93,8 +83,10 @@ class TFConfig:
 
     def to_json(self) -> str:
         """The value for the environment variable; `parse` takes it back."""
-        task = {"type": self.task_type, "index": self.task_index}
-        return json.dumps({"cluster": self.cluster, "task": task})
+        evaluator = {"evaluator": [self.evaluator]} if self.evaluator else {}
+        role = "evaluator" if self.worker is None else "worker"
+        task = {"type": role, "index": self.worker or 0}
+        return json.dumps({"cluster": {"worker": self.workers, **evaluator}, "task": task})
 
 
 def read(environ: Mapping[str, str] = os.environ) -> TFConfig | None:
@@ -146,10 +138,12 @@ def parse(text: str) -> TFConfig:
         raise UserError(
             f"TF_CONFIG's task is {role} {index}, but the cluster has {count} of that type: index {right}"
         )
-    return TFConfig(cluster, role, index)
+    chief, workers, evaluator = (tuple(cluster.get(role, ())) for role in ROLES)
+    worker = {"chief": 0, "worker": len(chief) + index, "evaluator": None}[role]
+    return TFConfig(chief + workers, worker, evaluator[0] if evaluator else None)
 
 
-def _check_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
+def _check_cluster(cluster: Any) -> dict[str, list[str]]:
     if not isinstance(cluster, dict) or not cluster:
         raise UserError(
             f"TF_CONFIG's cluster is {_short(cluster)}; it must list addresses by role, like {EXAMPLE}"
@@ -178,7 +172,7 @@ def _check_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
             owners[place] = f"{role} {index}"
     if not cluster.get("chief") and not cluster.get("worker"):
         raise UserError(f"TF_CONFIG's cluster has no worker, only {sorted(cluster)}; write {EXAMPLE}")
-    return {role: tuple(cluster[role]) for role in ROLES if cluster.get(role)}
+    return {role: addresses for role, addresses in cluster.items() if addresses}
 
 
 def split_address(address: str) -> tuple[str, int]:
