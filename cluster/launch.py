@@ -163,10 +163,7 @@ def launch(
             end, why = signals.STOP_CODES[stop.first], "; not restarted, as told to stop"
         elif failures > max_restarts:
             end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
-        host, number = places[culprit].host, f"{called} {culprit}"
-        reason = describe(
-            number if host is None else f"{number} on {host}", culprit, code, host, team.started
-        )
+        reason = describe(called, culprit, code, places[culprit].host, started=culprit in team.started)
         if end is not None:
             output.tell(reason + why)
             return end
@@ -230,10 +227,11 @@ def first_failure(codes: Sequence[int | None]) -> int | None:
     return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
 
 
-def describe(name: str, worker: int, code: int, host: str | None, started: set[int]) -> str:
-    """Says how a worker of that name failed, for people: "worker 1 died (killed by signal 9)"."""
+def describe(called: str, worker: int, code: int, host: str | None, *, started: bool) -> str:
+    """Says how a worker failed, for people: "worker 1 died (killed by signal 9)"."""
+    name = f"{called} {worker}" if host is None else f"{called} {worker} on {host}"
     if code == BAD_SETTINGS:
-        did = "refused its settings" if worker in started else "could not be started"
+        did = "refused its settings" if started else "could not be started"
         return f"{name} {did} (exit code {code})"
     if code == STALLED:
         return f"{name} gave up on another process (exit code {code})"
@@ -270,12 +268,8 @@ class Team:
         self._output = output
         self._agents: list[Any] = []
         self._readers: list[list[threading.Thread]] = []
-        try:
-            for index, place in enumerate(places):
-                self._start(index, place, command, terminal if index == 0 else None)
-        except BaseException:
-            self.close()
-            raise
+        for index, place in enumerate(places):
+            self._start(index, place, command, terminal if index == 0 else None)
 
     def _start(
         self, index: int, place: Place, command: Sequence[str], terminal: tuple[int, int] | None

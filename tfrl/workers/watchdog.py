@@ -7,7 +7,6 @@ share. When no worker has made a step for too long, each says who is behind and 
 ends its process. TensorFlow takes no part, because it may be what hangs.
 """
 
-import concurrent.futures
 import contextlib
 import faulthandler
 import json
@@ -19,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -174,9 +174,9 @@ class Watchdog:
         self._closed.set()
         others = [w for w in range(len(self._addresses)) if w != self._worker]
         # All at the same time, because many may be silent. Their heartbeats tell of those.
-        pool = concurrent.futures.ThreadPoolExecutor(len(others))
+        pool = ThreadPoolExecutor(len(others))
         asked = {w: pool.submit(_refuses, self._addresses[w]) for w in others}
-        concurrent.futures.wait(asked.values(), ANSWER_WITHIN)
+        wait(asked.values(), ANSWER_WITHIN)
         pool.shutdown(wait=False)
         gone = [self._name(w) for w, answer in asked.items() if answer.done() and answer.result()]
         if gone:
