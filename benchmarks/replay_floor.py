@@ -17,7 +17,7 @@ from benchmarks.update_floor import adam, apply, layers
 from tfrl import config as settings
 from tfrl.cli.quiet import quiet_start
 from tfrl.envs import registry
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import Step
 from tfrl.workers import machine
 
 _LOOP = 32  # gradient steps of a call

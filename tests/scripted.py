@@ -3,8 +3,7 @@
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
 
 
 class Scripted:

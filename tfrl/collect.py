@@ -21,8 +21,7 @@ from tfrl.cli.settings import COUNT, FRACTION, NATURAL
 from tfrl.config.of_run import folder, settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
-from tfrl.envs.spec import Box, Discrete
-from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.envs.spec import Box, Discrete, Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, Watcher, play
 from tfrl.evaluation.levels import check_level_set, level_spec

@@ -7,9 +7,9 @@ from tfrl import config as settings
 from tfrl.algorithms.reinforce import ReinforceAgent
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience.episodes import Episodes, normalized
+from tfrl.experience.collector import Observer
 from tfrl.experience.normalize import EpisodeStatistics
-from tfrl.experience.observer import Observer
+from tfrl.experience.rollout import Episodes, normalized
 from tfrl.workers import strategy
 
 T, N = 7, 3

@@ -89,7 +89,7 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
     import tensorflow as tf
 
     from tfrl import networks
-    from tfrl.networks.export import export
+    from tfrl.networks.weights import export
 
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
     network = networks.of_settings(wide, "float32")

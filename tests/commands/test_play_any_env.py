@@ -17,10 +17,8 @@ from tfrl import collect, record
 from tfrl.cli.errors import UserError
 from tfrl.config.task import Task
 from tfrl.envs import registry
-from tfrl.envs.apart import Apart
-from tfrl.envs.gymnasium import GymnasiumVec
-from tfrl.envs.spec import Box, Discrete, EnvSpec
-from tfrl.envs.vec_env import Step
+from tfrl.envs.gymnasium import GymnasiumVec, SubprocessVecEnv
+from tfrl.envs.spec import Box, Discrete, EnvSpec, Step
 from tfrl.evaluation.episodes import play
 from tfrl.evaluation.levels import level_spec
 from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy
@@ -115,7 +113,7 @@ def test_a_random_policy_is_recorded_without_a_run(env, tmp_path):
 def test_an_env_is_drawn_apart_as_it_is_here():
     """Step by step, with its state; that it needs no OpenGL makes the test fast."""
     spec = EnvSpec("Pendulum-v1", num_envs=3, seed=4, render=True)
-    here, apart = GymnasiumVec(spec, [0, 2]), Apart(GymnasiumVec, spec, [0, 2])
+    here, apart = GymnasiumVec(spec, [0, 2]), SubprocessVecEnv(GymnasiumVec, spec, [0, 2])
     assert (apart.num_envs, apart.action_spec, apart.exact_state) == (2, here.action_spec, here.exact_state)
     for action in np.linspace(-1, 1, 5):
         for env in (here, apart):
@@ -130,13 +128,13 @@ def test_an_env_is_drawn_apart_as_it_is_here():
 
 
 def test_a_process_that_draws_and_dies_is_one_sentence():
-    apart = Apart(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
+    apart = SubprocessVecEnv(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
     os.kill(apart._process.pid, signal.SIGKILL)
     for ask in (apart.render, apart.observe, apart.solved):  # between two frames, too: training goes on
         with pytest.raises(UserError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
             ask()
     with pytest.raises(ValueError, match="there is no env"):
-        Apart(GymnasiumVec, EnvSpec("Pendulumm-v1", num_envs=1, seed=4, render=True), [0])
+        SubprocessVecEnv(GymnasiumVec, EnvSpec("Pendulumm-v1", num_envs=1, seed=4, render=True), [0])
 
 
 def test_mujoco_is_drawn_beside_tensorflow(tmp_path):

@@ -12,8 +12,7 @@ import pytest
 from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_ids import facts_of, make_env
-from tfrl.envs.gymnasium_spaces import actions_of
+from tfrl.envs.gymnasium_ids import actions_of, facts_of, make_env
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 

@@ -9,8 +9,7 @@ from gymnasium import spaces
 from made_envs import made
 from processes import without_display
 
-from tfrl.envs.gymnasium_ids import can_repeat, facts_of, reward_threshold
-from tfrl.envs.gymnasium_spaces import observation_spec
+from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec, reward_threshold
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from processes import Answer, Training
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs.apart import Apart
-from tfrl.envs.gymnasium import GymnasiumVec
+from tfrl.envs.gymnasium import GymnasiumVec, SubprocessVecEnv
 from tfrl.envs.gymnasium_ids import facts_of
 from tfrl.envs.spec import EnvSpec
 
@@ -134,12 +133,12 @@ def test_a_replayed_episode_that_fails_is_one_sentence(monkeypatch):
 def test_it_is_the_same_from_a_process_apart(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
     name = "made_envs:made/late-step-raises-v0"
-    env = Apart(GymnasiumVec, EnvSpec(name, num_envs=1, seed=1), [0])
+    env = SubprocessVecEnv(GymnasiumVec, EnvSpec(name, num_envs=1, seed=1), [0])
     with pytest.raises(EnvError, match="the motor is on fire"):
         play(env, 80)
     env.close()
     with pytest.raises(EnvError, match="in reset"):
-        Apart(GymnasiumVec, EnvSpec("made_envs:made/reset-raises-v0", num_envs=1, seed=1), [0])
+        SubprocessVecEnv(GymnasiumVec, EnvSpec("made_envs:made/reset-raises-v0", num_envs=1, seed=1), [0])
 
 
 def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfrl.experience.priorities import Priorities
+from tfrl.experience.replay import Priorities
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 64, 1000])

@@ -9,10 +9,8 @@ from refusals import refusal
 
 from tfrl.algorithms.dqn import READER as DQN
 from tfrl.cli.errors import UserError
-from tfrl.envs.spec import ArraySpec, Box, Discrete
-from tfrl.envs.vec_env import Step
-from tfrl.experience.replay import Replay
-from tfrl.experience.replay_memory import check_memory, in_words, replay_bytes
+from tfrl.envs.spec import ArraySpec, Box, Discrete, Step
+from tfrl.experience.replay import Replay, check_memory, in_words, replay_bytes
 from tfrl.workers import machine, tf_config
 
 GAMMA = 0.9

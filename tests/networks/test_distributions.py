@@ -363,10 +363,10 @@ def test_float64_numbers_are_computed_alike_wherever_they_stand():
     x = tf.constant(rng.uniform(-0.99, 0.99, (64, 3)))
     differ = 0
     for function in (tf.math.log1p, tf.nn.softplus, tf.tanh):
-        whole, plain = distributions._alike(function, x), function(x)
+        whole, plain = distributions._batch_invariant(function, x), function(x)
         for count in range(1, 18):
             np.testing.assert_array_equal(
-                distributions._alike(function, x[5 : 5 + count]), whole[5 : 5 + count]
+                distributions._batch_invariant(function, x[5 : 5 + count]), whole[5 : 5 + count]
             )
             differ += (function(x[5 : 5 + count]).numpy() != plain[5 : 5 + count].numpy()).sum()
     if not differ:

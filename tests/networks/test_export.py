@@ -10,7 +10,7 @@ from tfrl import config as settings
 from tfrl import networks
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, EnvSpec
-from tfrl.networks.export import _as_env_takes, export
+from tfrl.networks.weights import _as_env_takes, export
 
 LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows the one that it was given
 

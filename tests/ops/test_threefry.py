@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.ops import threefry
+from tfrl.ops import augment
 
 # Key, counter and result, from the known-answer tests of Random123 (Salmon et al. 2011).
 KNOWN = [
@@ -22,12 +22,12 @@ def random_seeds(rows, seed=0):
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN)
 def test_known_answers(key, counter, expected, xla):
     key, counter = (tuple(tf.constant(v, tf.uint32) for v in pair) for pair in (key, counter))
-    cipher = tf.function(threefry.threefry_2x32, jit_compile=True) if xla else threefry.threefry_2x32
+    cipher = tf.function(augment.threefry_2x32, jit_compile=True) if xla else augment.threefry_2x32
     assert tuple(int(x) for x in cipher(key, counter)) == expected
 
 
 def test_uniforms_are_uniform_and_independent():
-    numbers = threefry.uniforms(random_seeds(4000), 25).numpy().astype(np.float64)
+    numbers = augment.uniforms(random_seeds(4000), 25).numpy().astype(np.float64)
     assert numbers.min() >= 0.0
     assert numbers.max() < 1.0
     counts = np.histogram(numbers, bins=100, range=(0, 1))[0]
@@ -41,12 +41,12 @@ def test_uniforms_are_uniform_and_independent():
 def test_neighbouring_seeds_have_nothing_in_common():
     i = np.arange(2000, dtype=np.int32)
     for seeds in (np.stack([i, 0 * i], 1), np.stack([0 * i, i], 1), np.stack([i, i], 1)):
-        numbers = threefry.uniforms(seeds, 2).numpy()
+        numbers = augment.uniforms(seeds, 2).numpy()
         assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.1
         assert abs(numbers.mean() - 0.5) < 0.03
 
 
-@pytest.mark.parametrize("draw", [threefry.uniforms, threefry.normals])
+@pytest.mark.parametrize("draw", [augment.uniforms, augment.normals])
 @pytest.mark.parametrize("xla", [False, True])
 def test_a_row_does_not_depend_on_the_others_nor_on_the_count(draw, xla):
     seeds = random_seeds(37)
@@ -58,7 +58,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_count(draw, xla):
 
 
 def test_normals_are_normal():
-    numbers = threefry.normals(random_seeds(4000, seed=1), 25).numpy().astype(np.float64)
+    numbers = augment.normals(random_seeds(4000, seed=1), 25).numpy().astype(np.float64)
     moments = [np.mean(numbers**k) for k in (1, 2, 3, 4)]
     np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.06)
     share = np.mean(np.abs(numbers) < 1)

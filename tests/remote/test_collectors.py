@@ -17,7 +17,7 @@ from benchmarks.process_tree import alive
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.config import actors as actors_settings
-from tfrl.experience.actor import Versioned
+from tfrl.experience.collector import Versioned
 from tfrl.training.actor_learner import ActorLearner
 from tfrl.training.off_policy import OffPolicyLearner
 

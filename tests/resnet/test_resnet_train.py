@@ -23,7 +23,7 @@ from resnet.supervised.learner import Learner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.networks import torso_weights
+from tfrl.networks import weights
 from tfrl.networks.actor_critic import build
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run
@@ -306,7 +306,7 @@ def test_a_run_on_standardised_images_exports_what_it_has_tested(folder, monkeyp
     assert code == 0 and evaluate(path, _settings(path, Options()), Options())[1] == results["test"]["hits"]
     settings = ppo.parse(["--torso", "cookbook", "--torso-weights", str(path)])
     with pytest.raises(UserError, match="was trained on standardised images"):
-        torso_weights.check(settings)
+        weights.check_torso(settings)
 
 
 def test_evaluate_needs_a_finished_run(tmp_path, finished):
@@ -346,7 +346,7 @@ def agent(torso="cookbook", share=True, torso_options=None):
 @pytest.mark.parametrize("share", [True, False])
 def test_actor_and_critic_start_from_a_trained_torso(finished, share):
     network = agent(share=share)
-    vectors = torso_weights.start(network, str(finished[0]))
+    vectors = weights.torso_vectors(network, str(finished[0]))
     assert set(vectors) == ({"torso"} if share else {"actor_torso", "critic_torso"})
     with np.load(finished[0] / "export" / "weights.npz") as trained:
         for torso, vector in vectors.items():
@@ -356,14 +356,14 @@ def test_actor_and_critic_start_from_a_trained_torso(finished, share):
 
 def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
     with pytest.raises(UserError, match="another network"):
-        torso_weights.start(agent("impala"), str(finished[0]))
+        weights.torso_vectors(agent("impala"), str(finished[0]))
     with pytest.raises(UserError, match="no finished run"):
-        torso_weights.read(str(tmp_path))
+        weights.read_torso(str(tmp_path))
     export = tmp_path / "batch" / "export"
     export.mkdir(parents=True)
     np.savez(export / "weights.npz", **{"torso/stem_norm/moving_mean": np.zeros(3)})
     with pytest.raises(UserError, match="batch normalization.*--normalization group"):
-        torso_weights.read(str(tmp_path / "batch"))
+        weights.read_torso(str(tmp_path / "batch"))
 
 
 def test_the_network_is_as_wide_as_asked_for():
@@ -378,14 +378,14 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     wide = agent("impala", torso_options={"width": 2}).initial_arrays()
     np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
     with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
-        torso_weights.start(agent("impala"), str(tmp_path))
+        weights.torso_vectors(agent("impala"), str(tmp_path))
     flags = ["--torso-weights", str(tmp_path)]
     settings = ppo.parse(flags)
-    torso_weights.check(settings)  # there is nothing but the weights
+    weights.check_torso(settings)  # there is nothing but the weights
     (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "impala", "--width", "2"])))
     with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
-        torso_weights.check(settings)
-    torso_weights.check(ppo.parse([*flags, "--torso-width", "2"]))
+        weights.check_torso(settings)
+    weights.check_torso(ppo.parse([*flags, "--torso-width", "2"]))
 
 
 def test_the_time_left_is_told_before_the_first_metrics(folder):

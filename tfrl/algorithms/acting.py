@@ -10,11 +10,10 @@ import numpy as np
 from tfrl import networks
 from tfrl.envs import registry
 from tfrl.experience import exploration
-from tfrl.experience.actor import BehaviorPolicy
+from tfrl.experience.collector import BehaviorPolicy
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.run import rng
 from tfrl.workers.data_parallel import Weights
 
@@ -190,7 +189,7 @@ class _Behavior:
 
 
 class ActorCriticBehavior(_Behavior):
-    """Acts on one device as `PPOAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`."""
+    """Acts on one device as `PPOAgent` does; follows `tfrl.experience.collector.BehaviorPolicy`."""
 
     _acting: ActingActorCritic
     _acting_class = ActingActorCritic
@@ -215,7 +214,7 @@ class ActorCriticBehavior(_Behavior):
 
 
 class ReplayBehavior(_Behavior):
-    """Explores as `ReplayAgent` does; follows `tfrl.experience.actor.BehaviorPolicy`.
+    """Explores as `ReplayAgent` does; follows `tfrl.experience.collector.BehaviorPolicy`.
 
     A row of its noise decides the action by itself: it holds the noise of an action, the values of
     `config.exploration`, and, where the action is random, that action.

@@ -10,10 +10,8 @@ import numpy as np
 from tfrl import networks
 from tfrl.algorithms.acting import ActingActorCritic
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import torso_weights
-from tfrl.networks.weights import PREFIX, weights_of
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
+from tfrl.ops.graph import compiled, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -71,7 +69,7 @@ class ActorCriticAgent:
     def begin(self) -> None:
         """Takes the torso of --torso-weights."""
         if self._config.torso_weights is not None:
-            for name, vector in torso_weights.start(self.network, self._config.torso_weights).items():
+            for name, vector in torso_vectors(self.network, self._config.torso_weights).items():
                 self.learning.assign(name, vector)
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:

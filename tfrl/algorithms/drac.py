@@ -31,7 +31,7 @@ from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS
 from tfrl.ops.bandit import SlidingWindowUCB
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 from tfrl.run import rng
 from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import Runtime

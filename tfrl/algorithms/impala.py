@@ -25,8 +25,7 @@ from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 

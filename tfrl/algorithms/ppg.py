@@ -33,8 +33,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights

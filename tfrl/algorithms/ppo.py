@@ -24,8 +24,7 @@ from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
-from tfrl.ops.graph import compiled, graph
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, graph, tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas

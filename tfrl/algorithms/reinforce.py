@@ -20,10 +20,9 @@ from tfrl.config.network import Torso
 from tfrl.config.optimizer import Optimizer
 from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
-from tfrl.experience.episodes import Episodes, normalized
+from tfrl.experience.rollout import Episodes, normalized
 from tfrl.ops import losses, optimizers
-from tfrl.ops.graph import graph
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import graph, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 

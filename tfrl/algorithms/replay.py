@@ -27,12 +27,10 @@ from tfrl.config.optimizer import Optimizer
 from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
-from tfrl.experience.replay import Batch
-from tfrl.experience.replay_memory import in_words
+from tfrl.experience.replay import Batch, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime

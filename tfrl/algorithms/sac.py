@@ -32,7 +32,7 @@ from tfrl.config import actors
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 from tfrl.ops import q_learning
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
 

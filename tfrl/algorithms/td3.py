@@ -24,7 +24,7 @@ from tfrl.algorithms.replay import (
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
 from tfrl.config import actors
 from tfrl.ops import q_learning
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
 
 
 class Catch:

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import math
+import multiprocessing
+import signal
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
 
+import gymnasium
 import numpy as np
 
-from tfrl.envs import atari
-from tfrl.envs.gymnasium_ids import can_repeat, close, facts_of, make_env, rendering_error
-from tfrl.envs.gymnasium_spaces import (
+from tfrl.cli.errors import EnvError, UserError
+from tfrl.envs.gymnasium_ids import (
     RESET,
     STEP,
     Calling,
     actions_of,
     all_finite,
+    can_repeat,
     check_finite,
+    close,
+    facts_of,
     fitting,
+    is_atari,
+    make_env,
+    rendering_error,
 )
-from tfrl.envs.vec_env import Step
-
-if TYPE_CHECKING:
-    from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import EnvSpec, Step, VecEnv
 
 LONGEST_REPLAY = 32_768
 """Steps: a longer episode cannot be replayed. So many actions take 128 kB per number of a Box, else 10 kB."""
 
 
 class GymnasiumVec:
-    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.vec_env.VecEnv`.
+    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.spec.VecEnv`.
 
     All are stepped by one Python loop in this process. Processes are slower than one env for all but slow
     ones, and two threads gained nothing on two cores, although MuJoCo frees Python's lock for 65 % of a step
@@ -57,7 +64,7 @@ class GymnasiumVec:
         self._envs = [make_env(name, kwargs, render=spec.render, **options) for _ in indices]
         self._plays = [env.step for env in self._envs]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
-        self._snapshots = atari.is_atari(self._envs[0])
+        self._snapshots = is_atari(self._envs[0])
         self._replays = self.exact_state and not self._snapshots
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
@@ -89,7 +96,7 @@ class GymnasiumVec:
         return shown.astype(self.observation_spec.dtype, copy=False)
 
     def observe(self) -> Step:
-        """The step that `act` has made; see `tfrl.envs.vec_env.Step`."""
+        """The step that `act` has made; see `tfrl.envs.spec.Step`."""
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
@@ -180,7 +187,7 @@ class GymnasiumVec:
         if step.truncated[i]:
             arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
         if self._snapshots:
-            arrays |= atari.get_state(self._envs[i])
+            arrays |= _get_atari_state(self._envs[i])
         elif self._replays and self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
@@ -228,7 +235,7 @@ class GymnasiumVec:
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
         if self._snapshots:
-            atari.set_state(self._envs[i], arrays)
+            _set_atari_state(self._envs[i], arrays)
             return True
         if not self._replays or "actions" not in arrays:
             return False
@@ -271,3 +278,136 @@ def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with np.load(io.BytesIO(state), allow_pickle=False) as file:
         arrays = dict(file)
     return json.loads(str(arrays.pop("about"))), arrays
+
+
+def _get_atari_state(env: gymnasium.Env) -> dict[str, np.ndarray]:
+    """The emulator's state with its random numbers, and the preprocessing's: some 10 kB once compressed."""
+    stack, frames = env.env, env.env.env
+    about = {
+        "lives": int(frames.lives),
+        "game_over": bool(frames.game_over),
+        "generator": env.unwrapped.np_random.bit_generator.state,
+    }
+    emulator = env.unwrapped.ale.cloneState(include_rng=True).serialize()
+    return {
+        "atari": np.array(json.dumps(about)),
+        "emulator": np.frombuffer(emulator, np.uint8),
+        "screens": np.stack(frames.obs_buffer),
+        "stack": np.stack(stack.obs_queue),
+    }
+
+
+def _set_atari_state(env: gymnasium.Env, arrays: dict[str, np.ndarray]) -> None:
+    """Continues exactly from `_get_atari_state`."""
+    from ale_py import ALEState
+
+    stack, frames = env.env, env.env.env
+    about = json.loads(str(arrays["atari"]))
+    env.unwrapped.ale.restoreState(ALEState(arrays["emulator"].tobytes()))
+    env.unwrapped.np_random.bit_generator.state = about["generator"]
+    frames.lives, frames.game_over = about["lives"], about["game_over"]
+    for buffer, screen in zip(frames.obs_buffer, arrays["screens"], strict=True):
+        buffer[:] = screen
+    stack.obs_queue.extend(arrays["stack"])
+
+
+class SubprocessVecEnv:
+    """A vector of envs in a process of its own, which never loads TensorFlow; it ends with this one.
+
+    It is for envs whose pictures OpenGL draws. Mesa's OpenGL and TensorFlow each bring an LLVM: in one
+    process, whichever is loaded second crashes it.
+
+    Args:
+      make: makes the envs there; a class or function of a module.
+      spec, indices: what it is given.
+
+    Raises:
+      ValueError, EnvError: one sentence, as `make` and the envs raise it.
+      UserError: the process has ended.
+    """
+
+    def __init__(
+        self, make: Callable[[EnvSpec, Sequence[int]], VecEnv], spec: EnvSpec, indices: Sequence[int]
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._name = spec.env
+        self._process = context.Process(target=_serve, args=(theirs, make, spec, list(indices)), daemon=True)
+        self._process.start()
+        theirs.close()
+        facts = self._answer()
+        self.num_envs, self.observation_spec, self.action_spec, self.exact_state = facts
+
+    def observe(self) -> Step:
+        """Implements `VecEnv.observe`."""
+        return self._ask("observe")
+
+    def act(self, actions: np.ndarray) -> None:
+        """Implements `VecEnv.act`."""
+        self._ask("act", actions)
+
+    def solved(self) -> np.ndarray:
+        """Implements `VecEnv.solved`."""
+        return self._ask("solved")
+
+    def render(self) -> Sequence[np.ndarray]:
+        """Implements `VecEnv.render`."""
+        return self._ask("render")
+
+    def get_state(self) -> list[bytes]:
+        """Implements `VecEnv.get_state`."""
+        return self._ask("get_state")
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Implements `VecEnv.set_state`."""
+        self._ask("set_state", list(states))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pipe.close()
+        self._process.join()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        with contextlib.suppress(BrokenPipeError):  # the answer says so
+            self._pipe.send((method, arguments))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise UserError(  # whatever it was asked for: nobody but a drawing needs it
+                f"{self._name} cannot be rendered here: the process that draws it ended with "
+                f"{self._process.exitcode}."
+            ) from None
+        if kind is not None:
+            raise kind(answer)
+        return answer
+
+
+def _serve(
+    pipe: Connection, make: Callable[[EnvSpec, Sequence[int]], VecEnv], spec: EnvSpec, indices: Sequence[int]
+) -> None:
+    """Answers until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the other end, which then closes this one
+    try:
+        env = make(spec, indices)
+    except (ValueError, EnvError) as error:
+        pipe.send(_sent(error))
+        return
+    pipe.send((None, (env.num_envs, env.observation_spec, env.action_spec, env.exact_state)))
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            method, arguments = pipe.recv()
+            try:
+                answer = None, getattr(env, method)(*arguments)
+            except (ValueError, EnvError) as error:
+                answer = _sent(error)
+            pipe.send(answer)
+    env.close()
+
+
+def _sent(error: Exception) -> tuple[type[Exception], str]:
+    """An error as it goes to the other end: by its sentence."""
+    return EnvError if isinstance(error, EnvError) else ValueError, str(error)

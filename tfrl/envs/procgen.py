@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
 
 with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, which prints a banner
     from procgen import ProcgenGym3Env

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSpec
-from tfrl.envs.vec_env import VecEnv
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSpec, VecEnv
 
 if TYPE_CHECKING:
     from tfrl.envs.gymnasium_ids import Facts
@@ -211,7 +210,7 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     kind = getattr(importlib.import_module(known.module), known.kind)
     indices = list(range(spec.num_envs) if indices is None else indices)
     if spec.render and draws_with_opengl(spec.env):
-        from tfrl.envs.apart import Apart
+        from tfrl.envs.gymnasium import SubprocessVecEnv
 
-        return Apart(kind, spec, indices)
+        return SubprocessVecEnv(kind, spec, indices)
     return kind(spec, indices)

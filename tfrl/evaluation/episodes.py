@@ -15,8 +15,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec
-from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.run import rng
 
 _MOST_ENVS = 64

@@ -1,17 +1,20 @@
-"""Steps this worker's envs with a policy: double-buffered, so that env time hides behind inference."""
+"""Players of envs: a `Collector` fills rollouts, an `EnvActor` acts by the weights that it is given.
+
+An `Observer` is told its actions. Nothing here imports TensorFlow, so a process that only holds envs starts
+at once.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec
-from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.exploration import CorrelatedNoise
 from tfrl.experience.rollout import Rollout
 
@@ -214,3 +217,164 @@ class Collector:
 def _steps_beside(spec: EnvSpec) -> bool:
     """Whether the env's `act` returns while it still steps, so that two groups gain time."""
     return registry.family(spec.env).steps_beside
+
+
+Weights = Mapping[str, np.ndarray]
+"""The weights of a network by name, float32 of any shape."""
+
+
+class Versioned(NamedTuple):
+    """Weights, and the number of updates behind them."""
+
+    version: int
+    weights: Weights
+
+
+class BehaviorPolicy(ActingPolicy, Protocol):
+    """A policy that acts by weights of others."""
+
+    def set_weights(self, weights: Weights) -> None:
+        """Acts by them, float32 by name, from now on."""
+
+    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
+        """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
+
+
+class EnvStates(NamedTuple):
+    """The state of envs.
+
+    Attributes:
+      indices: the global indices of N envs.
+      states: the state of each.
+      observations: [N, *shape], in the dtype of the envs' observations.
+      first: bool [N], true where an episode begins.
+    """
+
+    indices: list[int]
+    states: list[bytes]
+    observations: np.ndarray
+    first: np.ndarray
+
+
+class Collected(NamedTuple):
+    """A rollout [1, T, N] of N envs, and where they stand after it."""
+
+    rollout: Rollout
+    after: EnvStates
+
+
+class EnvActor:
+    """Makes rollouts, each of which its number and weights alone decide, and the one before it.
+
+    Args:
+      collector: the envs.
+      policy: gives actions.
+    """
+
+    def __init__(self, collector: Collector, policy: BehaviorPolicy) -> None:
+        self._collector = collector
+        self._policy = policy
+        self._ended: float | None = None  # when the last rollout was done
+
+    def collect(
+        self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
+    ) -> Collected:
+        """Rollout `number` of the run, acted by `weights`; `on_step` gets the number of steps done."""
+        began = time.perf_counter()
+        idle = 0.0 if self._ended is None else began - self._ended
+        self._policy.set_weights(weights.weights)
+        noise = self._policy.draw(number, self._collector.indices)
+        rollout = self._collector.collect(self._policy, noise, on_step)
+        rollout.idle_seconds, rollout.version = idle, float(weights.version)
+        after = self.get_state()
+        self._ended = time.perf_counter()
+        return Collected(rollout, after)
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly; after `set_state`, where the last one did."""
+        return self._collector.exact_state
+
+    def get_state(self) -> EnvStates:
+        """The envs' present state."""
+        return EnvStates(*self._collector.get_state())
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index, which may be of more envs than these."""
+        self._collector.set_state(states)
+
+    def close(self) -> None:
+        """Stops the envs' threads."""
+        self._collector.close()
+
+
+class Seen(NamedTuple):
+    """N envs after a step of those that still play.
+
+    Attributes:
+      reward: float32 [N]; 0 of envs that wait.
+      observation: [N, *shape]: what they show; of one whose episode has just ended, the next one's first.
+      ended: bool [N]: the episode has ended with this step.
+    """
+
+    reward: np.ndarray
+    observation: np.ndarray
+    ended: np.ndarray
+
+
+class Observer:
+    """Some of the global envs, each of which waits at the end of its episode for the others.
+
+    The actions of all envs are chosen elsewhere, in one batch: SEED RL's actors (Espeholt et al. 2020,
+    arXiv:1910.06591). Each is a vector of its own, because one vector's envs all take their steps together.
+
+    Args:
+      spec: the global vector of envs.
+      indices: the global indices of these.
+    """
+
+    def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
+        self.indices = list(indices)
+        self._envs = [registry.make(spec, [i]) for i in self.indices]
+        self._show()
+
+    def _show(self) -> None:
+        self.observation = np.concatenate([env.observe().observation for env in self._envs])
+
+    @property
+    def exact_state(self) -> bool:
+        """True if a state that is put back goes on exactly; after `set_state`, if all did."""
+        return all(env.exact_state for env in self._envs)
+
+    def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
+        """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""
+        count = len(self.indices)
+        reward, ended = np.zeros(count, np.float32), np.zeros(count, bool)
+        observation = self.observation.copy()
+        at = np.flatnonzero(playing).tolist()
+        for i in at:
+            self._envs[i].act(actions[i : i + 1])
+        for i in at:
+            step = self._envs[i].observe()
+            reward[i], ended[i], observation[i] = step.reward[0], step.first[0], step.observation[0]
+        self.observation = observation
+        return Seen(reward, observation, ended)
+
+    def settle(self) -> None:
+        """Says that all episodes have ended, or are broken off."""
+
+    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
+        """Global env indices and, for each, the env's state, observation and `first` flag."""
+        first = np.concatenate([env.observe().first for env in self._envs])
+        return self.indices, [env.get_state()[0] for env in self._envs], self.observation, first
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index, which may be of more envs than these."""
+        for index, env in zip(self.indices, self._envs, strict=True):
+            env.set_state([states[index]])
+        self._show()
+
+    def close(self) -> None:
+        """Stops the envs."""
+        for env in self._envs:
+            env.close()

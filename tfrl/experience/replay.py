@@ -6,16 +6,19 @@ episode was truncated, row t + 1 begins another one, and the last observation is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl.envs.spec import ActionSpec, ArraySpec
-from tfrl.envs.vec_env import Step
-from tfrl.experience.priorities import Priorities
+from tfrl.cli import words
+from tfrl.cli.errors import UserError
+from tfrl.envs import registry
+from tfrl.envs.spec import ActionSpec, ArraySpec, Step
 from tfrl.ops.q_learning import n_step
 from tfrl.run.pieces import Piece
+from tfrl.workers import machine
 
 
 class Batch(NamedTuple):
@@ -310,3 +313,98 @@ _STORED = ("observations", "actions", "rewards", "first", "truncated")
 def _take(array: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Entries [*at.shape, ...] of [rows, envs, ...], by row * envs + env."""
     return array.reshape(-1, *array.shape[2:]).take(at, axis=0)
+
+
+class Priorities:
+    """The priorities of `rows` rows in two binary trees, of sums and of the least: all takes log(rows).
+
+    A node is computed from its two children alone, so trees of the same priorities are the same to the bit,
+    in whatever order they were set.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._leaves = 1 << max(1, (rows - 1).bit_length())
+        self._sum = np.zeros(2 * self._leaves)
+        self._least = np.full(2 * self._leaves, np.inf)
+
+    @property
+    def total(self) -> float:
+        """The sum of all."""
+        return float(self._sum[1])
+
+    @property
+    def least(self) -> float:
+        """The least of all that are above 0; infinite where none is."""
+        return float(self._least[1])
+
+    def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
+        """The priorities of rows, float64."""
+        return self._sum[self._leaves :][rows]
+
+    def set(self, rows: np.ndarray, priorities: np.ndarray | float) -> None:
+        """Gives rows [n] their priorities, float [n]; those of priority 0 are never drawn.
+
+        A row that is named twice gets the last one.
+        """
+        nodes = np.asarray(rows) + self._leaves
+        self._sum[nodes] = priorities
+        self._least[nodes] = np.where(self._sum[nodes] > 0, self._sum[nodes], np.inf)
+        while nodes.size and nodes[0] > 1:
+            nodes = np.unique(nodes >> 1)
+            left, right = 2 * nodes, 2 * nodes + 1
+            self._sum[nodes] = self._sum[left] + self._sum[right]
+            self._least[nodes] = np.minimum(self._least[left], self._least[right])
+
+    def draw(self, uniforms: np.ndarray) -> np.ndarray:
+        """Rows [n], each as often as its share of the total, by numbers in [0, 1), float64 [n]."""
+        left_over = uniforms * self.total
+        nodes = np.ones(uniforms.shape, np.int64)
+        while nodes.size and nodes[0] < self._leaves:
+            nodes *= 2
+            below = self._sum[nodes]
+            # Rounding may leave more than there is on the right: then the left one is meant.
+            right = (left_over >= below) & (self._sum[nodes + 1] > 0)
+            left_over -= np.where(right, below, 0.0)
+            nodes += right
+        return nodes - self._leaves
+
+
+_SHARE = 0.8  # of the memory: the rest is TensorFlow's, the networks', and what makes checkpoints
+
+
+def replay_bytes(config: Any) -> int:
+    """The memory of the settings' replay, of all workers, without truncated episodes' last observations."""
+    observation, action = registry.specs(config)
+    row = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in (observation, action))
+    row += 4 + 2  # the reward and two flags
+    if config.prioritized_replay:
+        row += 64  # two trees of twice their leaves, which may be twice the rows
+    return config.replay_size * row
+
+
+def in_words(config: Any) -> str:
+    """The replay of all workers: "1,000,000 transitions, 12.3 GB"."""
+    return f"{config.replay_size:,} transitions, {words.size(replay_bytes(config))}"
+
+
+def check_memory(config: Any, workers: int, here: int = 1) -> None:
+    """Raise UserError, with what would fit, if the replay leaves too little memory for all else.
+
+    The arrays are of zeros at first, which take memory only as they are filled: what is too large would be
+    killed hours later.
+
+    Args:
+      config: the settings.
+      workers: which share the replay evenly.
+      here: how many of them share this machine's memory.
+    """
+    needed, memory = replay_bytes(config) * here // workers, machine.memory()
+    if needed <= _SHARE * memory:
+        return
+    fits = int(_SHARE * memory / needed * config.replay_size)
+    fits -= fits % 10 ** (len(str(fits)) - 1)  # one digit, rounded down
+    held = "" if workers == 1 else f" for {here} of {workers} workers"
+    raise UserError(
+        f"--replay-size {config.replay_size} needs {words.size(needed)}{held}, and of the "
+        f"{words.size(memory)} of memory here a replay may have {_SHARE:.0%}; {fits} would fit."
+    )

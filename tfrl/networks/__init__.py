@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfrl.networks.network import Network as Network
 
-_MODULES = {
-    **dict.fromkeys(("ppo", "drac", "ppg", "impala"), "actor_critic"),
-    "dqn": "q_network",
-    "reinforce": "actor_alone",
-    **dict.fromkeys(("ddpg", "td3", "sac"), "actor_and_critics"),
-}
+_ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
 
 def kind(algorithm: str) -> str:
     """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
-    module = _MODULES[algorithm]
-    return algorithm if module == "actor_and_critics" or algorithm == "ppg" else module
+    return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
 
 
 def of_settings(config: Any, precision: str) -> Network:
@@ -32,5 +26,6 @@ def of_settings(config: Any, precision: str) -> Network:
     Raises:
       ValueError: the zoo cannot build it.
     """
-    module = importlib.import_module(f"tfrl.networks.{_MODULES[config.algorithm]}")
-    return module.of_settings(config, precision)
+    module = "actor_critic" if config.algorithm in _ACTOR_CRITICS else "actors"
+    made = importlib.import_module(f"tfrl.networks.{module}")
+    return made.of_settings(config, precision)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.networks import array_policy
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.network import Head, Network, seeds_of
@@ -88,10 +88,9 @@ class ActorCritic(Network):
       action_spec: the action space.
       scaling: standardises observations; None leaves them as they are.
       freeze_torso: training leaves the torsos as they are.
-      further: layers that a subclass adds, by name.
+      added: layers that a subclass adds, by name.
 
     Attributes:
-      distribution: makes the policy's distribution from the actor's outputs.
       shared: True if actor and critic share their torso.
     """
 
@@ -105,25 +104,23 @@ class ActorCritic(Network):
         action_spec: ActionSpec,
         scaling: ObservationScaling | None = None,
         freeze_torso: bool = False,
-        further: Mapping[str, keras.layers.Layer] | None = None,
+        added: Mapping[str, keras.layers.Layer] | None = None,
     ) -> None:
         self.shared = actor_torso is critic_torso
         torsos = {"torso": actor_torso} if self.shared else {}
         if not self.shared:
             torsos = {"actor_torso": actor_torso, "critic_torso": critic_torso}
         constants = {} if scaling is None else {"observations": scaling}
-        layers = {**torsos, "actor": actor, "critic": critic, **(further or {}), **constants}
-        self.distribution = distribution_for(action_spec)
-        parameters = tf.TensorSpec([self.distribution.parameters_size])
+        layers = {**torsos, "actor": actor, "critic": critic, **(added or {}), **constants}
+        parameters = tf.TensorSpec([distribution_for(action_spec).parameters_size])
         acting = [*torsos, "actor", "critic", *constants]
-        super().__init__(layers, acting=acting, signature=[parameters, tf.TensorSpec([])])
+        signature = [parameters, tf.TensorSpec([])]
+        super().__init__(layers, acting=acting, signature=signature, action_spec=action_spec)
         self._frozen = freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
         self.is_small = actor_torso.name == "mlp"
         self.compiled_rows = parts.COMPILED_ROWS if self.is_small else None
-        self.noise_size = self.distribution.noise_size
-        self.has_probabilities = isinstance(action_spec, Discrete)
 
     @property
     def learned(self) -> tuple[str, ...]:
@@ -240,36 +237,9 @@ class ActorCritic(Network):
 
         return scaled
 
-    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The actions of `sample` in NumPy, from parameters float32 [B, P]."""
-        return self.distribution.act(outputs, noise)
-
-    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """The actions of `greedy` in NumPy, from parameters float32 [B, P]."""
-        return self.distribution.act_greedily(outputs)
-
-    # Acting
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The numbers that choose one env's actions, float32 [steps, K]."""
-        return self.distribution.draw_noise(generator, steps)
-
-    def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
-        """Drawn actions [B, *shape], by noise float32 [B, K]."""
-        return self.distribution(outputs[0]).sample(noise)
-
-    def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The most likely actions [B, *shape]."""
-        return self.distribution(outputs[0]).mode()
-
-    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The probability of each action, float32 [B, A]."""
-        return tf.nn.softmax(outputs[0])
-
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The most likely `action`, the distribution's parameters, and `value`."""
-        name = "logits" if self.has_probabilities else "parameters"
-        return {"action": self.greedy(outputs), name: outputs[0], "value": outputs[1]}
+        return super().exported(outputs) | {"value": outputs[1]}
 
 
 class PhasicActorCritic(ActorCritic):
@@ -377,4 +347,4 @@ def build(
     if not phasic:
         return ActorCritic(actor, critic, **parts_of_network)
     auxiliary = Critic(features=features, seed=seeds[4], name="auxiliary")
-    return PhasicActorCritic(actor, critic, **parts_of_network, further={"auxiliary": auxiliary})
+    return PhasicActorCritic(actor, critic, **parts_of_network, added={"auxiliary": auxiliary})

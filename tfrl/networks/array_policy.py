@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Functional

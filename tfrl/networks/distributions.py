@@ -1,7 +1,7 @@
 """Action distributions: what the outputs of an actor mean, for each kind of action space.
 
-To add an action space: its spec in `tfrl/envs/spec.py`, a class here that follows `Distribution`, and a line
-in `_DISTRIBUTIONS`. Networks, noise, buffers and charts size themselves by it.
+To add an action space: its spec in `tfrl/envs/spec.py`, a class here that follows `ActionDistribution`, and a
+line in `_DISTRIBUTIONS`. Networks, noise, buffers and charts size themselves by it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -18,43 +17,11 @@ from tfrl.envs.spec import ActionSpec, Box, Discrete
 
 
 class Distribution(ABC):
-    """A distribution over actions for each of B envs, from the outputs of an actor.
+    """A distribution over actions for each of B envs.
 
     The randomness comes from outside, so that an env draws the same numbers wherever it is held. A row is
     computed alike whatever the batch size (docs/design.md, "The same run on any topology").
-
-    Args:
-      action_spec: the action space.
-      parameters: float32 [B, parameters_size].
     """
-
-    @staticmethod
-    @abstractmethod
-    def parameters_size(action_spec: ActionSpec) -> int:
-        """The number of outputs that the actor needs."""
-
-    @staticmethod
-    @abstractmethod
-    def noise_size(action_spec: ActionSpec) -> int:
-        """The number of random numbers that a sample needs."""
-
-    @staticmethod
-    def deviation_size(action_spec: ActionSpec) -> int:
-        """The number of parameters, the last ones, that say no more than how far actions vary; 0 if none."""
-        return 0
-
-    @staticmethod
-    @abstractmethod
-    def draw_noise(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-        """Random numbers as `sample` needs them, float32 of the shape."""
-
-    @staticmethod
-    @abstractmethod
-    def bins(action_spec: ActionSpec) -> tuple[np.ndarray, ...]:
-        """The centres of a histogram's bins, ascending, for each number of an action."""
-
-    @abstractmethod
-    def __init__(self, action_spec: ActionSpec, parameters: tf.Tensor) -> None: ...
 
     @abstractmethod
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
@@ -63,21 +30,6 @@ class Distribution(ABC):
     @abstractmethod
     def log_prob(self, actions: tf.Tensor) -> tf.Tensor:
         """log pi(a), float32 [B], of actions [B, *shape]."""
-
-    @staticmethod
-    @abstractmethod
-    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The actions of `sample`, up to rounding, by NumPy alone."""
-
-    @staticmethod
-    @abstractmethod
-    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The log-probabilities of `log_prob`, up to rounding, by NumPy alone."""
-
-    @staticmethod
-    @abstractmethod
-    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
-        """The actions of `mode`, up to rounding, in NumPy."""
 
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The actions of `sample`, and their log pi(a), float32 [B]."""
@@ -90,7 +42,72 @@ class Distribution(ABC):
 
     @abstractmethod
     def mode(self) -> tf.Tensor:
-        """The actions to take where nothing is to be left to chance, [B, *shape]."""
+        """The deterministic actions, [B, *shape]."""
+
+
+class ActionDistribution(ABC):
+    """The policies over an action space; called with an actor's outputs, the `Distribution` of each env.
+
+    `act`, `log_probs_of` and `act_greedily` do in NumPy what the distribution does in TensorFlow. The two
+    differ by rounding.
+
+    Args:
+      action_spec: the action space.
+
+    Attributes:
+      parameters_size: P, the outputs that the actor needs.
+      noise_size: K, the random numbers that a sample needs.
+      deviation_size: how many of the parameters, the last ones, decide only how far actions vary.
+      bins: the centres of a histogram's bins, ascending, for each number of an action.
+    """
+
+    parameters_size: int
+    noise_size: int
+    deviation_size = 0
+    bins: tuple[np.ndarray, ...]
+
+    def __init__(self, action_spec: ActionSpec) -> None:
+        self.action_spec = action_spec
+
+    @abstractmethod
+    def __call__(self, parameters: tf.Tensor) -> Distribution:
+        """The distribution of the outputs of an actor, float32 [B, P]."""
+
+    @abstractmethod
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The random numbers of one env's actions, float32 [steps, K]."""
+
+    @abstractmethod
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Drawn actions [B, *shape] of parameters float32 [B, P], by noise float32 [B, K]."""
+
+    @abstractmethod
+    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """log pi(a), float32 [B], of parameters float32 [B, P] and the actions that `act` drew."""
+
+    @abstractmethod
+    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
+        """The deterministic actions, [B, *shape]."""
+
+    def counts(self, actions: np.ndarray) -> np.ndarray:
+        """Counts of actions [..., *shape] by bin, int64 [bins of all numbers of an action].
+
+        Those of several workers add up.
+        """
+        columns = actions.reshape(-1, len(self.bins)).T
+        return np.concatenate(
+            [
+                np.bincount(np.searchsorted((b[1:] + b[:-1]) / 2, column), minlength=len(b))
+                for b, column in zip(self.bins, columns, strict=True)
+            ]
+        )
+
+    def histograms(self, counts: np.ndarray) -> dict[str, np.ndarray]:
+        """The values to draw for `counts`, by the end of the chart's name: "", or "/0" ... of vectors."""
+        bins = self.bins
+        parts = np.split(np.asarray(counts), np.cumsum([len(b) for b in bins])[:-1])
+        names = [f"/{i}" for i in range(len(bins))] if self.action_spec.shape else [""]
+        return {name: np.repeat(b, n) for name, b, n in zip(names, bins, parts, strict=True)}
 
 
 class Categorical(Distribution):
@@ -100,29 +117,8 @@ class Categorical(Distribution):
     same env's log-probability would depend on how many others its replica holds.
     """
 
-    @staticmethod
-    def parameters_size(action_spec: Discrete) -> int:
-        """A, a logit for each action."""
-        return action_spec.n
-
-    @staticmethod
-    def noise_size(action_spec: Discrete) -> int:
-        """One."""
-        return 1
-
-    @staticmethod
-    def draw_noise(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-        """Uniform numbers in [0, 1)."""
-        return generator.random(shape, np.float32)
-
-    @staticmethod
-    def bins(action_spec: Discrete) -> tuple[np.ndarray, ...]:
-        """One for each action."""
-        return (np.arange(action_spec.n),)
-
-    def __init__(self, action_spec: Discrete, parameters: tf.Tensor) -> None:
-        parameters.shape.assert_is_compatible_with((None, action_spec.n))
-        self._wide = tf.nn.log_softmax(tf.cast(parameters, tf.float64))  # [B, A]
+    def __init__(self, logits: tf.Tensor) -> None:
+        self._wide = tf.nn.log_softmax(tf.cast(logits, tf.float64))  # [B, A]
         self.log_probs = tf.cast(self._wide, tf.float32)  # [B, A]
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
@@ -146,23 +142,38 @@ class Categorical(Distribution):
         """The most likely actions, int32 [B]."""
         return tf.argmax(self.log_probs, axis=-1, output_type=tf.int32)
 
-    @staticmethod
-    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+
+class CategoricalActions(ActionDistribution):
+    """The policies over `Discrete` actions: a logit for each, and one uniform number for a sample."""
+
+    def __init__(self, action_spec: Discrete) -> None:
+        super().__init__(action_spec)
+        self.parameters_size, self.noise_size = action_spec.n, 1
+        self.bins = (np.arange(action_spec.n),)
+
+    def __call__(self, parameters: tf.Tensor) -> Categorical:
+        """The distribution of logits float32 [B, A]."""
+        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
+        return Categorical(parameters)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Uniform numbers in [0, 1), float32 [steps, 1]."""
+        return generator.random((steps, 1), np.float32)
+
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B]."""
         probabilities = np.exp(_shifted(parameters))
         probabilities /= np.add.reduce(probabilities, axis=1, keepdims=True)
         passed = np.add.accumulate(probabilities, axis=1)[:, :-1] <= noise
         return np.add.reduce(passed, axis=1, dtype=np.int32)
 
-    @staticmethod
-    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], of actions int32 [B]."""
         wide = _shifted(parameters)
         total = np.add.reduce(np.exp(wide), axis=1)
         return (wide[np.arange(len(wide)), actions] - np.log(total)).astype(np.float32)
 
-    @staticmethod
-    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
+    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The most likely actions, int32 [B]."""
         return parameters.argmax(axis=1).astype(np.int32)
 
@@ -189,44 +200,18 @@ _WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
 class TanhNormal(Distribution):
     """The distribution of tanh(z), z normal with independent components: float32 actions [B, D] in (-1, 1).
 
-    The parameters are the mean of z, [B, D], and then x, [B, D], for its standard deviation
-    softplus(x + c) + 0.01, which is 1 where x = 0. (A deviation that no observation changes is an x that is
-    the same in all rows.) All is computed in float64, and each number by the same instructions (`_alike`).
+    The parameters, float32 [B, 2 D], are the mean of z, [B, D], and then x, [B, D], for its standard
+    deviation softplus(x + c) + 0.01, which is 1 where x = 0. (If no observation changes the deviation, x is
+    the same in all rows.) All is computed in float64, and each number by the same instructions
+    (`_batch_invariant`).
     """
 
-    @staticmethod
-    def parameters_size(action_spec: Box) -> int:
-        """2 D, two for each number of an action."""
-        return 2 * action_spec.shape[0]
-
-    @staticmethod
-    def noise_size(action_spec: Box) -> int:
-        """D, one for each number of an action."""
-        return action_spec.shape[0]
-
-    @staticmethod
-    def deviation_size(action_spec: Box) -> int:
-        """D, one for each number of an action."""
-        return action_spec.shape[0]
-
-    @staticmethod
-    def draw_noise(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-        """Standard normal numbers."""
-        return generator.standard_normal(shape, np.float32)
-
-    @staticmethod
-    def bins(action_spec: Box) -> tuple[np.ndarray, ...]:
-        """Equal bins of [-1, 1] for each of the D numbers."""
-        edges = np.linspace(-1.0, 1.0, _ACTION_BINS + 1)
-        return ((edges[1:] + edges[:-1]) / 2,) * action_spec.shape[0]
-
-    def __init__(self, action_spec: Box, parameters: tf.Tensor) -> None:
-        size = action_spec.shape[0]
-        parameters.shape.assert_is_compatible_with((None, 2 * size))
+    def __init__(self, parameters: tf.Tensor) -> None:
+        size = parameters.shape[-1] // 2
         wide = tf.cast(parameters, tf.float64)
         self._mean = wide[:, :size]
-        self._std = _alike(tf.nn.softplus, wide[:, size:] + _STD_SHIFT) + _MIN_STD
-        self._log_std = _alike(tf.math.log, self._std)
+        self._std = _batch_invariant(tf.nn.softplus, wide[:, size:] + _STD_SHIFT) + _MIN_STD
+        self._log_std = _batch_invariant(tf.math.log, self._std)
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         """Actions float32 [B, D] from standard normal numbers, float32 [B, D]; they have gradients."""
@@ -254,7 +239,7 @@ class TanhNormal(Distribution):
         actions.shape.assert_is_compatible_with(self._mean.shape)
         actions = tf.cast(tf.clip_by_value(actions, -_LARGEST, _LARGEST), tf.float64)
         # float64 holds 1 + a exactly, and two logarithms give atanh(a) and log(1 - a^2).
-        logs = _alike(tf.math.log1p, tf.concat([actions, -actions], axis=-1))
+        logs = _batch_invariant(tf.math.log1p, tf.concat([actions, -actions], axis=-1))
         above, below = tf.split(logs, 2, axis=-1)  # log(1 + a), log(1 - a)
         standard = (0.5 * (above - below) - self._mean) / self._std
         return _sum(self._log_normal(standard) - (above + below))
@@ -277,16 +262,38 @@ class TanhNormal(Distribution):
         """tanh(mean), float32 [B, D]: the median, which stays where a wide density has its peaks near +-1."""
         return _squash(self._mean)
 
-    @staticmethod
-    def act(action_spec: ActionSpec, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def _log_normal(self, standard: tf.Tensor) -> tf.Tensor:
+        """The normal's log-density at mean + std * standard, float64 [B, D]."""
+        return -0.5 * tf.square(standard) - self._log_std - _LOG_SQRT_2_PI
+
+
+class TanhNormalActions(ActionDistribution):
+    """The policies over a `Box`: mean and deviation for each of D numbers, D normal numbers for a sample."""
+
+    def __init__(self, action_spec: Box) -> None:
+        super().__init__(action_spec)
+        size = action_spec.shape[0]
+        self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
+        edges = np.linspace(-1.0, 1.0, _ACTION_BINS + 1)
+        self.bins = ((edges[1:] + edges[:-1]) / 2,) * size
+
+    def __call__(self, parameters: tf.Tensor) -> TanhNormal:
+        """The distribution of means and deviations, float32 [B, 2 D]."""
+        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
+        return TanhNormal(parameters)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Standard normal numbers, float32 [steps, D]."""
+        return generator.standard_normal((steps, self.noise_size), np.float32)
+
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions float32 [B, D]."""
         mean, z = _mean_and_std(parameters)
         z *= noise
         z += mean
         return _squash_array(z)
 
-    @staticmethod
-    def log_probs_of(action_spec: ActionSpec, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], of actions float32 [B, D] as `act` gives them, less than 1 in size."""
         mean, std = _mean_and_std(parameters)
         wide = actions.astype(np.float64)
@@ -295,19 +302,14 @@ class TanhNormal(Distribution):
         terms = -0.5 * np.square(standard) - np.log(std) - _LOG_SQRT_2_PI - (above + below)
         return terms.sum(axis=1).astype(np.float32)
 
-    @staticmethod
-    def act_greedily(action_spec: ActionSpec, parameters: np.ndarray) -> np.ndarray:
+    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """tanh(mean), float32 [B, D]."""
         return _squash_array(parameters[:, : parameters.shape[1] // 2].astype(np.float64))
-
-    def _log_normal(self, standard: tf.Tensor) -> tf.Tensor:
-        """The normal's log-density at mean + std * standard, float64 [B, D]."""
-        return -0.5 * tf.square(standard) - self._log_std - _LOG_SQRT_2_PI
 
 
 def _squash(z: tf.Tensor) -> tf.Tensor:
     """tanh(z) as float32, next to +-1 where it would round to that."""
-    return tf.clip_by_value(tf.cast(_alike(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
+    return tf.clip_by_value(tf.cast(_batch_invariant(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
 
 
 def _mean_and_std(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -326,7 +328,7 @@ def _squash_array(z: np.ndarray) -> np.ndarray:
 
 def _log_slope(z: tf.Tensor) -> tf.Tensor:
     """log(1 - tanh(z)^2), for any z."""
-    return 2.0 * (math.log(2.0) - z - _alike(tf.nn.softplus, -2.0 * z))
+    return 2.0 * (math.log(2.0) - z - _batch_invariant(tf.nn.softplus, -2.0 * z))
 
 
 def _sum(log_probs: tf.Tensor) -> tf.Tensor:
@@ -334,11 +336,11 @@ def _sum(log_probs: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(log_probs, axis=-1), tf.float32)
 
 
-def _alike(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """function(x) of float64 [..., D], with each number computed alike wherever it stands.
+def _batch_invariant(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """function(x) of float64 [..., D]; the bits of each number do not depend on its place.
 
-    Vector instructions take eight numbers or fewer at a time, and what is left over at the end of a tensor
-    goes through other ones, which round otherwise. Rows filled up to a multiple of eight leave nothing over.
+    Vector instructions take eight numbers or fewer at a time. The rest at the end of a tensor goes through
+    other instructions, which round otherwise. Rows filled up to a multiple of eight have no such rest.
     """
     size = x.shape[-1]
     if size % 8 == 0:
@@ -347,73 +349,9 @@ def _alike(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tenso
     return function(tf.pad(x, padding, constant_values=1.0))[..., :size]
 
 
-_DISTRIBUTIONS: dict[type, type[Distribution]] = {Discrete: Categorical, Box: TanhNormal}
-
-
-@dataclass(frozen=True)
-class ActionDistribution:
-    """The policies over an action space: their sizes, their noise and, called with parameters, one policy."""
-
-    action_spec: ActionSpec
-    _kind: type[Distribution]
-
-    @property
-    def parameters_size(self) -> int:
-        """The number of outputs of the policy's head."""
-        return self._kind.parameters_size(self.action_spec)
-
-    @property
-    def noise_size(self) -> int:
-        """The number of random numbers that a sample needs."""
-        return self._kind.noise_size(self.action_spec)
-
-    @property
-    def deviation_size(self) -> int:
-        """The number of parameters, the last ones, that can be variables of their own (see `Actor`)."""
-        return self._kind.deviation_size(self.action_spec)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The numbers that choose one env's actions, float32 [steps, noise_size]."""
-        return self._kind.draw_noise(generator, (steps, self.noise_size))
-
-    def __call__(self, parameters: tf.Tensor) -> Distribution:
-        """The distribution that the outputs of an actor, float32 [B, parameters_size], stand for."""
-        return self._kind(self.action_spec, parameters)
-
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of parameters float32 [B, P], by noise [B, K]."""
-        return self._kind.act(self.action_spec, parameters, noise)
-
-    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of parameters float32 [B, P] and the actions that `act` drew by them."""
-        return self._kind.log_probs_of(self.action_spec, parameters, actions)
-
-    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
-        """The actions to take where nothing is to be left to chance, [B, *shape]."""
-        return self._kind.act_greedily(self.action_spec, parameters)
-
-    def counts(self, actions: np.ndarray) -> np.ndarray:
-        """Counts of actions [..., *shape] by bin, int64 [bins of all numbers of an action].
-
-        Those of several workers add up.
-        """
-        bins = self._kind.bins(self.action_spec)
-        columns = actions.reshape(-1, len(bins)).T
-        return np.concatenate(
-            [
-                np.bincount(np.searchsorted((b[1:] + b[:-1]) / 2, column), minlength=len(b))
-                for b, column in zip(bins, columns, strict=True)
-            ]
-        )
-
-    def histograms(self, counts: np.ndarray) -> dict[str, np.ndarray]:
-        """The values to draw for `counts`, by the end of the chart's name: "", or "/0" ... of vectors."""
-        bins = self._kind.bins(self.action_spec)
-        parts = np.split(np.asarray(counts), np.cumsum([len(b) for b in bins])[:-1])
-        names = [f"/{i}" for i in range(len(bins))] if self.action_spec.shape else [""]
-        return {name: np.repeat(b, n) for name, b, n in zip(names, bins, parts, strict=True)}
+_DISTRIBUTIONS: dict[type, type[ActionDistribution]] = {Discrete: CategoricalActions, Box: TanhNormalActions}
 
 
 def distribution_for(action_spec: ActionSpec) -> ActionDistribution:
     """The policies over an action space."""
-    return ActionDistribution(action_spec, _DISTRIBUTIONS[type(action_spec)])
+    return _DISTRIBUTIONS[type(action_spec)](action_spec)

@@ -7,20 +7,19 @@ one operation, and a sum over replicas has few tensors. Keras builds the layers 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
 from tfrl.networks import array_policy
+from tfrl.networks.distributions import ActionDistribution, distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import Weights
-
-if TYPE_CHECKING:
-    from tfrl.envs.spec import ArraySpec
 
 # Arrays begin at multiples of 64 bytes: TensorFlow then splits the vector without copying.
 _ALIGNMENT = 16
@@ -137,14 +136,17 @@ class Functional(Packing):
 class Network:
     """The networks of an algorithm by name, and the part of them that acts; a base class.
 
-    A subclass gives `outputs`, and what actions follow from them.
+    A subclass gives `outputs`. The first of them are a distribution's parameters, from which actions follow;
+    a network without an `action_spec` overrides the methods that choose actions.
 
     Args:
       layers: Keras layers or models by name.
       acting: the names of those that `outputs` calls.
       signature: of the tensors that `outputs` gives for one observation.
+      action_spec: the action space.
 
     Attributes:
+      distribution: makes the policy's distribution from the first output.
       functions: the layers as functions of vectors of weights.
       noise_size: K, random numbers of one action.
       has_probabilities: True if each of a few actions has a probability to show.
@@ -152,6 +154,7 @@ class Network:
       compiled_rows: rows of a part of a forward pass that XLA compiles; None if it is not compiled.
     """
 
+    distribution: ActionDistribution
     noise_size: int
     has_probabilities: bool
     is_small = False
@@ -163,7 +166,12 @@ class Network:
         *,
         acting: Sequence[str],
         signature: Sequence[tf.TensorSpec],
+        action_spec: ActionSpec | None = None,
     ) -> None:
+        if action_spec is not None:
+            self.distribution = distribution_for(action_spec)
+            self.noise_size = self.distribution.noise_size
+            self.has_probabilities = isinstance(action_spec, Discrete)
         self.functions = {name: Functional(layer) for name, layer in layers.items()}
         self.acting = tuple(acting)
         self._signature = signature
@@ -178,24 +186,25 @@ class Network:
         raise NotImplementedError
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The numbers that choose one env's actions, float32 [steps, K]."""
-        raise NotImplementedError
+        """The random numbers of one env's actions, float32 [steps, K]."""
+        return self.distribution.draw_noise(generator, steps)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """Drawn actions [B, *shape], by noise float32 [B, K]."""
-        raise NotImplementedError
+        return self.distribution(outputs[0]).sample(noise)
 
     def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The most likely, or best, actions [B, *shape]."""
-        raise NotImplementedError
+        return self.distribution(outputs[0]).mode()
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The probability of each action, float32 [B, A]."""
-        raise NotImplementedError
+        """The probability of each of a few actions, float32 [B, A]."""
+        return tf.nn.softmax(outputs[0])
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The outputs of the SavedModel, by name."""
-        raise NotImplementedError
+        """The outputs of the SavedModel by name: the best `action`, and the distribution's parameters."""
+        name = "logits" if self.has_probabilities else "parameters"
+        return {"action": self.greedy(outputs), name: outputs[0]}
 
     def forward_pass(
         self, *, on_gpu: bool, at_once: int
@@ -235,11 +244,11 @@ class Network:
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
-        raise NotImplementedError
+        return self.distribution.act(outputs, noise)
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
         """The actions of `greedy` in NumPy, from outputs float32 [B, P]."""
-        raise NotImplementedError
+        return self.distribution.act_greedily(outputs)
 
     # Weights
 

@@ -1,15 +1,35 @@
-"""Weights by name: the same names in every process and on every topology, as float32 arrays."""
+"""Weights by name, in files: checkpoints, exports for others, and the torso of a supervised run.
+
+Names are the same in every process and on every topology; arrays are float32. TensorFlow is imported only by
+what needs it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
+
+from tfrl import networks
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
+from tfrl.envs import registry
+from tfrl.envs.spec import ActionSpec, Box
+from tfrl.ops.graph import graph, tf
+from tfrl.run import files
+from tfrl.run.arrays import encode
+from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
     import keras
 
+    from tfrl.config.network import Network
+    from tfrl.networks.actor_critic import ActorCritic
 
 WEIGHTS_FILE = "weights.npz"
 """Name of an export's file with the weights as plain arrays."""
@@ -36,3 +56,135 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
             shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
             raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
         variable.assign(weights[name])
+
+
+def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, precision: str) -> None:
+    """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
+
+    The SavedModel maps observations [B, *shape], as the env shows them, to a dict: `action`, the most likely
+    one, and what else the algorithm's network tells (PPO's: `logits` float32 [B, A], or `parameters` of
+    continuous actions, and `value` float32 [B]). Continuous actions are in the env's own units, float32
+    [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
+    [-1, 1]. Discrete ones are integers [B] from the `start` of Gymnasium's space; `logits` begin with it.
+
+    It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
+    on return.
+
+    Raises OSError.
+    """
+    files.make_folder(directory)
+    files.write(directory / WEIGHTS_FILE, encode(weights))
+    files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
+    network = networks.of_settings(config, precision)
+    vectors = network.join(weights)
+    spec, action_spec = registry.specs(config)
+    module = tf.Module()
+    module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
+    signature = tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")
+
+    def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
+        if spec.channels_first:
+            observations = tf.transpose(observations, (0, 2, 3, 1))
+        weights = {name: variable.read_value() for name, variable in module.weights.items()}
+        outputs = network.exported(network.outputs(weights, observations))
+        return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
+
+    module.policy = graph(policy, input_signature=[signature])
+    with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
+        tf.saved_model.save(module, str(staged), signatures=module.policy)
+
+
+def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
+    """Actions of a network in the env's own units: [-1, 1] becomes [low, high], and 0 becomes `start`."""
+    if not isinstance(spec, Box):
+        return actions + spec.start if spec.start else actions
+    low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
+    # Rounding may not take a bound out of an env's of float64.
+    low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > spec.high, np.nextafter(high, np.float32(-np.inf)), high)
+    return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
+
+
+_TORSO_PREFIX = "torso/"
+
+
+def check_torso(config: Network) -> None:
+    """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
+    run = config.torso_weights
+    read_torso(run)
+    try:
+        settings = yaml.safe_load((Path(run) / SETTINGS_FILE).read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        settings = {}
+    model, width = settings.get("model"), settings.get("width", 1)
+    # Without settings, or of another trainer: the weights' shapes will tell.
+    if model is not None and (model, width) != (config.torso, config.torso_width):
+        raise UserError(
+            f"--torso-weights {run} is of another network: give --torso {model} --torso-width {width}, as it "
+            f"was trained, instead of {config.torso} and {config.torso_width}."
+        )
+    if settings.get("per_image_standardization"):
+        raise UserError(
+            f"--torso-weights {run} was trained on standardised images, and agents see plain ones; train it "
+            "without --per-image-standardization."
+        )
+
+
+def read_torso(run: str) -> dict[str, np.ndarray]:
+    """The torso's weights in a run's folder, by LAYER/WEIGHT; needs no TensorFlow.
+
+    Raises UserError if there are none, or they cannot serve PPO.
+    """
+    path = Path(run) / "export" / "weights.npz"
+    if not path.exists():
+        raise UserError(
+            f"--torso-weights {run} holds no finished run of resnet.train: there is no {path}; "
+            "train one with `python -m resnet.train --normalization group`."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = [name for name in file.files if name.startswith(_TORSO_PREFIX)]
+            weights = {name.removeprefix(_TORSO_PREFIX): file[name] for name in names}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        raise UserError(f"--torso-weights {run}: {path} is damaged.") from None
+    if any(name.endswith("/moving_mean") for name in weights):
+        raise UserError(
+            f"--torso-weights {run} was trained with batch normalization, which breaks PPO's probability "
+            "ratio; train it with `python -m resnet.train --normalization group`."
+        )
+    if not weights:
+        raise UserError(
+            f"--torso-weights {run} has no torso of its own in {path}; give a run of resnet.train."
+        )
+    return weights
+
+
+def torso_vectors(network: ActorCritic, run: str) -> dict[str, np.ndarray]:
+    """The vectors of the network's torsos with the weights of a run, by the torsos' names.
+
+    Raises UserError if the weights are of another network.
+    """
+    weights = read_torso(run)
+    vectors = {}
+    for name in network.torsos:
+        function = network.functions[name]
+        shapes = {key: array.shape for key, array in function.split(function.initial()).items()}
+        _check_shapes(run, shapes, weights)
+        vectors[name] = function.join(weights)
+    return vectors
+
+
+def _check_shapes(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    odd = sorted(set(shapes) ^ set(weights))
+    if odd:
+        where = "this torso" if odd[0] in shapes else "that run"
+        raise UserError(
+            f"--torso-weights {run} is of another network: only {where} has the weights {odd[0]}; "
+            "give --torso the name that run was trained with as --model, and the same normalization, group."
+        )
+    for name, shape in shapes.items():
+        if weights[name].shape != shape:
+            raise UserError(
+                f"--torso-weights {run} is of another network: {name} has the shape {weights[name].shape} "
+                f"there and {shape} here; train it on images of this env's size and with this --torso-width."
+            )

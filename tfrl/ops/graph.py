@@ -1,16 +1,32 @@
-"""`graph`: TensorFlow's `tf.function` without AutoGraph.
+"""TensorFlow imported late, and `tf.function` without AutoGraph.
+
+Importing TensorFlow takes seconds. An algorithm's file has its settings beside its losses, and `--help` or a
+bad setting must be answered at once: so `tf` here is a module that is imported when it is first used.
 
 AutoGraph rewrites the source of everything that a function calls, Keras's layers included, so that Python's
 `if` and `while` may depend on tensors. That takes seconds at the start of every process, and almost nothing
-here needs it. The two loops over gradient steps do, and exclude the functions that they call.
+here needs it. The two loops over gradient steps need it, and exclude the functions that they call.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from tfrl.ops.lazy import tf
+
+class _Lazy(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self.__name__), name)
+        self.__dict__[name] = value
+        return value
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = _Lazy("tensorflow")
 
 
 def graph(function: Callable[..., Any], **options: Any) -> Any:
@@ -28,19 +44,9 @@ def not_inlined(function: Callable[..., Any]) -> Any:
     return graph(function, experimental_attributes={"_noinline": True})
 
 
-class compiled:  # noqa: N801 - a decorator
-    """Decorates a function or method that `graph` compiles when it is first called.
-
-    Args:
-      options: those of `tf.function`.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._options = {"autograph": False, **options}
-
-    def __call__(self, function: Callable[..., Any]) -> Any:
-        """The decorated function."""
-        return _Compiled(function, self._options)
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorates a function or method that `graph` compiles, with these `options`, when it is first called."""
+    return lambda function: _Compiled(function, options)
 
 
 class _Compiled:
@@ -53,11 +59,11 @@ class _Compiled:
         self._name = name
 
     def __get__(self, instance: Any, _owner: type) -> Any:
-        traced = tf.function(self._function.__get__(instance), **self._options)
+        traced = graph(self._function.__get__(instance), **self._options)
         instance.__dict__[self._name] = traced  # from now on the instance's own attribute
         return traced
 
     def __call__(self, *args: Any) -> Any:
         if self._traced is None:
-            self._traced = tf.function(self._function, **self._options)
+            self._traced = graph(self._function, **self._options)
         return self._traced(*args)

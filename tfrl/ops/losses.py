@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 
 _MOST_LOG_RATIO = 50.0  # in what is only told: a sum of its exponentials is a number in float32
 

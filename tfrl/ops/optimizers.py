@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 
 if TYPE_CHECKING:
     Slots = Mapping[str, tf.Tensor]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 from tfrl.ops.losses import huber_value_error, value_error
 
 # Targets

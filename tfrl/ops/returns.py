@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 
 
 def rewards_and_discounts(

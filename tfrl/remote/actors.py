@@ -20,8 +20,7 @@ from tfrl.config.actors import LEARNER
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration
-from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned
-from tfrl.experience.collector import Collector
+from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.remote import parameters
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience.actor import EnvStates
-from tfrl.experience.observer import Observer, Seen
+from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
 from tfrl.remote.seats import Hooks, Ready, Seat, Seated, ready
 

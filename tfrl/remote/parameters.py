@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.experience.actor import Versioned
+from tfrl.experience.collector import Versioned
 from tfrl.remote.cluster import end_with_parent, leave_stopping_to_driver, ray
 
 

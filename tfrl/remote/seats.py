@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfrl.cli.errors import EnvError, TrainingError
-from tfrl.experience.actor import EnvStates
+from tfrl.experience.collector import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
 from tfrl.run.stop import Stopped
 

@@ -21,8 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
 from tfrl.envs.registry import frames_per_second
-from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.envs.vec_env import Step, VecEnv
+from tfrl.envs.spec import ActionSpec, Discrete, Step, VecEnv
 from tfrl.evaluation.episodes import Player, Watcher, play
 from tfrl.evaluation.levels import level_spec
 from tfrl.run import files, rng
@@ -202,7 +201,7 @@ class Window:
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             raise UserError(_NO_DISPLAY)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # OpenGL, which SDL would draw with, crashes beside TensorFlow (`tfrl.envs.apart`).
+        # OpenGL, which SDL would draw with, crashes beside TensorFlow (`tfrl.envs.gymnasium`).
         os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
         try:
             import pygame

@@ -20,8 +20,7 @@ import numpy as np
 from tfrl import remote
 from tfrl.algorithms import acting
 from tfrl.envs.spec import ActionSpec, ArraySpec
-from tfrl.experience.actor import Collected, EnvActor, EnvStates, Versioned, Weights
-from tfrl.experience.collector import Collector
+from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned, Weights
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.learner import env_spec

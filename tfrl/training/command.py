@@ -12,8 +12,8 @@ from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
-from tfrl.experience import replay_memory, rollout
-from tfrl.networks import torso_weights
+from tfrl.experience import replay, rollout
+from tfrl.networks.weights import check_torso
 from tfrl.run import restart
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run_folder, has_checkpoint
@@ -86,13 +86,13 @@ def _check_beginning(config: Any) -> None:
     if config.start_from is not None:
         start_from.check(config)
     if getattr(config, "torso_weights", None) is not None:
-        torso_weights.check(config)
+        check_torso(config)
 
 
 def _check_memory(config: Any, workers: int, here: int) -> None:
     """Raises UserError where the memory has no room for the replay or the rollouts of a worker."""
     if hasattr(config, "replay_size"):
-        replay_memory.check_memory(config, workers, here)
+        replay.check_memory(config, workers, here)
     else:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)

@@ -10,8 +10,8 @@ import numpy as np
 
 from tfrl import remote
 from tfrl.cli.errors import TrainingError
-from tfrl.experience.episodes import Episodes
-from tfrl.experience.observer import Observer, Seen
+from tfrl.experience.collector import Observer, Seen
+from tfrl.experience.rollout import Episodes
 from tfrl.run import rng
 from tfrl.run.pieces import Piece
 from tfrl.run.session import Session

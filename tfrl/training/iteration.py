@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfrl.envs.spec import ActionSpec
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import ActionSpec, Step
 from tfrl.experience.rollout import Rollout
 from tfrl.run.arrays import pack_json, unpack_json
 from tfrl.run.stop import StopRequest, stop_code

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import Step
 from tfrl.experience.replay import Replay
 from tfrl.run import rng
 from tfrl.run.pieces import Piece

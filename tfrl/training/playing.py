@@ -11,10 +11,9 @@ import numpy as np
 
 from tfrl.algorithms.replay import ReplayAgent
 from tfrl.envs import registry
-from tfrl.envs.vec_env import Step
+from tfrl.envs.spec import Step
 from tfrl.experience import exploration
-from tfrl.experience.actor import EnvStates
-from tfrl.experience.collector import Collector
+from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.replay import Replay
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng

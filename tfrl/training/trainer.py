@@ -14,7 +14,7 @@ from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.envs.published import normalized_return
 from tfrl.evaluation.levels import GAP, evaluation_columns, evaluation_results
-from tfrl.networks.export import export
+from tfrl.networks.weights import export
 from tfrl.run import results
 from tfrl.run.console import Console
 from tfrl.run.metrics import PROGRESS_FILE, logged_steps

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfrl.ops.graph import graph, not_inlined
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import graph, not_inlined, tf
 from tfrl.ops.optimizers import Optimizer
 from tfrl.ops.q_learning import polyak
 

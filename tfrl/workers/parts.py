@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import tf
 from tfrl.workers import machine
 
 # Rows of a part of a forward pass, at most and at least: TensorFlow rounds a convolution of a single image in

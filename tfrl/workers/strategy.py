@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.ops.graph import compiled
-from tfrl.ops.lazy import tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine, parts
 from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.tf_config import TFConfig

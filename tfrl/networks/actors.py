@@ -1,0 +1,258 @@
+"""The networks of the algorithms with replay, and of REINFORCE: each acts by one model of its own.
+
+DQN learns the values of all actions; DDPG, TD3 and SAC an actor and one or two critics Q(o, a); REINFORCE an
+actor alone. None shares a torso, so each is a Keras model from observations to outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import resnet
+from tfrl.config.network import hidden_options
+from tfrl.envs import registry
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.networks.distributions import distribution_for
+from tfrl.networks.network import Functional, Head, Network, seeds_of, torso_for
+from tfrl.ops import q_learning
+from tfrl.workers.data_parallel import Weights
+
+
+class ActorAndCritics(Network):
+    """An actor, whose outputs are a distribution's parameters, and critics `critic1`, `critic2` and so on.
+
+    Args:
+      actor: gives float32 [B, P] of observations [B, *shape].
+      critics: give Q(o, a): of both, float32 [B], or of discrete actions all, float32 [B, A].
+      action_spec: the action space; None where a subclass chooses actions in its own way.
+    """
+
+    def __init__(
+        self, actor: keras.Model, critics: Sequence[keras.Model], action_spec: ActionSpec | None
+    ) -> None:
+        models = {"actor": actor} | {f"critic{i}": critic for i, critic in enumerate(critics, start=1)}
+        signature = [tf.TensorSpec([actor.output_shape[-1]])]
+        super().__init__(models, acting=["actor"], signature=signature, action_spec=action_spec)
+        self.critics = tuple(models)[1:]
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """The actor's outputs, [float32 [B, P]], of observations [B, *shape]."""
+        return [self.functions["actor"](weights["actor"], observations)]
+
+
+class DeterministicActor(ActorAndCritics):
+    """An actor whose actions are tanh of its outputs.
+
+    Args:
+      actor: gives float32 [B, D] of observations [B, *shape].
+      critics: give Q(o, a) float32 [B] of both.
+      noise_scale: standard deviation of what is added to actions that are drawn.
+    """
+
+    has_probabilities = False
+
+    def __init__(self, actor: keras.Model, critics: Sequence[keras.Model], *, noise_scale: float) -> None:
+        super().__init__(actor, critics, None)
+        self.noise_size = actor.output_shape[-1]
+        self._noise_scale = noise_scale
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Standard normal numbers, float32 [steps, D]."""
+        return generator.standard_normal((steps, self.noise_size), np.float32)
+
+    def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
+        """The best actions, and Gaussian noise upon them, float32 [B, D] in [-1, 1]."""
+        return tf.clip_by_value(self.greedy(outputs) + self._noise_scale * noise, -1.0, 1.0)
+
+    def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The best actions, float32 [B, D] in [-1, 1]."""
+        # By way of float64: vectorised functions round a float32 by its place in the batch.
+        return tf.cast(tf.tanh(tf.cast(outputs[0], tf.float64)), tf.float32)
+
+    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The actions of `sample`, from outputs float32 [B, D], in NumPy."""
+        noisy = self.act_greedily(outputs) + np.float32(self._noise_scale) * noise
+        return np.minimum(np.maximum(noisy, np.float32(-1)), np.float32(1))
+
+    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
+        """The actions of `greedy`, from outputs float32 [B, D], in NumPy."""
+        return np.tanh(outputs.astype(np.float64)).astype(np.float32)
+
+    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Raises TypeError: continuous actions have none."""
+        raise TypeError("continuous actions have no probabilities")
+
+    def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The best `action`."""
+        return {"action": self.greedy(outputs)}
+
+
+class ActorAlone(ActorAndCritics):
+    """An actor without critics. It acts without dropout.
+
+    Args:
+      torso: gives features float32 [B, D] of observations [B, *shape].
+      head: gives the parameters of the distribution, float32 [B, P], of them.
+      dropout: the share of features that are left out of `thinned`'s.
+    """
+
+    def __init__(
+        self, torso: keras.Model, head: keras.layers.Layer, action_spec: ActionSpec, dropout: float
+    ) -> None:
+        actor = keras.Model(torso.input, head(torso.output), name="actor")
+        super().__init__(actor, (), action_spec)
+        factors = keras.Input(torso.output_shape[1:], name="factors")
+        thinned = keras.layers.Multiply(dtype="float32", name="thinned")([torso.output, factors])
+        self._thinned = Functional(keras.Model([torso.input, factors], head(thinned), name="thinned_actor"))
+        self._dropout = np.float32(dropout)
+        self.dropped_size = torso.output_shape[-1] if dropout else 0
+
+    def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The numbers of `draw_noise` and, with dropout, of each feature in [0, 1), float32 [steps, K]."""
+        noise = self.draw_noise(generator, steps)
+        return np.concatenate([noise, generator.random((steps, self.dropped_size), np.float32)], axis=1)
+
+    def parameters(self, weights: tf.Tensor, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        """Parameters of the distribution, float32 [B, P], with the dropout that the noise decides.
+
+        As Srivastava et al. 2014 in its usual form: features that stay are divided by the share that does.
+
+        Args:
+          weights: float32 [size].
+          observations: [B, *shape].
+          noise: of `draw_training_noise`, float32 [B, K].
+        """
+        if not self.dropped_size:
+            return self.functions["actor"](weights, observations)
+        stays = tf.cast(noise[:, self.noise_size :] >= self._dropout, tf.float32)
+        return self._thinned(weights, observations, stays / (1.0 - self._dropout))
+
+
+class Dueling(keras.layers.Layer):
+    """Values of actions from the value of an observation and the advantage of each (`q_learning.dueling`)."""
+
+    def call(self, value: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
+        """Values float32 [B, A] of float32 [B, 1] and [B, A]."""
+        return q_learning.dueling(value[:, 0], advantages)
+
+
+class QNetwork(Network):
+    """Q(o, a) of A actions.
+
+    Args:
+      model: values float32 [B, A] of observations [B, *shape].
+      epsilon: the share of random actions among those that are drawn and not greedy.
+    """
+
+    noise_size = 2
+    has_probabilities = True
+
+    def __init__(self, model: keras.Model, *, epsilon: float) -> None:
+        self.num_actions = model.output_shape[-1]
+        super().__init__({"q": model}, acting=["q"], signature=[tf.TensorSpec([self.num_actions])])
+        self._epsilon = epsilon
+
+    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Values of all actions, [float32 [B, A]], of observations [B, *shape]."""
+        return [self.functions["q"](weights["q"], observations)]
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Uniform numbers in [0, 1), float32 [steps, 2]: whether to act at random, and how."""
+        return generator.random((steps, 2), np.float32)
+
+    def sample(
+        self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, epsilon: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Actions int32 [B]: random ones with probability epsilon, the best ones otherwise."""
+        epsilon = self._epsilon if epsilon is None else epsilon
+        at_random = tf.cast(noise[:, 1] * self.num_actions, tf.int32)
+        # Of float32 below 1 the largest may round up.
+        at_random = tf.minimum(at_random, self.num_actions - 1)
+        return tf.where(noise[:, 0] < epsilon, at_random, self.greedy(outputs))
+
+    def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The best actions, int32 [B]."""
+        return tf.argmax(outputs[0], axis=-1, output_type=tf.int32)
+
+    def act(self, outputs: np.ndarray, noise: np.ndarray, epsilon: float | None = None) -> np.ndarray:
+        """The actions of `sample`, from outputs float32 [B, A], in NumPy."""
+        epsilon = np.float32(self._epsilon if epsilon is None else epsilon)
+        at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
+        return np.where(noise[:, 0] < epsilon, at_random, self.act_greedily(outputs))
+
+    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
+        """The actions of `greedy`, from outputs float32 [B, A], in NumPy."""
+        return outputs.argmax(axis=1).astype(np.int32)
+
+    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The probability of each action when drawn, float32 [B, A]."""
+        best = tf.one_hot(self.greedy(outputs), self.num_actions)
+        return (1.0 - self._epsilon) * best + self._epsilon / self.num_actions
+
+    def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The best `action`, and the `q` of all."""
+        return {"action": self.greedy(outputs), "q": outputs[0]}
+
+
+def of_settings(config: Any, precision: str) -> QNetwork | ActorAndCritics:
+    """Makes the networks that the settings of a DQN, DDPG, TD3, SAC or REINFORCE run describe.
+
+    Raises:
+      ValueError: the zoo cannot build their torso.
+    """
+    observation_spec, action_spec = registry.specs(config)
+    if config.algorithm == "dqn":
+        return _q_network(config, observation_spec, action_spec, precision)
+    if config.algorithm == "reinforce":
+        seeds = seeds_of(config.seed, 2)
+        torso = torso_for(config, observation_spec, precision, seeds[0])
+        size = distribution_for(action_spec).parameters_size
+        head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
+        return ActorAlone(torso, head, action_spec, config.dropout)
+    num_critics = 1 if config.algorithm == "ddpg" else 2
+    seeds = seeds_of(config.seed, 1 + num_critics)
+    stochastic = config.algorithm == "sac"
+    size = distribution_for(action_spec).parameters_size if stochastic else action_spec.shape[0]
+    actor = _headed(torso_for(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
+    critics = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
+    if stochastic:
+        return ActorAndCritics(actor, critics, action_spec)
+    return DeterministicActor(actor, critics, noise_scale=config.exploration_noise)
+
+
+def _q_network(config: Any, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str) -> QNetwork:
+    seeds = seeds_of(config.seed, 3)
+    torso = torso_for(config, observation_spec, precision, seeds[0])
+    features = torso.output_shape[-1]
+    q = Head(action_spec.n, features=features, gain=1.0, seed=seeds[1])(torso.output)
+    if config.dueling:
+        value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
+        q = Dueling(name="dueling", dtype="float32")(value, q)
+    return QNetwork(keras.Model(torso.input, q, name="q"), epsilon=config.exploration_end)
+
+
+def _critic(
+    config: Any, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
+) -> keras.Model:
+    """Q(o, a): actions join what the env shows, or what a torso makes of images, before the hidden layers."""
+    if isinstance(action_spec, Discrete):
+        return _headed(torso_for(config, observation_spec, precision, seed), action_spec.n, 1.0, seed)
+    shape, images = observation_spec.shape, len(observation_spec.shape) == 3
+    observations = keras.Input(shape, dtype=observation_spec.dtype, name="observations")
+    actions = keras.Input(action_spec.shape, name="actions")
+    features = torso_for(config, observation_spec, precision, seed)(observations) if images else observations
+    both = keras.layers.Concatenate(dtype="float32", name="both")([features, actions])
+    hidden = resnet.build("mlp", both.shape[1:], seed=seed, **hidden_options(config))
+    head = Head(1, features=hidden.output_shape[-1], gain=1.0, seed=seed)
+    q = keras.layers.Reshape((), dtype="float32", name="q")(head(hidden(both)))
+    return keras.Model([observations, actions], q, name="critic")
+
+
+def _headed(torso: keras.Model, outputs: int, gain: float, seed: int) -> keras.Model:
+    head = Head(outputs, features=torso.output_shape[-1], gain=gain, seed=seed)
+    return keras.Model(torso.input, head(torso.output), name="headed")
