@@ -84,7 +84,10 @@ def main(arguments: Sequence[str]) -> int:
         "precision": player.precision,
         "evaluations": found,
     }
-    _write(out, content)
+    try:
+        files.write(out, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {files.reason(error)}.") from None
     _show(content)
     return 0
 
@@ -142,45 +145,38 @@ def _task(config: Any, game: str, options: Options) -> Any:
     return task
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    try:
-        files.write(path, json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
-
-
 def _show(content: dict[str, Any]) -> None:
+    """Prints a table without the columns that have nothing to tell: levels, of envs without levels."""
     from rich import box
     from rich.table import Table
 
+    rows = []
+    for found in content["evaluations"]:
+        error, score = found["return_standard_error"], found["normalized_return"]
+        has_levels = TRAIN in registry.family(found["env"]).level_sets
+        rows.append(
+            {
+                "env": found["env"],
+                "levels": found["levels"] if has_levels else "-",
+                "episodes": str(found["episodes"]),
+                "return": f"{found['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
+                "median": f"{found['return_median']:.2f}",
+                "IQM": f"{found['return_iqm']:.2f}",
+                "normalised": "-" if score is None else f"{score:.3f}",
+                "solved": f"{found['solve_rate']:.0%}" if has_levels or found["solve_rate"] else "-",
+                "length": f"{found['length_mean']:.0f}",
+            }
+        )
     actions = content["evaluations"][0]["actions"]
     title = f"{content['checkpoint']}, {content['env_steps']:,} env steps, {actions} actions"
     # Narrow, so that it fits a terminal of 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    rows = [_cells(row) for row in content["evaluations"]]
     told = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
     for name in told:
         table.add_column(name, no_wrap=True, justify="left" if name in ("env", "levels") else "right")
     for row in rows:
         table.add_row(*(row[name] for name in told))
     console().print(table)
-
-
-def _cells(row: dict[str, Any]) -> dict[str, str]:
-    """The cells of an evaluation by column, "-" where there is nothing to tell: envs without levels."""
-    error, score = row["return_standard_error"], row["normalized_return"]
-    levels = TRAIN in registry.family(row["env"]).level_sets
-    return {
-        "env": row["env"],
-        "levels": row["levels"] if levels else "-",
-        "episodes": str(row["episodes"]),
-        "return": f"{row['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
-        "median": f"{row['return_median']:.2f}",
-        "IQM": f"{row['return_iqm']:.2f}",
-        "normalised": "-" if score is None else f"{score:.3f}",
-        "solved": f"{row['solve_rate']:.0%}" if levels or row["solve_rate"] else "-",
-        "length": f"{row['length_mean']:.0f}",
-    }
 
 
 if __name__ == "__main__":

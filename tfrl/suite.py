@@ -260,10 +260,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     if tasks[0].config.resume == "restart":
         raise UserError("a suite cannot --resume restart: it goes on. Give another --logdir.")
     for config in (task.config for task in tasks):  # nothing should fail in the night that can be seen now
-        check_run_folder(config)
-        file = config.run_dir / SETTINGS_FILE
-        if file.is_file():  # a run of other settings that is done would pass for one of these
-            as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
+        check_folder(config)
         is_done(config)
     folders = [task.config.run_dir for task in tasks]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
@@ -272,6 +269,17 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
             f"two runs of the suite would share the folder {twice}; give each algorithm, game and seed once."
         )
     return tasks
+
+
+def check_folder(config: Any) -> None:
+    """Raises UserError where the run's folder cannot be written, or holds a run of other settings.
+
+    A run that is done would otherwise pass for one of these.
+    """
+    check_run_folder(config)
+    file = config.run_dir / SETTINGS_FILE
+    if file.is_file():
+        as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
 
 
 def task_warnings(tasks: Sequence[_Task]) -> list[str]:

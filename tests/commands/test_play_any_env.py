@@ -28,10 +28,6 @@ from tfrl.run.rng import Use
 _CHOSEN = np.array([255, 190, 60])  # the colour of what was done
 
 
-class Frames(list):
-    """Takes frames as a video does."""
-
-
 class Pictures:
     """Envs that show frames of one size."""
 
@@ -45,9 +41,9 @@ class Pictures:
 
 def drawn(env, actions, probabilities=None, overlay=True, tile=512):
     """The first frame of a grid, uint8 [H, W, 3]."""
-    frames = Frames()
+    frames = []
     options = video.Recording(episodes=len(actions), overlay=overlay)
-    grid = video.Grid(options, frames, probabilities, tile)
+    grid = video.Grid(options, frames.append, probabilities, tile)
     grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
     return frames[0]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -86,7 +86,7 @@ def save(
     with files.replacing(path) as staged:
         staged.touch()  # says what is wrong better than the encoder would
         with Writer(staged, fps=frames_per_second(task)) as writer:
-            grid = Grid(options, writer, probabilities, tile)
+            grid = Grid(options, writer.append, probabilities, tile)
             _play(player, task, options, grid, broken_off=lambda: False)
     return grid.preview
 
@@ -99,7 +99,7 @@ def show(
     Raises UserError if the env cannot be rendered.
     """
     tile = 512 if options.episodes == 1 else 256  # four at full size are higher than most screens
-    grid = Grid(options, window, probabilities, tile)
+    grid = Grid(options, window.append, probabilities, tile)
     _play(player, task, options, grid, broken_off=lambda: window.closed)
 
 
@@ -117,13 +117,6 @@ def _play(player: Player, task: Any, options: Recording, grid: Grid, broken_off:
 
 
 # Targets of frames
-
-
-class Frames(Protocol):
-    """The target of frames uint8 [H, W, 3] of one size: a file or a window."""
-
-    def append(self, frame: np.ndarray) -> None:
-        """Adds a frame."""
 
 
 def ffmpeg() -> str:
@@ -279,13 +272,15 @@ class Grid(Watcher):
 
     Args:
       options: how many envs, and whether each has a caption.
-      sink: where frames go; their height and width are even.
+      sink: takes the frames uint8 [H, W, 3]; their height and width are even.
       probabilities: of each action, float32 [B, A], of observations [B, *shape]; None where a policy has
         none: the caption then shows the actions themselves.
       tile: pixels of a tile's width, and of the height of its frame.
     """
 
-    def __init__(self, options: Recording, sink: Frames, probabilities: Probabilities, tile: int) -> None:
+    def __init__(
+        self, options: Recording, sink: Callable[[np.ndarray], None], probabilities: Probabilities, tile: int
+    ) -> None:
         self._sink = sink
         self._overlay = options.overlay
         self._probabilities = probabilities if options.overlay else None
@@ -344,7 +339,7 @@ class Grid(Watcher):
         if self._step < _PREVIEW_STEPS and self._step % VIDEO_STRIDE == 0:
             small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
             self._preview.append(np.asarray(whole.resize(small, reducing_gap=2.0)))
-        self._sink.append(np.asarray(whole))
+        self._sink(np.asarray(whole))
 
 
 def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
