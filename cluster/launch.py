@@ -31,27 +31,27 @@ DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of
   python -m cluster.launch --workers 2 -- python -m tfrl.ppo_procgen --run-name first
   python -m cluster.launch --hosts a,b -- python -m tfrl.ppo_procgen --run-name first
 
-When a worker dies or is out of reach, all are stopped and started again: they go on from the last checkpoint.
-One that ends with 1, its own failure, or with 2, bad settings, would only do so again. Ctrl-C and SIGTERM
-reach all workers, which save and end; a second Ctrl-C a second later, or a second SIGTERM after three, kills
-them.
+When a worker dies or is out of reach, all workers are stopped and started again. They resume from the last
+checkpoint. A worker that exits with 1 (its own failure) or 2 (bad settings) is not restarted. Ctrl-C and
+SIGTERM reach all workers, which save and exit. A second Ctrl-C after one second, or a second SIGTERM after
+three, kills them.
 
-Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad settings; 130 and 143 stopped by
-Ctrl-C and by SIGTERM: run the same command again to go on."""
+Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad settings; 130 stopped by Ctrl-C;
+143 stopped by SIGTERM. To resume a stopped run, run the same command again."""
 
-FAILED, BAD_SETTINGS, STALLED = 1, 2, 75  # a trainer's, for its own failure, its settings, and another's
-LOST = 255  # the exit code of an ssh that failed, and of whatever else led to a worker
+FAILED, BAD_SETTINGS, STALLED = 1, 2, 75  # a trainer's exit codes: its own failure, bad settings, a lost peer
+LOST = 255  # the exit code of an ssh, or another connection to a worker, that failed
 STOPPED = frozenset(signals.STOP_CODES.values())
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
 DEFAULT_PORT = 2222
 LONGEST_WAIT = 60.0  # seconds between two attempts
 TICK = 0.1  # seconds
-NOTICE = 1.0  # seconds in which a worker that lost another may say so and end by itself, before it is told to
-# Seconds that a worker has to save when its launcher is gone, as many as with SLURM and Kubernetes: the
-# update that it finishes first may take minutes on a CPU. One that hangs is ended by its own watchdog.
+NOTICE = 1.0  # seconds for a worker that has lost a peer to say so and exit, before it is told to stop
+# Seconds for a worker to save when its launcher is gone, the same as in the recipes for SLURM and Kubernetes:
+# it finishes its update first, which may take minutes on a CPU. The watchdog ends a worker that hangs.
 ORPHAN_GRACE = 300.0
 AGENT = str(Path(__file__).with_name("agent.py"))
-# Batch mode, because a question cannot be answered here; the others notice a dead connection within a minute.
+# Batch mode, because nobody can answer a question here. The other options find a dead connection in a minute.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 # A remote worker gets the part of our environment that decides how training runs and which programs it finds.
 # The rest belongs to the machine.
@@ -389,9 +389,9 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 class Output:
     """Writes the chief's output as it is and every other worker's lines behind its number: "[1] ...".
 
-    Where the chief has a terminal, its bytes go through at once, so that a progress display works; elsewhere
-    whole lines are written, so that workers never break into each other's. The same error from several
-    workers is written once. If a stream's reader goes away, the workers go on, and their words are lost.
+    Where the chief has a terminal, its bytes are written at once, so that a progress display works. Elsewhere
+    whole lines are written, so that the lines of two workers never mix. The same error from several
+    workers is written once. If a stream's reader goes away, the workers continue, and their output is lost.
     """
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:

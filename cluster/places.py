@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from tfrl.cli.errors import UserError
 from tfrl.workers import machine, tf_config
 
-# Below the range from which systems give ports to outgoing connections, above Ray's processes': but
-# for another launcher, nothing takes one between our looking and TensorFlow's opening it.
+# Below the ports that systems give to outgoing connections, and above Ray's. Only another launcher could take
+# one between the choice here and the moment at which the worker opens it.
 LOCAL_PORTS = range(20000, 32000)
 _GPUS_WITHIN = 30.0  # seconds; a driver that hangs would never say how many there are
 

@@ -26,11 +26,11 @@ _ADDRESS = re.compile(r"(\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+)):
 RESTARTED = "TFRL_RESTARTED"
 """An environment variable that a launcher sets for workers that it starts again after a failure."""
 LAUNCH = "TFRL_LAUNCH"
-"""An environment variable by which a launcher names itself to all workers of all of its attempts."""
+"""An environment variable with the launcher's name, the same for all workers and all attempts."""
 
 
 class PortTakenError(UserError):
-    """A process's own port is taken: by another program, or by a predecessor of this one that still ends."""
+    """A process's own port is taken, by another program or by an earlier worker that has not exited yet."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TFConfig:
 
     @property
     def is_local(self) -> bool:
-        """True if all addresses are of the loopback interface, so that nobody need come from elsewhere."""
+        """True if all addresses are loopback addresses, so that no connection comes from another machine."""
         addresses = [*self.workers, self.evaluator] if self.evaluator else self.workers
         return all(_is_loopback(split_address(address)[0]) for address in addresses)
 
@@ -254,7 +254,7 @@ def close_to_network(config: TFConfig) -> bool:
     port, closed = split_address(config.address)[1], False
     with contextlib.suppress(OSError):
         for path in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # it is closed since
+            with contextlib.suppress(OSError):  # closed in the meantime
                 if stat.S_ISSOCK(path.stat().st_mode):
                     with socket.socket(fileno=os.dup(int(path.name))) as each:
                         own = each.family in (socket.AF_INET, socket.AF_INET6)

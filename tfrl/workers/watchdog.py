@@ -38,7 +38,7 @@ LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a
 LOOKS = 5  # at the others, at least, before a verdict
 FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
 ANSWER_WITHIN = 1.0  # seconds that the others have to show that they still listen
-CONNECTING = "connecting"  # in it TensorFlow gives no other thread a turn: silence means nothing
+CONNECTING = "connecting"  # in this phase TensorFlow blocks all other threads: silence means nothing
 _SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
@@ -148,7 +148,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Surrounds what has no steps and takes any time, a download say: each second counts as a step."""
+        """Counts each second inside as a step: for work that may take any time, such as a download."""
         self._unhurried = True
         try:
             yield
