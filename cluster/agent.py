@@ -7,6 +7,10 @@ the launcher is gone (killed, or its connection lost): the worker gets SIGTERM, 
 it cannot be started. To the launcher the agent speaks by single bytes among the worker's stderr: STARTED, and
 SAVED whenever the worker says by a datagram, to the socket that TFRL_SAVED names, that it made a checkpoint.
 
+A stop of the whole job may signal launcher, agent and worker at once. So a worker that its agent has told to
+stop is not told again by a byte or the end of stdin, which may come much later: it would take that for a
+second request, and exit without saving.
+
 The worker leads a session of its own, so that a Ctrl-C in the launcher's terminal reaches it once, through
 the launcher; and it dies with its agent. This file is started by its path with `python -IS`: it is there
 within milliseconds, and imports nothing of ours.
@@ -68,13 +72,54 @@ def main() -> int:
     if slave is not None:
         os.close(slave)
     _write(2, STARTED)
-    worker = _Worker(process)
+    told = False
+
+    def send(number: int) -> None:
+        """Sends a signal to the worker and all that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGCONT)  # a stopped process takes nothing else but SIGKILL
+
+    def pass_on(number: int, _: FrameType | None = None) -> None:
+        """Sends a signal that tells the worker to stop, however often: the worker knows echoes."""
+        nonlocal told
+        told = True
+        send(number)
+
     for number in STOPS:  # sent to the agent itself; nohup's SIGHUP stays ignored
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, worker.pass_on)
+            signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    code = _attend(worker, saves.fileno(), master, order["grace"])
-    worker.send(signal.SIGKILL)  # whatever it left behind would hold ports and GPUs
+
+    selector = selectors.DefaultSelector()
+    for fd in (0, saves.fileno()) if master is None else (0, saves.fileno(), master):
+        selector.register(fd, selectors.EVENT_READ)
+    kill_at = math.inf
+    while process.poll() is None:
+        for key, _ in selector.select(0.1):
+            data = _read(key.fd)
+            if not data:
+                selector.unregister(key.fd)
+            if key.fd == master:
+                _write(1, data)
+            elif key.fd == saves.fileno():
+                _write(2, SAVED)
+            else:
+                if not data:
+                    kill_at = time.monotonic() + order["grace"]
+                for number in [SIGNALS[byte] for byte in data] or [signal.SIGTERM]:
+                    if number == signal.SIGKILL:
+                        send(number)
+                    elif not told:
+                        pass_on(number)
+        if time.monotonic() >= kill_at:
+            send(signal.SIGKILL)
+    if master is not None:
+        os.set_blocking(master, False)
+        while data := _read(master):
+            _write(1, data)
+    send(signal.SIGKILL)  # whatever the worker left behind would hold ports and GPUs
+    code = process.returncode
     return 128 - code if code < 0 else code
 
 
@@ -85,65 +130,6 @@ def handed_down() -> list[int]:
         os.fstat(number)
         return [number]
     return []
-
-
-class _Worker:
-    """The worker's process, with all that it starts.
-
-    What stops a whole job may signal launcher, agent and worker at once. So a worker that its agent has told
-    to stop is not told again by a byte or the end of stdin, which may come much later: it would take that for
-    a second request, and end without saving.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self._told = False
-
-    def send(self, number: int) -> None:
-        """Sends a signal."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-            os.killpg(self.process.pid, signal.SIGCONT)  # a stopped process takes nothing else but SIGKILL
-
-    def pass_on(self, number: int, _: FrameType | None = None) -> None:
-        """Sends a signal that somebody sent to the agent, however often: the worker knows echoes."""
-        self._told = True
-        self.send(number)
-
-    def stop(self, number: int) -> None:
-        """Tells it to stop, unless that has been done."""
-        if not self._told:
-            self.pass_on(number)
-
-
-def _attend(worker: _Worker, saves: int, master: int | None, grace: float) -> int:
-    """Passes signals on and the terminal's output back until the worker ends; returns Popen's return code."""
-    selector = selectors.DefaultSelector()
-    for fd in (0, saves) if master is None else (0, saves, master):
-        selector.register(fd, selectors.EVENT_READ)
-    kill_at = math.inf
-    while worker.process.poll() is None:
-        for key, _ in selector.select(0.1):
-            data = _read(key.fd)
-            if not data:
-                selector.unregister(key.fd)
-            if key.fd == master:
-                _write(1, data)
-            elif key.fd == saves:
-                _write(2, SAVED)
-            elif data:
-                for byte in data:
-                    (worker.send if byte == ord("K") else worker.stop)(SIGNALS[byte])
-            else:
-                worker.stop(signal.SIGTERM)
-                kill_at = time.monotonic() + grace
-        if time.monotonic() >= kill_at:
-            worker.send(signal.SIGKILL)
-    if master is not None:
-        os.set_blocking(master, False)
-        while data := _read(master):
-            _write(1, data)
-    return worker.process.returncode
 
 
 def _open_terminal(rows: int, columns: int) -> tuple[int, int]:

@@ -26,17 +26,12 @@ class Still(Watchdog):
 
 def unmeasured(folder, kind=Still):
     """Two watchdogs before the first update."""
-    return [
-        kind(folder / "new", ["a:1", "b:2"], w, stall_timeout=LIMIT, on_stall=pytest.fail) for w in (0, 1)
-    ]
+    return [kind(folder / "new", ["a:1", "b:2"], w, stall_timeout=LIMIT) for w in (0, 1)]
 
 
 @pytest.fixture
 def pair(tmp_path):
-    made = [
-        Still(tmp_path / "heartbeats", ["a:1", "b:2"], w, stall_timeout=LIMIT, on_stall=pytest.fail)
-        for w in (0, 1)
-    ]
+    made = [Still(tmp_path / "heartbeats", ["a:1", "b:2"], w, stall_timeout=LIMIT) for w in (0, 1)]
     for dog in made:
         dog.measured(100.0)  # the first update, which traces
         dog.measured(0.1)
@@ -191,7 +186,7 @@ def test_computing_and_moving_are_signs_of_life_and_sleeping_is_none(tmp_path):
 
 
 def test_the_default_is_a_multiple_of_the_update_and_a_minute_at_least(tmp_path):
-    dog = Watchdog(tmp_path, ["a:1", "b:2"], 0, stall_timeout=0.0, on_stall=pytest.fail)
+    dog = Watchdog(tmp_path, ["a:1", "b:2"], 0, stall_timeout=0.0)
     dog.measured(100.0)
     for seconds, limit in ((0.5, 60), (30.0, 300)):
         dog.measured(seconds)
@@ -246,7 +241,7 @@ def test_who_is_gone_after_a_lost_connection(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as closed:
         names = [f"127.0.0.1:{s.getsockname()[1]}" for s in (here, closed)]
         closed.close()
-        dog = Watchdog(tmp_path, names, 0, stall_timeout=LIMIT, on_stall=pytest.fail)
+        dog = Watchdog(tmp_path, names, 0, stall_timeout=LIMIT)
         assert dog.missing() == f"worker 1 ({names[1]}) is gone"
 
 
@@ -265,7 +260,7 @@ def test_others_are_asked_at_the_same_time(tmp_path):
     with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as closed:
         names = ["a:1", *(deaf(held) for _ in range(12)), f"127.0.0.1:{closed.getsockname()[1]}"]
         closed.close()
-        dog = Watchdog(tmp_path, names, 0, stall_timeout=LIMIT, on_stall=pytest.fail)
+        dog = Watchdog(tmp_path, names, 0, stall_timeout=LIMIT)
         began = time.monotonic()
         assert dog.missing() == f"worker 13 ({names[13]}) is gone"
         assert 0.5 < time.monotonic() - began < 4
@@ -275,13 +270,13 @@ def test_who_is_frozen_after_a_lost_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         names = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
-        dogs = [Watchdog(tmp_path, names, w, stall_timeout=LIMIT, on_stall=pytest.fail) for w in (0, 1)]
+        dogs = [Watchdog(tmp_path, names, w, stall_timeout=LIMIT) for w in (0, 1)]
         ticks(dogs, 1)
         assert f"worker 1 ({names[1]}) has fallen silent in update 1, starting" in dogs[0].missing()
 
 
 def test_one_worker_watches_nobody(tmp_path):
-    dog = Watchdog(tmp_path / "run" / "heartbeats", ["here"], 0, stall_timeout=LIMIT, on_stall=pytest.fail)
+    dog = Watchdog(tmp_path / "run" / "heartbeats", ["here"], 0, stall_timeout=LIMIT)
     dog.start()
     dog.beat("collecting", 0)
     dog.close()

@@ -227,10 +227,7 @@ class _Guest:
     who: str
     fingerprint: Mapping[str, str]
     channel: _Channel
-    heard: float
-    """The time of its last message, of `time.monotonic`."""
-    asked: float = -math.inf
-    """The time at which the last message was sent to it that it has answered."""
+    asked: float = -math.inf  # when the last message was sent to it that it has answered
 
 
 class _Chief:
@@ -278,7 +275,7 @@ class _Chief:
         worker, guest = -1, None
         try:
             worker, who, fingerprint = _introduction(channel.receive(HELLO_WITHIN))
-            guest = _Guest(who, fingerprint, channel, heard=time.monotonic())
+            guest = _Guest(who, fingerprint, channel)
             with self._changed:
                 refusal = self._admit(worker, guest)
             if refusal is not None:
@@ -291,7 +288,7 @@ class _Chief:
                 if not (channel.receive(SILENT_AFTER) or {}).get("here"):
                     return
                 with self._changed:
-                    guest.asked, guest.heard = asked, time.monotonic()
+                    guest.asked = asked
                     # Until the next message is due, or all are there, or all is said.
                     self._changed.wait_for(
                         lambda: self._last_word or (self._last_came > guest.asked and not self._missing()),
@@ -320,7 +317,7 @@ class _Chief:
             return _sentence(differing)
         if present is not None:
             # A worker whose connection broke may come again before that is noticed here.
-            if present.who != guest.who and guest.heard - present.heard < 3 * STATUS_EVERY:
+            if present.who != guest.who and time.monotonic() - present.asked < 3 * STATUS_EVERY:
                 return (
                     f"{guest.who} says it is {self._config.name(worker)}, but {present.who} already is; "
                     "give each worker its own task index in TF_CONFIG"

@@ -23,10 +23,9 @@ EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worke
 ROLES = ("chief", "worker", "evaluator")
 _ADDRESS = re.compile(r"(\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+)):(?P<port>[0-9]{1,5})")
 
-RESTARTED = "TFRL_RESTARTED"
-"""An environment variable that a launcher sets for workers that it starts again after a failure."""
-LAUNCH = "TFRL_LAUNCH"
-"""An environment variable with the launcher's name, the same for all workers and all attempts."""
+# Environment variables that a launcher sets: one for workers that it starts again after a failure, and one
+# with its own name, the same for all workers and all attempts.
+RESTARTED, LAUNCH = "TFRL_RESTARTED", "TFRL_LAUNCH"
 
 
 class PortTakenError(UserError):
@@ -38,8 +37,7 @@ class TFConfig:
     """A checked TF_CONFIG. Make it with `read` or `parse`, which raise UserError for every fault."""
 
     workers: tuple[str, ...]
-    """Addresses ("host:port") of the processes that train, in MultiWorkerMirroredStrategy's order: chief
-    first."""
+    """Addresses ("host:port") of the processes that train, the chief first."""
     worker: int | None
     """This process's place in `workers`; None for an evaluator, which only follows the run's checkpoints."""
     evaluator: str | None

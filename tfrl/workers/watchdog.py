@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,23 +98,13 @@ class Watchdog:
       stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
         is more. Before the first update is measured, and the first time of each phase, it is three minutes
         without a sign of life either, or half an hour, and never less than what is given here.
-      on_stall: called, in the watchdog's thread, with the sentence; it ends the process.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        addresses: Sequence[str],
-        worker: int,
-        *,
-        stall_timeout: float,
-        on_stall: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, addresses: Sequence[str], worker: int, *, stall_timeout: float) -> None:
         self._folder = folder
         self._addresses = addresses
         self._worker = worker
         self._stall_timeout = stall_timeout
-        self._on_stall = on_stall or _exit
         self._main = threading.main_thread().ident
         self._closed = threading.Event()
         # Only time in which this process runs: after a pause (a suspended machine) all is as before.
@@ -192,8 +182,7 @@ class Watchdog:
         while not self._closed.wait(TICK):
             verdict = self.tick()
             if verdict is not None and not self._closed.is_set():
-                self._on_stall(verdict)
-                return
+                _exit(verdict)
 
     def tick(self) -> str | None:
         """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
