@@ -95,12 +95,14 @@ def in_parts(tf: Any, network: ActorCritic) -> tuple[Callable[[Any], Any], Calla
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
-    from resnet.counts import mflop
+    from resnet.costs import cost_of
 
     _, network = build(precision)
     rate = product_rate(precision, seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
-    return rate / (1e6 * mflop(network.functions["torso"].layer) * (each.forwards + 3 * each.gradients))
+    return rate / (
+        1e6 * cost_of(network.functions["torso"].layer).mflop * (each.forwards + 3 * each.gradients)
+    )
 
 
 def build(precision: str) -> tuple[Any, ActorCritic]:

@@ -7,25 +7,16 @@ built, so that a command can refuse a misspelt name at once.
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import keras
-
-__all__ = [
-    "Entry",
-    "build",
-    "check_for_ppo",
-    "check_size",
-    "classifier",
-    "entry",
-    "is_known",
-    "names",
-    "ppo_options",
-]
 
 
 @dataclass(frozen=True)
@@ -33,9 +24,8 @@ class Entry:
     """The zoo's entry for a network, known before it is built.
 
     `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
-    that of the paper, which `python -m resnet` counts parameters and MFLOP for. `normalization` is the
-    default of networks that have the option, and empty for the others; `has_width` says whether there is
-    the option `width`; `smallest` is the least height and width of its images, in pixels.
+    the paper's. `normalization` is the default of networks that have the option, and empty for the others.
+    `smallest` is the least height and width of its images, in pixels.
     """
 
     module: str
@@ -58,18 +48,18 @@ def _cifar(depth: int) -> Entry:
 
 
 def _imagenet(depth: int) -> Entry:
-    return Entry("resnet.imagenet", "imagenet", _HE, (224, 224, 3), {"depth": depth}, "batch")
+    return Entry("resnet.residual", "imagenet", _HE, (224, 224, 3), {"depth": depth}, "batch")
 
 
 _ZOO: dict[str, Entry] = {
-    "impala": Entry("resnet.impala", "impala", _IMPALA, (64, 64, 3), has_width=True),
+    "impala": Entry("resnet.networks", "impala", _IMPALA, (64, 64, 3), has_width=True),
     "impala-pooled": Entry(
-        "resnet.impala", "impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True
+        "resnet.networks", "impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True
     ),
-    "nature": Entry("resnet.cnn", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
-    "cookbook": Entry("resnet.cnn", "cookbook", "", (64, 64, 3)),
-    "linear": Entry("resnet.cnn", "linear", "", (64, 64, 3)),
-    "mlp": Entry("resnet.mlp", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
+    "nature": Entry("resnet.networks", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
+    "cookbook": Entry("resnet.networks", "cookbook", "", (64, 64, 3)),
+    "linear": Entry("resnet.networks", "linear", "", (64, 64, 3)),
+    "mlp": Entry("resnet.networks", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
     "resnet-mini": _cifar(8),
     "resnet20": _cifar(20),
     "resnet32": _cifar(32),
@@ -130,35 +120,67 @@ def build(
     Args:
         name: one of `names()`, or resnetD of a depth D = 6n + 2.
         input_shape: (H, W, C) for images, (D,) for vectors; (C, H, W) if `data_format` is channels_first.
-        dtype: the Keras policy of every layer, float32 or mixed_bfloat16. Variables and features are float32
-            in both.
+        dtype: the Keras policy of every layer, float32 or mixed_bfloat16 (mixed_float16 is refused: its loss
+            scaling watches one replica alone). Variables and features are float32 in both.
         seed: decides the initial weights, together with each layer's name: equal in every process, whatever
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
         data_format: of the input. channels_first is transposed once, at the input: the weights and the
-            results are those of channels_last, and TensorFlow's own layout optimiser picks the convolutions'
-            layout.
+            results are those of channels_last.
         standardize: shift and scale each image to mean 0 and variance 1, over all its pixels and channels, as
             tf.image.per_image_standardization does.
-        options: the network's own, described by the function that makes it (resnet/impala.py and so on).
+        options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
 
     Raises ValueError for an unknown name, option, dtype or format, and for a shape that the network cannot
     take.
     """
-    from resnet.layers import assemble
+    import keras
 
-    return assemble(
-        name,
-        entry(name),
-        tuple(input_shape),
-        dtype=dtype,
-        seed=seed,
-        input_dtype=input_dtype,
-        data_format=data_format,
-        standardize=standardize,
-        options=options,
-    )
+    from resnet.layers import Layers, check_choice
+
+    known = entry(name)
+    has_images = len(known.input_shape) == 3
+    input_dtype = input_dtype or ("uint8" if has_images else "float32")
+    check_choice("dtype", dtype, ("float32", "mixed_bfloat16"))
+    check_choice("input_dtype", input_dtype, ("uint8", "float32"))
+    check_choice("data_format", data_format, ("channels_last", "channels_first"))
+    if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
+        wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
+        raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
+    if standardize and not has_images:
+        raise ValueError(f"{name} takes vectors, and only images can be standardised.")
+
+    network = getattr(import_module(known.module), known.function)
+    parameters = inspect.signature(network).parameters.values()
+    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in known.settings]
+    for option in options:
+        if option not in own:
+            near = difflib.get_close_matches(option, own, n=1, cutoff=0.0)
+            hint = f"did you mean {near[0]!r}?" if near else "it has none."
+            raise ValueError(f"{name} has no option {option!r}; {hint}")
+
+    x = inputs = keras.Input(tuple(input_shape), dtype=input_dtype, name="inputs")
+    if has_images and data_format == "channels_first":
+        x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
+    if has_images:
+        check_size(name, *x.shape[1:3])
+    if input_dtype == "uint8":
+        # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
+    if standardize:
+        # The epsilon is the least variance of tf.image.per_image_standardization, 1 / pixels of 0 to 255.
+        x = keras.layers.LayerNormalization(
+            axis=(1, 2, 3),
+            epsilon=1.0 / (255.0**2 * math.prod(x.shape[1:])),
+            center=False,
+            scale=False,
+            dtype="float32",
+            name="standardize",
+        )(x)
+    x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
+    features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
+    return keras.Model(inputs, features, name=name.replace("-", "_"))
 
 
 def classifier(
@@ -177,12 +199,23 @@ def classifier(
     `build`. The other arguments and errors are those of `build`; also raises ValueError for fewer than 2
     classes.
     """
-    from resnet.layers import add_softmax_head
+    import keras
+
+    from resnet.layers import Layers, he_normal
 
     if classes < 2:
         raise ValueError(f"a classifier needs at least 2 classes, not {classes}.")
     torso = build(name, input_shape, dtype=dtype, seed=seed, **options)
-    return add_softmax_head(torso, classes, seed=seed)
+    regularizers = (getattr(layer, "kernel_regularizer", None) for layer in torso.layers)
+    logits = keras.layers.Dense(
+        classes,
+        kernel_initializer=he_normal(seed=Layers(dtype="float32", seed=seed).seed_of("logits")),
+        kernel_regularizer=next(filter(None, regularizers), None),
+        dtype="float32",
+        name="logits",
+    )(torso.output)
+    probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
+    return keras.Model(torso.input, probabilities, name=torso.name)
 
 
 def ppo_options(name: str) -> dict[str, Any]:

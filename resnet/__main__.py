@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import resnet
-from resnet.costs import COSTS, Cost
+from resnet.costs import COSTS, cost_of, env_steps_per_second
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
@@ -64,40 +64,34 @@ def main(arguments: Sequence[str]) -> int:
     # Read by TensorFlow when it is first imported. Counting needs no GPU, whose absence is no error here.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    shown = console()
     if not looks:
+        shown = console()
         shown.print(_table(shown, words or resnet.names(), options))
         return 0
+    models = {}
     with quiet_start():
-        models = {title: model for word in words for title, model in _models(word, runs.get(word)).items()}
+        for word in words:
+            if word in runs:
+                from tfrl import networks
+
+                of_word = networks.of_settings(runs[word], "float32").models
+                models |= {f"{Path(word).name}, {name}": model for name, model in of_word.items()}
+            else:
+                models[word] = _build(word, 1, "float32")
     if options.layers:
         for title, model in models.items():
             print(title)
             model.summary(print_fn=print)
     if options.draw is not None:
-        _draw(models, Path(options.draw))
+        from resnet.drawing import draw
+
+        try:
+            with files.replacing(Path(options.draw)) as staged:
+                draw(models, staged)
+        except OSError as error:
+            raise UserError(f"cannot write {options.draw}: {files.reason(error)}.") from None
+        print(options.draw)
     return 0
-
-
-def _models(word: str, config: object | None) -> dict[str, keras.Model]:
-    """The torso of that name, or the networks of the run with these settings, by title."""
-    if config is None:
-        return {word: _build(word, 1, "float32")}
-    from tfrl import networks
-
-    found = networks.of_settings(config, "float32").models
-    return {f"{Path(word).name}, {name}": model for name, model in found.items()}
-
-
-def _draw(models: Mapping[str, keras.Model], path: Path) -> None:
-    from resnet.drawing import draw
-
-    try:
-        with files.replacing(path) as staged:
-            draw(models, staged)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
-    print(path)
 
 
 def _table(console: Console, names: Sequence[str], options: Options) -> Table:
@@ -106,51 +100,44 @@ def _table(console: Console, names: Sequence[str], options: Options) -> Table:
     from rich.progress import track
     from rich.table import Table
 
-    title, speed, precision = "Torsos, without a head; MFLOP of one image", [], "float32"
+    title, precision = "Torsos, without a head; MFLOP of one image", "float32"
+    columns = ["name", "input", "parameters", "MFLOP", "output"]
     if options.speed:
         with quiet_start():
             from tfrl.workers.strategy import resolve_precision
         precision = resolve_precision(options.precision)
-        title, speed = f"{title}; env steps/s in {precision}", ["env steps/s"]
+        title = f"{title}; env steps/s in {precision}"
+        columns.append("env steps/s")
     table = Table(title=title, box=box.SIMPLE, padding=(0, 0), expand=False)
-    columns = ("name", "input", "parameters", "MFLOP", "output", *speed)
     for column in columns:
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
     table.add_column("paper")
-    for name, width in track(_variants(names), description="Building", console=console, transient=True):
-        entry, cost = resnet.entry(name), COSTS.get((name, width)) or _cost(name, width)
-        shape = "x".join(map(str, entry.input_shape))
-        title = f"{name}, width {width}" if width > 1 else name
-        row = [title, shape, f"{cost.parameters:,}", f"{cost.mflop:,.1f}", str(cost.features)]
-        if options.speed:
-            row.append(_speed(name, width, precision) if entry.input_shape == _GAME else "")
+    # Networks that games are learned with have a row for each width that papers compare.
+    variants = [(name, w) for name in names for w in (_WIDTHS if resnet.entry(name).has_width else (1,))]
+    for name, width in track(variants, description="Building", console=console, transient=True):
+        entry, cost = resnet.entry(name), COSTS.get((name, width))
+        if cost is None:
+            with quiet_start():
+                cost = cost_of(_build(name, width, "float32"))
+        row = [
+            f"{name}, width {width}" if width > 1 else name,
+            "x".join(map(str, entry.input_shape)),
+            f"{cost.parameters:,}",
+            f"{cost.mflop:,.1f}",
+            str(cost.features),
+        ]
+        if options.speed and entry.input_shape == _GAME:
+            row.append(f"{env_steps_per_second(_build(name, width, precision), _ROWS):,.0f}")
+        elif options.speed:
+            row.append("")
         table.add_row(*row, entry.paper)
     return table
-
-
-def _cost(name: str, width: int) -> Cost:
-    with quiet_start():
-        from resnet.counts import mflop, parameters
-
-        model = _build(name, width, "float32")
-    return Cost(parameters(model), mflop(model), model.output.shape[-1])
-
-
-def _speed(name: str, width: int, precision: str) -> str:
-    from resnet.speed import env_steps_per_second
-
-    return f"{env_steps_per_second(_build(name, width, precision), _ROWS):,.0f}"
 
 
 def _build(name: str, width: int, precision: str) -> keras.Model:
     options = {"width": width} if width > 1 else {}
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
     return resnet.build(name, resnet.entry(name).input_shape, dtype=dtype, **options)
-
-
-def _variants(names: Sequence[str]) -> list[tuple[str, int]]:
-    """The networks by name, and those that games are learned with in the widths that papers compare."""
-    return [(name, width) for name in names for width in (_WIDTHS if resnet.entry(name).has_width else (1,))]
 
 
 if __name__ == "__main__":

@@ -1,29 +1,16 @@
-"""The layers, inputs and heads of all networks of the zoo, with names and seeds."""
+"""The layers of all networks of the zoo, with names and seeds."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from resnet import check_size
-
-if TYPE_CHECKING:
-    from resnet import Entry
-
 Initializer = Callable[..., keras.initializers.Initializer]  # called with seed=<int>
-
-POLICIES = ("float32", "mixed_bfloat16")  # not mixed_float16: its loss scaling watches one replica alone
-INPUT_DTYPES = ("uint8", "float32")
-DATA_FORMATS = ("channels_last", "channels_first")
 
 glorot = keras.initializers.GlorotUniform
 he_normal = keras.initializers.HeNormal
@@ -170,79 +157,3 @@ class Layers:
     def average_pool(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
         """Mean over the image, [B, H, W, C] -> [B, C], always in float32: sums in bfloat16 lose digits."""
         return keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name=name)(x)
-
-
-def assemble(
-    name: str,
-    entry: Entry,
-    input_shape: tuple[int, ...],
-    *,
-    dtype: str,
-    seed: int,
-    input_dtype: str,
-    data_format: str,
-    standardize: bool,
-    options: Mapping[str, Any],
-) -> keras.Model:
-    """The work behind `resnet.build`, which describes the arguments and errors."""
-    rank = len(entry.input_shape)
-    input_dtype = input_dtype or ("uint8" if rank == 3 else "float32")
-    check_choice("dtype", dtype, POLICIES)
-    check_choice("input_dtype", input_dtype, INPUT_DTYPES)
-    check_choice("data_format", data_format, DATA_FORMATS)
-    if len(input_shape) != rank or any(size is None or size < 1 for size in input_shape):
-        wanted = "images, (height, width, channels)" if rank == 3 else "vectors, (size,)"
-        raise ValueError(f"{name} takes {wanted}, not inputs of shape {input_shape}.")
-
-    network = getattr(import_module(entry.module), entry.function)
-    _check_options(name, network, entry.settings, options)
-    inputs = keras.Input(input_shape, dtype=input_dtype, name="inputs")
-    x = inputs
-    if rank == 3 and data_format == "channels_first":
-        x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
-    if input_dtype == "uint8":
-        # In float32 where the mean is taken off next: bfloat16 would round the pixels before.
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
-    if standardize:
-        if rank != 3:
-            raise ValueError(f"{name} takes vectors, and only images can be standardised.")
-        # The epsilon is the least variance of tf.image.per_image_standardization, 1 / pixels of 0 to 255.
-        x = keras.layers.LayerNormalization(
-            axis=(1, 2, 3),
-            epsilon=1.0 / (255.0**2 * math.prod(x.shape[1:])),
-            center=False,
-            scale=False,
-            dtype="float32",
-            name="standardize",
-        )(x)
-    if rank == 3:
-        check_size(name, *x.shape[1:3])
-    x = network(x, Layers(dtype=dtype, seed=seed), **entry.settings, **options)
-    features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
-    return keras.Model(inputs, features, name=name.replace("-", "_"))
-
-
-def _check_options(
-    name: str, network: Callable[..., Any], settings: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
-    parameters = inspect.signature(network).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in settings]
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
-            hint = f"did you mean {near[0]!r}?" if near else "it has none."
-            raise ValueError(f"{name} has no option {option!r}; {hint}")
-
-
-def add_softmax_head(torso: keras.Model, classes: int, *, seed: int) -> keras.Model:
-    """Put a float32 softmax over `classes` on a torso's features; the model shares the torso's layers."""
-    regularizers = (getattr(layer, "kernel_regularizer", None) for layer in torso.layers)
-    logits = keras.layers.Dense(
-        classes,
-        kernel_initializer=he_normal(seed=Layers(dtype="float32", seed=seed).seed_of("logits")),
-        kernel_regularizer=next(filter(None, regularizers), None),
-        dtype="float32",
-        name="logits",
-    )(torso.output)
-    probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
-    return keras.Model(torso.input, probabilities, name=torso.name)

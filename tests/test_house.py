@@ -13,7 +13,7 @@ ORDER = (
     *(("algorithms",), ("evaluation",), ("reporting",), ("remote",), ("training",), ("commands",)),
 )
 RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-ZOO_COMMANDS = ("train", "evaluate", "__main__", "catalog")
+ZOO_COMMANDS = ("train", "evaluate", "__main__")
 PACKAGES = ("tfrl", "resnet", "cluster", "benchmarks")
 
 
@@ -100,11 +100,11 @@ def test_every_folder_has_its_place():
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
         ("tfrl/algorithms/ppo.py", "import resnet.supervised.data", "tfrl.algorithms.ppo imports resnet.su"),
-        ("resnet/impala.py", "from tfrl.cli import flags", "resnet.impala imports tfrl.cli.flags"),
+        ("resnet/residual.py", "from tfrl.cli import flags", "resnet.residual imports tfrl.cli.flags"),
         (
-            "resnet/impala.py",
+            "resnet/residual.py",
             "from resnet.supervised import data",
-            "resnet.impala imports resnet.supervised.dat",
+            "resnet.residual imports resnet.supervised.dat",
         ),
         ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
         ("cluster/places.py", "from tfrl.run import files", "cluster.places imports tfrl.run.files"),

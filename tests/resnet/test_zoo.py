@@ -14,8 +14,7 @@ import pytest
 import tensorflow as tf
 
 import resnet
-from resnet.costs import COSTS
-from resnet.counts import mflop, parameters
+from resnet.costs import COSTS, cost_of, env_steps_per_second
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
 
@@ -76,7 +75,7 @@ def max_pool_same(x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_cifar_parameter_counts_are_those_of_the_paper(name, exact, paper):
-    count = parameters(resnet.classifier(name, (32, 32, 3), 10))
+    count = cost_of(resnet.classifier(name, (32, 32, 3), 10)).parameters
     assert count == exact
     assert f"{count / 1e6:.2f}" == paper
 
@@ -88,19 +87,20 @@ def test_the_listed_costs_are_those_of_the_built_networks():
             model = resnet.build(
                 name, resnet.entry(name).input_shape, **({"width": width} if width > 1 else {})
             )
-        found[name, width] = (parameters(model), round(mflop(model), 1), model.output.shape[-1])
+        cost = cost_of(model)
+        found[name, width] = cost._replace(mflop=round(cost.mflop, 1))
     assert found == COSTS and {name for name, _ in COSTS} == {*resnet.names()}
 
 
 def test_residual_networks_of_any_depth_6n_plus_2():
-    assert parameters(resnet.classifier("resnet14", (32, 32, 3), 10)) == 172_506
+    assert cost_of(resnet.classifier("resnet14", (32, 32, 3), 10)).parameters == 172_506
     assert not any(map(resnet.is_known, ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208")))
-    assert resnet.entry("resnet50").module == "resnet.imagenet"
+    assert resnet.entry("resnet50").module == "resnet.residual"
 
 
 @pytest.mark.parametrize(("name", "exact"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
 def test_imagenet_parameter_counts(name, exact):
-    assert parameters(resnet.classifier(name, (32, 32, 3), 1000)) == exact
+    assert cost_of(resnet.classifier(name, (32, 32, 3), 1000)).parameters == exact
 
 
 def test_impala_parameters_and_flop_are_those_of_a_hand_count():
@@ -111,9 +111,9 @@ def test_impala_parameters_and_flop_are_those_of_a_hand_count():
         conv(3, 16) + 4 * conv(16, 16) + conv(16, 32) + 4 * conv(32, 32) + conv(32, 32) + 4 * conv(32, 32)
     )
     model = resnet.build("impala", (64, 64, 3))
-    assert parameters(model) == stages + 8 * 8 * 32 * 256 + 256
-    assert mflop(model) == pytest.approx(61.2, abs=0.1)
-    assert parameters(resnet.build("impala-pooled", (64, 64, 3))) == stages + 32 * 256 + 256
+    assert cost_of(model).parameters == stages + 8 * 8 * 32 * 256 + 256
+    assert cost_of(model).mflop == pytest.approx(61.2, abs=0.1)
+    assert cost_of(resnet.build("impala-pooled", (64, 64, 3))).parameters == stages + 32 * 256 + 256
 
 
 @pytest.mark.parametrize(
@@ -373,3 +373,10 @@ def test_names_are_known_without_tensorflow():
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
     )
     run_python(code, ROOT)
+
+
+def test_a_network_that_computes_more_leaves_fewer_env_steps():
+    small, large = (
+        env_steps_per_second(resnet.build(name, (64, 64, 3)), rows=4) for name in ("linear", "impala")
+    )
+    assert small > 3 * large > 0
