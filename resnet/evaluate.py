@@ -109,7 +109,7 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
     import keras
     import tensorflow as tf
 
-    from resnet.supervised.export import KERAS_FILE, SAVED_MODEL
+    from resnet.supervised.learner import KERAS_FILE, SAVED_MODEL
 
     path = export / (KERAS_FILE if kind == "keras" else SAVED_MODEL)
     try:

@@ -1,4 +1,4 @@
-"""The settings of a supervised run: a frozen dataclass, its presets, and which values are possible.
+"""The settings of a supervised run: a frozen dataclass, its presets, and the values that are possible.
 
 Nothing here imports TensorFlow, so that `--help` and a bad setting are answered at once.
 """
@@ -6,15 +6,16 @@ Nothing here imports TensorFlow, so that `--help` and a bad setting are answered
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import resnet
-from resnet.catalog import check_dataset, full_name
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import nearest, shown
+from tfrl.cli.flags import flag, nearest, shown
 from tfrl.cli.settings import (
     COUNT,
     NATURAL,
@@ -29,6 +30,10 @@ from tfrl.cli.settings import (
     preset_in_words,
 )
 from tfrl.run.folder import RESULTS_FILE
+
+OWN = "procgen_frames"
+OWN_CONFIGS = ("games", "games-mini", "returns")
+"""The project's own data set, and its configurations; the first is the default."""
 
 MOST_IMAGES = 1_000_000
 """Most images that a gradient step or a test has at once."""
@@ -113,6 +118,15 @@ class Run(settings.Run):
 class Config(Run, Hardware, Learning, Task):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
+    in_parts: ClassVar[bool] = False
+    """False: batch normalization needs whole batches, so nothing is computed in parts by itself."""
+    least_parts: ClassVar[int] = 4
+    """Equal parts of a batch, at the least, on CPUs."""
+    small_network: ClassVar[bool] = False
+    """False: no network of the zoo is too small to gain by bfloat16."""
+    may_change: ClassVar[frozenset[str]] = settings.MAY_CHANGE | {"pictures"}
+    """Names of the settings that a resumed run may change."""
+
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
@@ -127,26 +141,6 @@ class Config(Run, Hardware, Learning, Task):
         options = residual if entry.normalization else {}
         options |= {"width": self.width} if entry.has_width else {}
         return options | {"standardize": self.per_image_standardization}
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """Names of the settings that a resumed run may change."""
-        return settings.MAY_CHANGE | {"pictures"}
-
-    @property
-    def in_parts(self) -> bool:
-        """True if all that is large is computed in parts: never, batch normalization needs whole batches."""
-        return False
-
-    @property
-    def least_parts(self) -> int:
-        """Equal parts of a batch, at the least, on CPUs."""
-        return 4
-
-    @property
-    def small_network(self) -> bool:
-        """True if the network is too small to gain by bfloat16: none of them is."""
-        return False
 
     @property
     def rows_per_step(self) -> int:
@@ -184,6 +178,11 @@ def default_run_name(config: Config) -> str:
     return f"{config.model}-{full_name(config.dataset).replace('/', '-')}-seed{config.seed}"
 
 
+def full_name(dataset: str) -> str:
+    """The data set's name with its configuration, where it is our own, which has a default."""
+    return f"{OWN}/{OWN_CONFIGS[0]}" if dataset == OWN else dataset
+
+
 def _complete(config: Config) -> Config:
     """With the data set's full name, and the run's folder."""
     config = dataclasses.replace(config, dataset=full_name(config.dataset))
@@ -200,27 +199,25 @@ def validate(config: Config) -> None:
         reason = "takes no images" if is_known else "is not a network of the zoo"
         hint = nearest(config.model, models)
         raise UserError(f"--model {config.model} {reason}{hint}; known: {', '.join(models)}.")
-    if not resnet.entry(config.model).normalization and config.normalization != "batch":
-        raise UserError(
-            f"--model {config.model} has no normalization to choose, so it cannot be {config.normalization}; "
-            "leave --normalization out."
-        )
-    if not resnet.entry(config.model).has_width and config.width != 1:
-        raise UserError(
-            f"--model {config.model} has no width to choose, so it cannot be {config.width}; "
-            "leave --width out."
-        )
-    plain = Config(**PRESETS[config.preset])
-    if not resnet.entry(config.model).normalization and config.weight_decay != plain.weight_decay:
-        raise UserError(
-            f"--model {config.model} has no weight decay, so it cannot be {shown(config.weight_decay)}; "
-            "leave --weight-decay out."
-        )
+    entry, plain = resnet.entry(config.model), Config(**PRESETS[config.preset])
+    has = {
+        "normalization": entry.normalization,
+        "width": entry.has_width,
+        "weight_decay": entry.normalization,
+    }
+    for name, there in has.items():
+        value = getattr(config, name)
+        # The preset's own value of what a network lacks has no effect.
+        if not there and value != getattr(plain, name):
+            raise UserError(
+                f"--model {config.model} has no {name.replace('_', ' ')} to choose, so it cannot be "
+                f"{shown(value)}; leave {flag(name)} out."
+            )
     check_dataset(config.dataset)
     check_folder_names(config)
     if config.strategy == "one-device" and config.replicas > 1:
         raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
-    if config.micro_batch and resnet.entry(config.model).normalization and config.normalization == "batch":
+    if config.micro_batch and entry.normalization and config.normalization == "batch":
         raise UserError(
             f"--micro-batch {config.micro_batch} would change batch normalization, which needs a replica's "
             "whole batch at once; use --normalization group or none."
@@ -228,9 +225,28 @@ def validate(config: Config) -> None:
     check_topology(config, max(1, config.replicas))
 
 
-def complete(config: Config) -> str:
-    """The sentence for a run that is complete."""
-    return f"{config.run_dir} is complete; see its {RESULTS_FILE}."
+def check_dataset(name: str) -> None:
+    """Raise UserError for a data set that neither this project nor tensorflow-datasets knows.
+
+    Configurations of their sets are known once TensorFlow is there.
+    """
+    if not re.fullmatch(r"\w+(/[\w.+-]+)?(:\d+\.\d+\.\d+)?", name):
+        raise UserError(f"--dataset must be a name such as {OWN}/games or cifar10; got {name!r}.")
+    base, _, config = name.partition("/")
+    if base == OWN:
+        if config not in OWN_CONFIGS:
+            known = ", ".join(f"{OWN}/{c}" for c in OWN_CONFIGS)
+            raise UserError(f"there is no data set {name}; known: {known}.")
+        return
+    import tensorflow_datasets as tfds  # imports TensorFlow only when a set is opened
+
+    base, known = base.partition(":")[0], tfds.list_builders(with_community_datasets=False)
+    if base not in known:
+        close = difflib.get_close_matches(base, [OWN, *known], n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise UserError(
+            f"there is no data set {base!r} in tensorflow-datasets{hint}; {OWN} needs no download."
+        )
 
 
 def check_topology(config: Config, replicas: int) -> None:
@@ -249,6 +265,11 @@ def check_topology(config: Config, replicas: int) -> None:
         )
 
 
+def complete(config: Config) -> str:
+    """The sentence for a run that is complete."""
+    return f"{config.run_dir} is complete; see its {RESULTS_FILE}."
+
+
 READER = Reader(
     Config,
     sections=(Task, Learning, Hardware, Run),
@@ -258,6 +279,5 @@ READER = Reader(
     prog="python -m resnet.train",
     summary="Train a network of the zoo on labelled images.\n\n"
     f"Preset he-cifar10: {preset_in_words(PRESETS['he-cifar10'])}.",
-    before={"weight_decay": 2e-4},
 )
 parse, from_yaml = READER.parse, READER.from_yaml

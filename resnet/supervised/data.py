@@ -7,19 +7,22 @@ set alone, never from how many replicas share a batch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
+import logging
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import requests
 import tensorflow as tf
 
-from resnet.catalog import OWN
-from resnet.supervised.download import quick_to_fail
+from resnet.supervised.config import OWN
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.run.rng import Use, generator
@@ -34,6 +37,7 @@ MARGIN = 4
 """Pixels of padding that a crop is cut from."""
 
 _PREFETCH = 4  # batches
+_TIMEOUTS = (3.0, 60.0)  # seconds of a download: to connect, and between two pieces
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,39 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
     if say is not None and not builder.is_prepared():
         say(f"Preparing {name} in {builder.data_dir}, once; it takes a minute or more")
     try:
-        with _quiet(), quick_to_fail():
+        with _quiet(), _quick_to_fail():
             builder.download_and_prepare()
     except Exception as error:  # requests, urllib, TensorFlow, tfds: each has its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        reason = _first_line(error)
+        if isinstance(error, requests.RequestException) and error.request is not None:
+            host = urlsplit(error.request.url).hostname
+            reason = f"{host} cannot be reached: {type(error).__name__}"
         raise UserError(
             f"the data set {name} is not in {builder.data_dir} and could not be put there ({reason}); "
             f"download it where there is a network and copy the folder, or use --dataset {OWN}."
         ) from error
+
+
+@contextlib.contextmanager
+def _quick_to_fail() -> Iterator[None]:
+    """Within it, tfds gives up within seconds where a host does not answer.
+
+    tfds itself sets no time-outs and tries ten times again: it would wait for minutes. `_open_url` and
+    `MAX_RETRIES` are its own; a test guards them.
+    """
+    from tensorflow_datasets.core.download import downloader
+
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would report every attempt
+    own = downloader._open_url, downloader.MAX_RETRIES
+    downloader._open_url, downloader.MAX_RETRIES = functools.partial(own[0], timeout=_TIMEOUTS), 1
+    try:
+        yield
+    finally:
+        downloader._open_url, downloader.MAX_RETRIES = own
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def load(name: str, image_size: int = 0) -> Dataset:
@@ -145,8 +174,7 @@ def _builder(name: str) -> tfds.core.DatasetBuilder:
     try:
         return tfds.builder(name, try_gcs=False)
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        raise UserError(f"the data set {name} cannot be opened: {reason}") from None
+        raise UserError(f"the data set {name} cannot be opened: {_first_line(error)}") from None
 
 
 def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: int) -> Split:
@@ -157,17 +185,21 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
     data = builder.as_dataset(split=part, as_supervised=True, shuffle_files=False, read_config=order)
     if image_size:
         size = (image_size, image_size)
-        data = data.map(
-            lambda image, label: (
-                tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8),
-                label,
-            ),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
-    height_width = data.element_spec[0].shape[:2]
-    if None in height_width:
+
+        def resized(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8), label
+
+        data = data.map(resized, num_parallel_calls=tf.data.AUTOTUNE)
+    shape = data.element_spec[0].shape
+    if None in shape[:2]:
         raise UserError(f"the images of {name} differ in size; give --image-size 64, say, to resize them.")
-    _check_memory(data, part, name)
+    count = max(0, int(data.cardinality()))  # negative where it is not known
+    needed, there = count * int(np.prod(shape)), machine.memory()
+    if needed > 0.4 * there:  # while it is read it is there twice
+        raise UserError(
+            f"the images of {name} ({part}) take {words.size(needed)}, and there are "
+            f"{words.size(there)} of memory here; a smaller --image-size makes them fit."
+        )
     batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
     if not batches:
         raise UserError(f"the split {part} of the data set {name} is empty.")
@@ -177,17 +209,6 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         kind = images.dtype.name
         raise UserError(f"the images of {name} are {kind}; only those of 8 bits a channel are read.")
     return Split(images, labels.numpy().astype(np.int32))
-
-
-def _check_memory(data: tf.data.Dataset, part: str, name: str) -> None:
-    count = max(0, int(data.cardinality()))  # negative where it is not known
-    needed = count * int(np.prod(data.element_spec[0].shape))
-    there = machine.memory()
-    if needed > 0.4 * there:  # while it is read it is there twice
-        raise UserError(
-            f"the images of {name} ({part}) take {words.size(needed)}, and there are "
-            f"{words.size(there)} of memory here; a smaller --image-size makes them fit."
-        )
 
 
 @contextlib.contextmanager
@@ -272,23 +293,30 @@ class Share:
         """
         passes = iter(passes)
         first = next(passes)
-        decided = self._decide(itertools.chain([first], passes), start)
-        with tf.device("CPU:0"):
-            data = self._pipeline(
-                split, decided, crops=first.shifts is not None, flips=first.flips is not None
-            )
-        return (Batch(**batch) for batch in data.as_numpy_iterator())
-
-    def _pipeline(
-        self, split: Split, decided: Iterator[dict[str, np.ndarray]], *, crops: bool, flips: bool
-    ) -> tf.data.Dataset:
-        """Batches, as dictionaries, of what `_decide` gives."""
         mine = self.batch_size // self.workers
-        signature = {"places": tf.TensorSpec([mine], tf.int64), "weights": tf.TensorSpec([mine])}
-        signature |= {"count": tf.TensorSpec([], tf.int64)}
-        signature |= {"shifts": tf.TensorSpec([mine, 2], tf.int64)} if crops else {}
-        signature |= {"flips": tf.TensorSpec([mine], tf.bool)} if flips else {}
-        images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
+        signature = {
+            "places": tf.TensorSpec([mine], tf.int64),
+            "weights": tf.TensorSpec([mine]),
+            "count": tf.TensorSpec([], tf.int64),
+        }
+        if first.shifts is not None:
+            signature["shifts"] = tf.TensorSpec([mine, 2], tf.int64)
+        if first.flips is not None:
+            signature["flips"] = tf.TensorSpec([mine], tf.bool)
+
+        def decided() -> Iterator[dict[str, np.ndarray]]:
+            skipped = start * self.batch_size
+            for one in itertools.chain([first], passes):
+                count = len(one.order)
+                for begin in range(skipped, count, self.batch_size):
+                    indices = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
+                    places = one.order[indices % count]
+                    chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
+                    chosen["count"] = np.int64(min(self.batch_size, count - begin))
+                    for name in {"shifts", "flips"} & signature.keys():
+                        chosen[name] = getattr(one, name)[places]
+                    yield chosen
+                skipped = 0
 
         def put_together(chosen: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             places = chosen["places"]
@@ -297,25 +325,11 @@ class Share:
             parts = {k: tf.reshape(v, (self.replicas, -1, *v.shape[1:])) for k, v in parts.items()}
             return parts | {"count": chosen["count"]}
 
-        data = tf.data.Dataset.from_generator(lambda: decided, output_signature=signature)
-        return data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
-
-    def _decide(self, passes: Iterable[Pass], start: int) -> Iterator[dict[str, np.ndarray]]:
-        """What this worker's part of each batch is made of."""
-        mine = self.batch_size // self.workers
-        for one in passes:
-            count = len(one.order)
-            for begin in range(start * self.batch_size, count, self.batch_size):
-                indices = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
-                places = one.order[indices % count]
-                chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
-                chosen["count"] = np.int64(min(self.batch_size, count - begin))
-                if one.shifts is not None:
-                    chosen["shifts"] = one.shifts[places]
-                if one.flips is not None:
-                    chosen["flips"] = one.flips[places]
-                yield chosen
-            start = 0
+        with tf.device("CPU:0"):
+            images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
+            data = tf.data.Dataset.from_generator(decided, output_signature=signature)
+            data = data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
+        return (Batch(**batch) for batch in data.as_numpy_iterator())
 
 
 def augmented(images: tf.Tensor, shifts: tf.Tensor | None, flips: tf.Tensor | None) -> tf.Tensor:

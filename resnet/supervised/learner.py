@@ -1,8 +1,10 @@
-"""A classifier under a strategy: gradient steps that are the same on any number of replicas, and tests."""
+"""A classifier under a strategy: equal gradient steps on any number of replicas, tests, and exports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,27 +19,28 @@ from tfrl.networks.network import Packing, variable_name
 from tfrl.networks.weights import PREFIX, assign_weights, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam
+from tfrl.run import files
+from tfrl.run.arrays import encode
 from tfrl.run.stop import NUM_VOTES
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
+WEIGHTS_FILE = "weights.npz"
+KERAS_FILE = "model.keras"
+SAVED_MODEL = "saved_model"
+
 
 class Learner:
-    """A network, its optimizer, and the functions that train and test it.
-
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
-      image_shape: (H, W, C).
-      classes: how many.
-    """
+    """A network for images of shape (H, W, C), its optimizer, and the functions that train and test it."""
 
     def __init__(
         self, config: Config, runtime: Runtime, *, image_shape: tuple[int, ...], classes: int
     ) -> None:
         self._runtime = runtime
+        self._image_shape = image_shape
+        self._build = partial(build, config, runtime.precision, image_shape=image_shape, classes=classes)
         with runtime.strategy.scope():
-            self.model = build(config, runtime.precision, image_shape=image_shape, classes=classes)
+            self.model = self._build()
         # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
         self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
         self._packings = {"network": Packing(self._logits.trainable_variables)}
@@ -156,6 +159,28 @@ class Learner:
         }
         others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
         self._learning.set_state({**others, **vectors})
+
+    def export(self, directory: Path) -> None:
+        """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
+
+        Both models map uint8 images [B, H, W, C] to probabilities float32 [B, classes]. They are made from a
+        network of their own, outside the strategy, so they load anywhere. All of it is on the disk on return.
+
+        Raises OSError.
+        """
+        weights = self.weights()
+        files.make_folder(directory)
+        files.write(directory / WEIGHTS_FILE, encode(weights))
+        model = self._build()
+        set_weights(model, weights)
+        with files.replacing(directory / KERAS_FILE) as staged:
+            model.save(staged)
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        signature = [tf.TensorSpec((None, *self._image_shape), tf.uint8, name="images")]
+        archive.add_endpoint("serve", lambda images: model(images, training=False), input_signature=signature)
+        with files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
+            archive.write_out(str(staged), verbose=False)
 
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:

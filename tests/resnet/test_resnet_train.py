@@ -14,9 +14,10 @@ from refusals import refusal
 
 import resnet
 import tfrl.algorithms.ppo as ppo
+from resnet import drawing
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.evaluate import main as evaluate_command
-from resnet.supervised import learner, pictures, trainer
+from resnet.supervised import learner, trainer
 from resnet.supervised.config import Config, from_yaml, parse
 from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.supervised.learner import Learner
@@ -227,29 +228,29 @@ def test_a_nan_ends_the_run_with_a_sentence(folder):
 # Pictures
 
 
-def test_the_network_is_drawn_or_a_sentence_says_why_not(tmp_path):
+def test_the_network_is_drawn_or_a_sentence_says_why_not(folder):
     import imageio.v3 as imageio
 
-    model = learner.build(SMALL, "float32", image_shape=DATA.image_shape, classes=CLASSES)
-    warnings = []
-    path = tmp_path / "plots" / "model.png"
-    pictures.draw_model(model, path, warnings.append)
-    assert imageio.imread(path).std() > 0 and not warnings
-    (tmp_path / "file").touch()
-    pictures.draw_model(model, tmp_path / "file" / "model.png", warnings.append)
-    assert len(warnings) == 1 and "cannot be written" in warnings[0] and "\n" not in warnings[0]
+    short = {"pictures": True, "max_steps": 1}
+    assert run(folder, "drawn", **short)[0] == 0
+    assert imageio.imread(folder / "drawn" / "plots" / "model.png").std() > 0
+    shown = io.StringIO()
+    (folder / "not-drawn").mkdir()
+    (folder / "not-drawn" / "plots").touch()
+    assert run(folder, "not-drawn", console=Console(stream=shown), **short)[0] == 0
+    assert "The picture of the network" in shown.getvalue() and "Training goes on." in shown.getvalue()
 
 
 def test_kernels_stand_side_by_side():
     kernel = np.zeros((3, 3, 3, 2), np.float32)
     kernel[..., 0, 0], kernel[..., 1, 1] = 0.5, -0.5
-    pixels = pictures.kernels({"dense": np.ones((3, 4)), "stem": kernel, "next": np.ones((3, 3, 16, 4))})
+    pixels = drawing.kernels({"dense": np.ones((3, 4)), "stem": kernel, "next": np.ones((3, 3, 16, 4))})
     zoom = pixels.shape[0] // 4
     assert pixels.shape == (4 * zoom, 8 * zoom, 3)
     assert pixels[0, 0].tolist() == [255, 127, 127]  # the first filter looks for red
     assert pixels[0, 4 * zoom].tolist() == [127, 0, 127]  # the second for what is not green
     assert not pixels[-1].any()
-    assert pictures.kernels({"dense": np.ones((3, 4))}) is None
+    assert drawing.kernels({"dense": np.ones((3, 4))}) is None
 
 
 # Exports
