@@ -105,7 +105,7 @@ def opened(node, name, *, timeout=60.0, **hooks):
 def kill(observers, index):
     import ray
 
-    os.kill(ray.get(observers._seats[index]._ready).pid, signal.SIGKILL)
+    os.kill(ray.get(observers._actors[index]._ready).pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -50,7 +50,7 @@ def test_a_parameter_server_gives_the_newest_weights_and_comes_back_after_a_kill
 
 def test_a_process_for_which_ray_has_no_cpu_is_told_and_a_signal_ends_the_wait(cluster, monkeypatch):
     """Two runs that join one Ray at the same moment both find its CPUs free."""
-    from tfrl.remote import seats
+    from tfrl.remote import supervised_actors
     from tfrl.remote.cluster import ray
 
     class Idle:
@@ -61,16 +61,18 @@ def test_a_process_for_which_ray_has_no_cpu_is_told_and_a_signal_ends_the_wait(c
         if said:
             raise Stopped(130)
 
-    monkeypatch.setattr(seats, "_LATE", 0.5)
+    monkeypatch.setattr(supervised_actors, "_LATE_SECONDS", 0.5)
     said, other = [], ray.remote(num_cpus=6)(Idle).remote()
     ray.get(other.begin_at.remote(None), timeout=WAIT)
-    hooks = seats.Hooks(timeout=WAIT, raise_if_stopped=raise_if_stopped, tell=said.append, shared=True)
-    seat = seats.Seat("actor 0", ray.remote(num_cpus=1)(Idle).remote, hooks)
+    hooks = supervised_actors.Hooks(
+        timeout=WAIT, raise_if_stopped=raise_if_stopped, tell=said.append, shared=True
+    )
+    actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, hooks)
     try:
         with pytest.raises(SystemExit) as ended:
-            seat.wait_until_ready()
+            actor.wait_until_ready()
     finally:
-        seat.end()
+        actor.end()
         ray.kill(other)
     assert ended.value.code == 130
     assert said == ["actor 0 still starts, or waits until Ray has a CPU free for it"]

@@ -24,13 +24,13 @@ from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates,
 from tfrl.experience.rollout import Rollout
 from tfrl.remote import parameters
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes
-from tfrl.remote.seats import Hooks, Ready, Seat, Seated, ready
+from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
 
 
 class RemoteActor:
-    """An `EnvActor` in a process of its own; made on Ray, by `_Seat`.
+    """An `EnvActor` in a process of its own; made on Ray, by `_RolloutActor`.
 
     Args:
       config: the run's settings.
@@ -76,8 +76,8 @@ class _Order:
     result: Any  # a reference
 
 
-class _Seat(Seat):
-    """An actor's place, with the rollouts that it was told to make."""
+class _RolloutActor(SupervisedActor):
+    """An actor, supervised, with the rollouts that it was told to make."""
 
     part = "its part"
     span = "without a rollout"
@@ -104,7 +104,7 @@ class _Seat(Seat):
         self._settled(after)
 
 
-class RayCollector(Seated):
+class RayCollector(SupervisedActors):
     """The envs of a run, shared out to processes on Ray; follows `tfrl.training.ahead.AheadCollector`.
 
     Args:
@@ -160,7 +160,7 @@ class RayCollector(Seated):
         of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
         calls = {"raise_if_stopped": raise_if_stopped, "tell": tell, "look": self._look}
         self._hooks = Hooks(timeout=config.actor_timeout, **calls, **of_ray)
-        self._open(_Seat(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
+        self._open(_RolloutActor(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
         self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
@@ -179,16 +179,16 @@ class RayCollector(Seated):
         self._hooks.begin()
         self._hooks.check()
         reference = None if weights is None else ray.put(weights)
-        for seat in self._seats:
-            seat.begin(number, reference, self._server)
+        for actor in self._actors:
+            actor.begin(number, reference, self._server)
 
     def take(self) -> Rollout:
         """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
         with self._together():
-            results = [seat.oldest() for seat in self._seats]
+            results = [actor.oldest() for actor in self._actors]
         self.began = self.get_state()  # a new process's envs may not stand where the one before left them
-        for seat, result in zip(self._seats, results, strict=True):  # not before all are there
-            seat.settle(result.after)
+        for actor, result in zip(self._actors, results, strict=True):  # not before all are there
+            actor.settle(result.after)
         collected = [result.rollout for result in results]
         if self._rollout is None:
             specs = {"observation": self.observation_spec, "action": self.action_spec}

@@ -10,14 +10,14 @@ import numpy as np
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
-from tfrl.remote.seats import Hooks, Ready, Seat, Seated, ready
+from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 
 Order = tuple[np.ndarray, np.ndarray]
 """Actions [n, *shape], and which of n envs play, bool [n]: what `Observer.step` takes."""
 
 
 class RemoteObserver:
-    """An `Observer` in a process of its own, which needs no TensorFlow; made on Ray, by `_Seat`.
+    """An `Observer` in a process of its own, which needs no TensorFlow; made on Ray.
 
     Args:
       spec: the global vector of envs.
@@ -46,8 +46,8 @@ class RemoteObserver:
         return EnvStates(*self._observer.get_state())
 
 
-class _Seat(Seat):
-    """An observer's place, with the present episode's orders."""
+class _ObserverActor(SupervisedActor):
+    """An observer, supervised, with the orders of the present episode."""
 
     part = "the episode"
     span = "within one episode"
@@ -95,7 +95,7 @@ class _Seat(Seat):
         self._orders, self._asked, self._settles = [], 1, False
 
 
-class RayObservers(Seated):
+class RayObservers(SupervisedActors):
     """The envs of a run, shared out to processes on Ray; follows `tfrl.training.episodic.Observers`.
 
     Args:
@@ -127,11 +127,11 @@ class RayObservers(Seated):
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))
 
         observers = range(config.observers)
-        self._open(_Seat(f"observer {i}", lambda i=i: make(i), hooks) for i in observers)
+        self._open(_ObserverActor(f"observer {i}", lambda i=i: make(i), hooks) for i in observers)
         self._show()
 
     def _show(self) -> None:
-        self.observation = np.concatenate([seat.after.observations for seat in self._seats])
+        self.observation = np.concatenate([actor.after.observations for actor in self._actors])
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
         """One step of the envs that are `playing`, in all processes that have any of them.
@@ -150,25 +150,27 @@ class RayObservers(Seated):
 
         All of these also come from `settle`, which then leaves all envs before the episode.
         """
-        asked = [(seat, at) for seat, at in zip(self._seats, self._slices, strict=True) if playing[at].any()]
-        for seat, at in asked:
-            seat.order(actions[at], playing[at])
+        asked = [
+            (actor, at) for actor, at in zip(self._actors, self._slices, strict=True) if playing[at].any()
+        ]
+        for actor, at in asked:
+            actor.order(actions[at], playing[at])
         seen = Seen(np.zeros(len(playing), np.float32), self.observation.copy(), np.zeros(len(playing), bool))
-        for seat, at in asked:
-            for whole, part in zip(seen, seat.seen(), strict=True):
+        for actor, at in asked:
+            for whole, part in zip(seen, actor.seen(), strict=True):
                 whole[at] = part
         self.observation = seen.observation
         return seen
 
     def settle(self) -> None:
         """Takes note of where the envs stand: from there on those of a process that dies are played again."""
-        for seat in self._seats:
-            seat.begin_to_settle()
-        places = [seat.place() for seat in self._seats]
-        for seat, place in zip(
-            self._seats, places, strict=True
+        for actor in self._actors:
+            actor.begin_to_settle()
+        places = [actor.place() for actor in self._actors]
+        for actor, place in zip(
+            self._actors, places, strict=True
         ):  # not before all are there: it may be stopped
-            seat.settle(place)
+            actor.settle(place)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index, which may be of more envs than these."""

@@ -1,4 +1,4 @@
-"""Places of processes on Ray that hold envs: one that dies or hangs is replaced, and plays its part again."""
+"""Ray actors that hold envs: one that dies or hangs is replaced, and the new one plays its part again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfrl.experience.collector import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
 from tfrl.run.stop import Stopped
 
-_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
-_MOST_DEATHS = 3  # of one process, without anything done between them
-_START = 300.0  # seconds for a process to import what it needs and make its envs, at least
-_LATE = 15.0  # seconds after which another one that is not there yet may be waiting for a CPU
+_POLL_SECONDS = 1.0  # seconds between two looks at whether the run is to stop
+_MAX_DEATHS = 3  # of one process, without anything done between them
+_START_SECONDS = 300.0  # seconds for a process to import what it needs and make its envs, at least
+_LATE_SECONDS = 15.0  # seconds after which another one that is not there yet may be waiting for a CPU
 
 
 class Ready(NamedTuple):
@@ -39,7 +39,7 @@ def ready(place: EnvStates, exact_state: bool) -> Ready:
 
 
 class Hooks:
-    """The run, as its seats know it.
+    """The functions of a run that its supervised actors call.
 
     Args:
       timeout: seconds that an answer may take.
@@ -83,14 +83,14 @@ class Hooks:
                 raise SystemExit(stopped.code) from None
 
 
-class Seat:
-    """A place of a process: its envs, what it was told to do, and the process that does it at present.
+class SupervisedActor:
+    """An actor on Ray with its envs and its open orders; another process takes over if it dies or hangs.
 
-    The process has a method `begin_at(states or None)` that gives `Ready`. A kind of seat gives orders, and
-    gives them again to another process.
+    The process has a method `begin_at(states or None)` that returns `Ready`. A subclass gives the orders, and
+    repeats the open ones to a new process.
 
     Args:
-      name: for people.
+      name: its name in messages.
       make: makes the process.
       hooks: the run's.
 
@@ -119,22 +119,22 @@ class Seat:
         self._ready = self._process.begin_at.remote(states)  # a reference
 
     def _order_again(self) -> None:
-        """Gives a new process the orders that are not settled."""
+        """Repeats the open orders to a new process."""
         raise NotImplementedError
 
     def wait_until_ready(self) -> None:
         """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
-        seconds = max(_START, self._hooks.timeout)
+        seconds = max(_START_SECONDS, self._hooks.timeout)
         found = self._wait(lambda: self._ready, lambda: seconds, self._look_at_start)
         self.after, self.exact_state = found.place, found.exact_state
         if self._deaths and not found.exact_state:
             self._hooks.tell(f"{self._name}'s envs cannot go on exactly: they begin new episodes")
 
     def _look_at_start(self) -> None:
-        """Obeys, and says that Ray may have no CPU: of a node that was lost Ray learns late."""
+        """Stops if the run is to stop, and reports that Ray may have no CPU: Ray notices a lost node late."""
         self._hooks.raise_if_stopped()
         waits = self._deaths or self._hooks.shared
-        late = waits and time.monotonic() - self._started > _LATE
+        late = waits and time.monotonic() - self._started > _LATE_SECONDS
         if late and not self._told_late and free_cpus(1, within=0) < 1:
             self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
             self._told_late = True
@@ -165,7 +165,7 @@ class Seat:
         end = time.monotonic() + timeout
         while True:
             try:
-                return ray.get(reference(), timeout=_LOOK_EVERY)
+                return ray.get(reference(), timeout=_POLL_SECONDS)
             except ray.exceptions.GetTimeoutError:
                 self._hooks.check()
                 self._hooks.look()
@@ -174,11 +174,11 @@ class Seat:
                     continue
                 reason = f"has not answered for {timeout:g} s"
             except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, EnvError):  # it says enough
+                if isinstance(error.cause, EnvError):  # its sentence is complete
                     raise error.cause from None
                 raise TrainingError(f"{self._name} failed: {error.cause!r}") from error
             except RayError as error:
-                if getattr(error, "actor_init_failed", False):  # and would again
+                if getattr(error, "actor_init_failed", False):  # and would fail again
                     raise TrainingError(f"{self._name} failed: {str(error).splitlines()[-1]}") from None
                 reason = "has died"
             self._replace(reason)
@@ -187,11 +187,11 @@ class Seat:
             end = time.monotonic() + timeout
 
     def _replace(self, reason: str) -> None:
-        """Puts another process in the place of one that is gone, which plays its part again."""
+        """Starts another process instead of one that is gone; it plays the part again."""
         self._hooks.raise_if_stopped()  # what told the run to stop may have ended the process first
         self._hooks.check()
         self._deaths += 1
-        if self._deaths > _MOST_DEATHS:
+        if self._deaths > _MAX_DEATHS:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")
         self._hooks.tell(f"{self._name} {reason}; another takes its place, and plays {self.part} again")
         self.kill()
@@ -217,8 +217,8 @@ class Seat:
             ray.kill(self._process)
 
 
-class Seated:
-    """Envs that processes on Ray have between them: their state as one, and their end.
+class SupervisedActors:
+    """The envs that several Ray actors share: their state as a whole, and their end.
 
     Args:
       cluster: the Ray.
@@ -226,14 +226,14 @@ class Seated:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._seats: list[Any] = []
+        self._actors: list[Any] = []
 
-    def _open(self, seats: Iterable[Seat]) -> None:
-        """Makes the seats, and waits until all are there."""
+    def _open(self, actors: Iterable[SupervisedActor]) -> None:
+        """Makes the actors, and waits until all are ready."""
         try:
-            self._seats.extend(seats)
-            for seat in self._seats:
-                seat.wait_until_ready()
+            self._actors.extend(actors)
+            for actor in self._actors:
+                actor.wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -241,11 +241,11 @@ class Seated:
     @property
     def exact_state(self) -> bool:
         """True where a state that is put back goes on exactly."""
-        return all(seat.exact_state for seat in self._seats)
+        return all(actor.exact_state for actor in self._actors)
 
     def get_state(self) -> EnvStates:
         """The state of all envs after the last orders that were settled."""
-        places = [seat.after for seat in self._seats]
+        places = [actor.after for actor in self._actors]
         return EnvStates(
             [index for place in places for index in place.indices],
             [state for place in places for state in place.states],
@@ -255,11 +255,11 @@ class Seated:
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index, which may be of more envs than these."""
-        for seat in self._seats:
-            seat.set_state(states)
+        for actor in self._actors:
+            actor.set_state(states)
 
     def close(self) -> None:
         """Ends the processes, and Ray if it was started here."""
-        for seat in self._seats:
-            seat.end()
+        for actor in self._actors:
+            actor.end()
         self._cluster.close()
