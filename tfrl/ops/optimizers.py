@@ -1,4 +1,4 @@
-"""Optimizers as pure functions: weights and slots before a step to weights and slots after it.
+"""Optimizers as pure functions: a step takes weights and slots, and returns the new ones.
 
 A slot is an array that the optimizer keeps beside a vector of weights, and that checkpoints hold. Gradients
 are already summed over replicas and clipped.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
-class Optimizer(Protocol):
+class Optimizer:
     """An optimizer of one vector of weights.
 
     Attributes:
       slots: the names of its slots.
     """
 
-    slots: tuple[str, ...]
+    slots: ClassVar[tuple[str, ...]]
 
     def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """The slots before the first step, by name, for weights float32 [n]."""
+        """The slots before the first step, by name, for weights float32 [n]: zeros; `step` is a scalar."""
+        shapes = {name: () if name == "step" else weights.shape for name in self.slots}
+        return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
     def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
         """One step.
@@ -42,10 +44,11 @@ class Optimizer(Protocol):
         Returns:
           The weights and the slots after the step.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
 
         m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
@@ -61,11 +64,7 @@ class Adam:
     uncorrected_epsilon: bool = False
     beta_1: float = 0.9
     beta_2: float = 0.999
-    slots = ("mean", "square", "step")
-
-    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Zeros."""
-        return _zeros(self.slots, weights)
+    slots: ClassVar = ("mean", "square", "step")
 
     def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
         """One step, as `Optimizer.step`."""
@@ -86,7 +85,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Nadam:
+class Nadam(Optimizer):
     """Adam with Nesterov's momentum (Dozat 2016, ICLR workshop), with the paper's momentum schedule.
 
     Attributes:
@@ -96,11 +95,11 @@ class Nadam:
     epsilon: float
     beta_1: float = 0.9
     beta_2: float = 0.999
-    slots = ("mean", "square", "step", "product")
+    slots: ClassVar = ("mean", "square", "step", "product")
 
     def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Zeros, and 1 for the product of the momenta."""
-        return _zeros(self.slots, weights) | {"product": np.ones((), np.float32)}
+        return super().initial(weights) | {"product": np.ones((), np.float32)}
 
     def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
         """One step, as `Optimizer.step`."""
@@ -117,7 +116,7 @@ class Nadam:
 
 
 @dataclass(frozen=True)
-class RMSprop:
+class RMSprop(Optimizer):
     """RMSProp (Tieleman and Hinton 2012).
 
         v = decay v + (1 - decay) g^2,   w = w - rate * g / sqrt(v + epsilon)
@@ -129,11 +128,7 @@ class RMSprop:
 
     epsilon: float
     decay: float = 0.9
-    slots = ("square",)
-
-    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Zeros."""
-        return _zeros(self.slots, weights)
+    slots: ClassVar = ("square",)
 
     def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
         """One step, as `Optimizer.step`."""
@@ -142,7 +137,7 @@ class RMSprop:
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Gradient descent with momentum: v = momentum v - rate * g, w = w + v.
 
     Attributes:
@@ -150,11 +145,7 @@ class SGD:
     """
 
     momentum: float = 0.0
-    slots = ("velocity",)
-
-    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Zeros."""
-        return _zeros(self.slots, weights)
+    slots: ClassVar = ("velocity",)
 
     def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
         """One step, as `Optimizer.step`."""
@@ -168,16 +159,10 @@ def of_settings(config: Any, *, uncorrected_epsilon: bool = False) -> Optimizer:
     `uncorrected_epsilon` is that of `Adam`.
     """
     epsilon = config.adam_epsilon
-    made: Mapping[str, Optimizer] = {
+    optimizers: Mapping[str, Optimizer] = {
         "adam": Adam(epsilon, uncorrected_epsilon),
         "nadam": Nadam(epsilon),
         "rmsprop": RMSprop(epsilon, config.rmsprop_decay),
         "sgd": SGD(),
     }
-    return made[config.optimizer]
-
-
-def _zeros(names: tuple[str, ...], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Zeros for each slot: scalars for counts, vectors for the others."""
-    scalars = ("step", "product")
-    return {name: np.zeros((), np.float32) if name in scalars else np.zeros_like(weights) for name in names}
+    return optimizers[config.optimizer]

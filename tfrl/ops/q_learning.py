@@ -1,6 +1,6 @@
-"""Learning from replay: targets, losses and slow copies of networks, for DQN, DDPG, TD3 and SAC.
+"""Learning from replay: targets, losses and target networks, for DQN, DDPG, TD3 and SAC.
 
-A transition (o, a, r, d, o') has the reward r and the discount d of all that follows: gamma^n after n steps,
+A transition (o, a, r, d, o') has the reward r and the discount d of what follows: gamma^n after n steps,
 0 if the episode terminated. Where it was cut off, d is not 0, and o' is its own final observation. `n_step`
 makes r and d. Everything else is per sample: the caller sums losses and divides by the global batch. No
 gradient flows through a target. Several critics are stacked in the first dimension: [N, B].
@@ -54,7 +54,7 @@ def td_target(reward: tf.Tensor, discount: tf.Tensor, next_value: tf.Tensor) -> 
     Args:
       reward: float [B].
       discount: float [B].
-      next_value: float [B], of the slow copies of the networks.
+      next_value: float [B], of the target networks.
 
     Returns:
       float [B].
@@ -260,13 +260,13 @@ def categorical_entropy(log_probs: tf.Tensor) -> tf.Tensor:
     return -tf.reduce_sum(_probabilities(log_probs) * log_probs, axis=-1)
 
 
-# Slow copies
+# Target networks
 
 
 def polyak(target: tf.Tensor, source: tf.Tensor, tau: float) -> tf.Tensor:
     """(1 - tau) * target + tau * source (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
 
-    With tau = 1 it is the source, bit for bit: the copy that DQN makes now and then.
+    With tau = 1 it is the source, bit for bit: the copy that DQN makes every few steps.
     """
     return (1.0 - tau) * target + tau * source
 

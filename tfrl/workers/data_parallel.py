@@ -239,8 +239,8 @@ class DataParallel:
 
     def _moved_targets(self, pairs: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
         if self._tau == 1.0:
-            return [tf.identity(fast) for _, fast in pairs]
-        return [polyak(slow, fast, self._tau) for slow, fast in pairs]
+            return [tf.identity(source) for _, source in pairs]
+        return [polyak(target, source, self._tau) for target, source in pairs]
 
     def _summed_gradients(self, name: str, rows: Any, shared: Any) -> Any:
         """This replica's gradients and sums of metrics, and the errors of its parts."""
