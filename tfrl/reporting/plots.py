@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import scores as statistics
-from tfrl.reporting.runs import Group, Run, over_games, variants
+from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import PROGRESS_FILE
@@ -59,6 +60,7 @@ _OF_ALL_ALGORITHMS = {
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
 _TITLE_WIDTH = 36  # characters that a panel has room for
+_MOST_LINES = 6  # for a style each
 _FEW_POINTS = 20  # a line of one point would not be seen
 
 
@@ -251,9 +253,12 @@ def save_learning_curve(run: Run) -> Path:
 
 @styled
 def training(groups: Sequence[Group]) -> Figure | None:
-    """Draws losses, KL, entropy and throughput against env steps: a line a run, in its variant's style."""
-    names, runs = variants(groups), [run for g in groups for run in g.runs]
-    counts = [sum(len(g.runs) for g in groups if g.label == name) for name in names]
+    """Draws losses, KL, entropy and throughput against env steps: a line a run, by variant where many."""
+    runs, labels = [run for g in groups for run in g.runs], [g.label for g in groups for _ in g.runs]
+    if len(runs) <= _MOST_LINES:
+        labels = run_names(runs)
+    counts = Counter(labels)
+    places = {label: v for v, label in enumerate(counts)}
     titles: dict[str, str] = {}
     for run in runs:  # where algorithms mean different things by a metric, its own name is the title
         known = run.config.metric_titles
@@ -269,18 +274,16 @@ def training(groups: Sequence[Group]) -> Figure | None:
     figure, axes = _panels(len(titles), width=3.7, height=2.5, columns=3)
     end = max(run.env_steps for run in runs)
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
-        for g in groups:
-            among = counts[names.index(g.label)]
-            weight = {"linewidth": 1.2 if among == 1 else 0.8, "alpha": max(0.3, min(1.0, 3 / among))}
-            for run in g.runs:
-                steps, values = run.points(column)
-                marker = "." if len(steps) < _FEW_POINTS else "None"
-                ax.plot(steps, values, marker=marker, **line_style(names.index(g.label)), **weight)
+        for run, label in zip(runs, labels, strict=True):
+            weight = max(0.3, min(1.0, 3 / counts[label]))  # a single run is seen among many of others
+            style = line_style(places[label]) | {"linewidth": 0.6 + 0.6 * weight, "alpha": weight}
+            steps, values = run.points(column)
+            ax.plot(steps, values, marker="." if len(steps) < _FEW_POINTS else "None", **style)
         _leave_out_spikes(ax)
         ax.set_title(title if len(title) <= _TITLE_WIDTH else title.replace(" (", "\n(", 1))
         ax.set_xlim(0, end * 1.03)
-    labels = [name if k == 1 else f"{name}, {k} runs" for name, k in zip(names, counts, strict=True)]
-    _legend(figure, [_handle(label, **line_style(v)) for v, label in enumerate(labels)])
+    names = [label if count == 1 else f"{label}, {count} runs" for label, count in counts.items()]
+    _legend(figure, [_handle(name, **line_style(v)) for v, name in enumerate(names)])
     return figure
 
 
