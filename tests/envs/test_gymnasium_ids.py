@@ -20,8 +20,9 @@ from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec, rewa
         ("cartpol-v1", "did you mean CartPole-v1?"),
         ("Pendulum-v0", "did you mean Pendulum-v1?"),
         ("HalfCheeta-v5", "did you mean HalfCheetah-v5?"),
-        ("Hopper-v3", "Hopper-v3 is an old version that Gymnasium no longer has (did you mean Hopper-v5?)"),
-        ("GymV21Environment-v0", "is a shell for an env of old Gym, which must be given to it in Python"),
+        ("Hopper-v3", "have been moved to the gymnasium-robotics project"),
+        ("GymV21Environment-v0", "shimmy[gym-v21]"),
+        ("Hopper-v6", "(did you mean Hopper-v5?)"),
         (
             "Xqzzy-v0",
             "there is no env 'Xqzzy-v0'; an env that a module of yours registers is named MODULE:Xqzzy-v0",

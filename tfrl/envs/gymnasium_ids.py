@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -101,7 +100,7 @@ def make_env(
     unlimited: bool = False,
     render: bool = False,
 ) -> gymnasium.Env:
-    """One env without wrappers that only check, and with its family's usual preprocessing.
+    """Makes one env, without wrappers that only check, and with the usual preprocessing of its family.
 
     Atari's is `preprocess_atari`; the dicts that dm_control shows are flattened.
 
@@ -137,7 +136,7 @@ def make_env(
         _silence_mujoco()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of versions before the newest, and of render modes
-            shown = not render or _has_pictures(maker)  # if not, it may not even take the option
+            shown = not render or _has_pictures(maker)  # other envs may refuse the option
             if not shown:
                 del options["render_mode"]
             env = gymnasium.make(spec, disable_env_checker=True, **options)
@@ -183,7 +182,7 @@ def _draw_off_screen() -> None:
 
 def _cause(error: BaseException) -> str:
     """What was raised, in one line, with what MuJoCo needs if it came from its graphics."""
-    cause = f"{type(error).__name__}: {_line(error)}"
+    cause = _summary(error)
     if any("mujoco" in frame.filename.lower() for frame in traceback.extract_tb(error.__traceback__)):
         cause += (
             f" (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'unset')}; without a display MuJoCo draws with "
@@ -192,16 +191,17 @@ def _cause(error: BaseException) -> str:
     return cause
 
 
-def _line(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
+    """The type of an exception and its first line."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def _remedy(spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
-    """`: pip install ...` where it is known what is missing, else what the error says."""
+    """`: pip install ...` where the missing package is known, else what the error says."""
     module = spec.entry_point if isinstance(spec.entry_point, str) else spec.entry_point.__module__
     needed = next((package for start, package in _EXTRAS.items() if module.startswith(start)), None)
-    return f": pip install {needed}" if needed else f" ({_line(error)})"
+    return f": pip install {needed}" if needed else f" ({_summary(error)})"
 
 
 def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
@@ -220,16 +220,10 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
             _import(plugin, env_id, packages)
     elif name not in registry and importlib.util.find_spec("ale_py"):
         _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
-    known = registry.get(name)
-    if known is not None and _can_be_made(known):
-        return known
-    if known is not None and re.match(r"GymV\d+Environment", base):
-        raise ValueError(f"{env_id} is a shell for an env of old Gym, which must be given to it in Python")
-    hint = nearest(name, module=module)
-    if known is not None and known.entry_point is not None:
-        raise ValueError(f"{env_id} is an old version that Gymnasium no longer has{hint}")
+    if name in registry:
+        return registry[name]
     where = "" if module else f"; an env that a module of yours registers is named MODULE:{name}"
-    raise ValueError(f"there is no env {env_id!r}{hint}{where}")
+    raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=module)}{where}")
 
 
 def _import(module: str, env_id: str, packages: str = "") -> None:
@@ -248,19 +242,13 @@ def _import(module: str, env_id: str, packages: str = "") -> None:
         imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
 
 
-def _can_be_made(spec: gymnasium.envs.registration.EnvSpec) -> bool:
-    """False for Gymnasium's own entries that only say why there is no such env."""
-    made = spec.entry_point
-    of_gymnasium = callable(made) and made.__module__ == "gymnasium.envs"
-    return made is not None and not of_gymnasium and not re.match(r"GymV\d+Environment", spec.name)
-
-
-def nearest(typed: str, others: Iterable[str] = (), module: str = "") -> str:
-    """` (did you mean CartPole-v1?)`: the id, or other name, that is most like `typed`, or nothing.
+def did_you_mean(typed: str, others: Iterable[str] = (), module: str = "") -> str:
+    """` (did you mean CartPole-v1?)`: the id, or other name, that is closest to `typed`; "" if none is close.
 
     `module` stands before the suggested id, as before the typed one.
     """
-    ids = [spec.id for spec in registry.values() if _can_be_made(spec)]
+    # Gymnasium's own functions only say why there is no such env.
+    ids = (s.id for s in registry.values() if getattr(s.entry_point, "__module__", "") != "gymnasium.envs")
     by_lower = {name.lower(): name for name in (*ids, *others)}
     close = difflib.get_close_matches(typed.lower(), by_lower, n=1)
     return f" (did you mean {module and f'{module}:'}{by_lower[close[0]]}?)" if close else ""
@@ -272,7 +260,7 @@ class Facts(NamedTuple):
     Attributes:
       observation, action: the specs.
       action_mask: its info has an "action_mask", which no algorithm here uses.
-      fps: its own speed for people, 30 where it names none.
+      fps: frames a second at which people see it; 30 if the env names none.
     """
 
     observation: ArraySpec
@@ -307,7 +295,7 @@ def _open(env_id: str, kwargs: str) -> Iterator[gymnasium.Env]:
 
 
 def close(env: gymnasium.Env) -> None:
-    """Closes an env; what goes wrong there costs nothing."""
+    """Closes an env, and ignores what it raises."""
     with contextlib.suppress(Exception):
         env.close()
 
@@ -316,7 +304,7 @@ def close(env: gymnasium.Env) -> None:
 def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
     """True if two runs of 20 steps from one seed are the same, and the id is not marked nondeterministic.
 
-    Replaying an episode brings back the state of such an env alone. Raises as `facts_of`.
+    Only such an env comes back to its state if its episode is replayed. Raises as `facts_of`.
     """
     facts_of(env_id, kwargs)
     with _open(env_id, kwargs) as env:
@@ -327,7 +315,7 @@ def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
 
 
 def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
-    """All that an episode's first steps show, from seed 1."""
+    """Everything that the first steps of an episode from seed 1 show."""
     with Calling(env_id, env, RESET):
         seen = [(np.asarray(env.reset(seed=1)[0]).tobytes(), 0.0, False, False)]
     with Calling(env_id, env, STEP):
@@ -568,13 +556,11 @@ class Calling:
         quits = isinstance(error, SystemExit) and not signals.OURS.first
         if not (quits or isinstance(error, Exception)) or isinstance(error, EnvError | MemoryError):
             return
-        lines = str(error).strip().splitlines()
-        says = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
         home, frames = _home(self._env), traceback.extract_tb(trace)[1:]  # the first is the caller's
         own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
         places = [f" ({frame.filename}:{frame.lineno})" for frame in own or frames]
         where = f"{self._call}{places[-1] if places else ''}"
-        raise EnvError(f"{self._env_id} raised {says}, in {where}") from error
+        raise EnvError(f"{self._env_id} raised {_summary(error)}, in {where}") from error
 
 
 def _home(env: gymnasium.Env) -> Path | None:

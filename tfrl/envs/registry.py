@@ -1,4 +1,4 @@
-"""The families of envs: what is known of each env before any is made, and how one is made.
+"""The families of envs: the facts about each env before any is made, and how one is made.
 
 Nothing here imports an env's library until an env of its family is asked for.
 """
@@ -28,22 +28,22 @@ class Family:
     Attributes:
       module, kind: the class is `kind` of `module`; it is made of an `EnvSpec` and the global indices of the
         wanted envs, and follows `VecEnv`.
-      names: what `--env` takes; empty for Gymnasium, which knows its names itself.
-      specs: the observation and action spec of its envs; None where each env has its own.
-      level_sets: those that evaluations play.
-      preset: of PPO, for an env of this family.
-      fps: frames a second at which people see its envs play; 0: each env has its own.
+      preset: PPO's preset for these envs.
+      level_sets: the level sets that evaluations play.
+      names: the names that `--env` takes; empty for Gymnasium, which has ids of its own.
+      specs: the observation and action spec of all its envs; None where each env has its own.
       steps_beside: `act` returns while the envs still step.
+      fps: frames a second at which people see its envs; 0: each env has its own.
       modes: distribution modes that all envs of the family have.
-      further_modes: those that some have, with their names.
+      further_modes: modes that only some envs have, with the names of these envs.
     """
 
     module: str
     kind: str
-    names: tuple[str, ...]
-    specs: tuple[ArraySpec, ActionSpec] | None
-    level_sets: tuple[str, ...]
     preset: str
+    level_sets: tuple[str, ...] = LEVEL_SETS
+    names: tuple[str, ...] = ()
+    specs: tuple[ArraySpec, ActionSpec] | None = None
     steps_beside: bool = True
     fps: int = 15
     modes: tuple[str, ...] = ()
@@ -54,36 +54,42 @@ _PROCGEN = (
     *("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot"),
     *("heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot"),
 )
-_PROCGEN_MODES = {
-    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
-    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
-    "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
-}
-_EASY_AND_HARD = ("easy", "hard")
-
-
-def _images(*shape: int, actions: int) -> tuple[ArraySpec, ActionSpec]:
-    return ArraySpec(shape, "uint8"), Discrete(actions)
-
 
 FAMILIES: Mapping[str, Family] = {
     "procgen": Family(
-        *("tfrl.envs.procgen", "Procgen", _PROCGEN, _images(64, 64, 3, actions=15), LEVEL_SETS),
-        *("openai-easy", True, 15, _EASY_AND_HARD, _PROCGEN_MODES),
+        module="tfrl.envs.procgen",
+        kind="Procgen",
+        preset="openai-easy",
+        names=_PROCGEN,
+        specs=(ArraySpec((64, 64, 3), "uint8"), Discrete(15)),
+        modes=("easy", "hard"),
+        further_modes={
+            "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
+            "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
+            "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
+        },
     ),
     "toys": Family(
-        *("tfrl.envs.catch", "Catch", ("catch",), _images(10, 5, 1, actions=3), LEVEL_SETS),
-        *("openai-easy", True, 15, _EASY_AND_HARD),
+        module="tfrl.envs.catch",
+        kind="Catch",
+        preset="openai-easy",
+        names=("catch",),
+        specs=(ArraySpec((10, 5, 1), "uint8"), Discrete(3)),
+        modes=("easy", "hard"),
     ),
     "gymnasium": Family(
-        *("tfrl.envs.gymnasium", "GymnasiumVec", (), None, (TEST,)),
-        *("gymnasium", False, 0),
+        module="tfrl.envs.gymnasium",
+        kind="GymnasiumVec",
+        preset="gymnasium",
+        level_sets=(TEST,),
+        steps_beside=False,
+        fps=0,
     ),
 }
 
 
 def family(env: str) -> Family:
-    """The family of an env, by name; of an unknown name, Gymnasium's, which looks further."""
+    """The family of an env, by its name; Gymnasium's if no other family has the name."""
     env = own_name(env)
     return next((known for known in FAMILIES.values() if env in known.names), FAMILIES["gymnasium"])
 
@@ -110,32 +116,32 @@ def _facts(task: Any) -> Facts:
 
 
 def check(task: Any) -> None:
-    """Raise as `specs`, also where the family of the task's env does not take its settings."""
+    """Raise as `specs`, and where the task has settings that the family of its env does not take."""
     env = task.env
     if family(env).names:
         for name in ("env_kwargs", "frame_skip"):
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is none: leave it out")
-    elif not re.fullmatch(r"\S+-v\d+", env):  # as Gymnasium's ids do; anything else is meant to be a game
-        from tfrl.envs.gymnasium_ids import nearest
+    elif not re.fullmatch(r"\S+-v\d+", env):  # Gymnasium's ids look so; anything else stands for a game
+        from tfrl.envs.gymnasium_ids import did_you_mean
 
         known = ", ".join(env_names())
         raise ValueError(
-            f"there is no env {env!r}{nearest(env, env_names())}; known: {known}, Gymnasium's ids, and "
+            f"there is no env {env!r}{did_you_mean(env, env_names())}; known: {known}, Gymnasium's ids, and "
             "MODULE:ID of your own"
         )
     specs(task)
 
 
 def own_name(env: str) -> str:
-    """The registry's name of an env, from any of the spellings that Gym has used for procgen's games."""
+    """The registry's name of an env; `procgen:procgen-coinrun-v0`, as Gym spells it, is coinrun."""
     found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", env)
     return found[1] if found else env
 
 
 def file_name(env: str) -> str:
-    """An env's name as a part of the names of files: the slash and the colon of ids are dashes there."""
+    """An env's name for names of files: dashes in place of the slash and the colon of ids."""
     return re.sub(r"[/:]", "-", env)
 
 
@@ -145,7 +151,7 @@ def games() -> tuple[str, ...]:
 
 
 def env_names() -> tuple[str, ...]:
-    """The names that `--env` takes beside Gymnasium's ids."""
+    """The names that `--env` takes in addition to Gymnasium's ids."""
     return tuple(name for known in FAMILIES.values() for name in known.names)
 
 
@@ -157,24 +163,24 @@ def level_set_title(env: str, level_set: str) -> str:
 
 
 def frames_per_second(task: Any) -> float:
-    """The speed at which people see the task's env play, in steps of the agent. Raises as `specs`."""
+    """The agent's steps a second at which people see the task's env. Raises as `specs`."""
     return family(task.env).fps or _facts(task).fps / (task.frame_skip or 1)
 
 
 def reward_threshold(env: str) -> float | None:
-    """The mean return from which an env counts as solved; None if nothing is said of it, or it is unknown."""
+    """The mean return from which an env counts as solved; None if Gymnasium names none."""
     if family(env).names:
         return None
     from tfrl.envs.gymnasium_ids import reward_threshold
 
     try:
         return reward_threshold(env)
-    except ValueError:  # said by the task's own check
+    except ValueError:  # the task's own check reports it
         return None
 
 
 def draws_with_opengl(env: str) -> bool:
-    """True if, as far as is known, OpenGL draws an env's frames for people; others take milliseconds."""
+    """True if OpenGL draws an env's frames for people, or may; others take milliseconds."""
     if family(env).fps:
         return False
     from tfrl.envs.gymnasium_ids import draws_with_opengl
@@ -183,7 +189,7 @@ def draws_with_opengl(env: str) -> bool:
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
-    """The distribution modes that an env has; none for one without levels."""
+    """The distribution modes of an env; none if it has no levels."""
     known = family(env)
     return (*known.modes, *(mode for mode, having in known.further_modes.items() if env in having))
 
@@ -198,7 +204,7 @@ def in_words() -> str:
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     """Envs `indices` of the global vector that `spec` describes (all of them when None).
 
-    Env i is the same env whichever worker holds it, and in whatever company.
+    Env i is the same env on any worker, and beside any other envs.
 
     Raises:
       ValueError: there is no such env, or not in this distribution mode.
