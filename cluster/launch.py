@@ -269,32 +269,24 @@ class Team:
         self._agents: list[Any] = []
         self._readers: list[list[threading.Thread]] = []
         for index, place in enumerate(places):
-            self._start(index, place, command, terminal if index == 0 else None)
-
-    def _start(
-        self, index: int, place: Place, command: Sequence[str], terminal: tuple[int, int] | None
-    ) -> None:
-        remote = {} if place.host is None else passed_on(os.environ)
-        order = {
-            "command": list(command),
-            "environment": {**remote, "PYTHONUNBUFFERED": "1", **place.environment},
-            "directory": str(Path.cwd()),
-            "terminal": terminal,
-            "grace": ORPHAN_GRACE,
-        }
-        agent = place.start() if place.start else _start_agent(place.host)
-        self._agents.append(agent)
-        _send(agent, json.dumps(order).encode() + b"\n")
-        streams = {"stdout": agent.stdout, "stderr": agent.stderr}
-        readers = [
-            threading.Thread(target=self._copy, args=(index, *s), daemon=True) for s in streams.items()
-        ]
-        self._readers.append(readers)
-        for reader in readers:
-            reader.start()
+            remote = {} if place.host is None else passed_on(os.environ)
+            order = {
+                "command": list(command),
+                "environment": {**remote, "PYTHONUNBUFFERED": "1", **place.environment},
+                "directory": str(Path.cwd()),
+                "terminal": terminal if index == 0 else None,
+                "grace": ORPHAN_GRACE,
+            }
+            agent = place.start() if place.start else _start_agent(place.host)
+            self._agents.append(agent)
+            _send(agent, json.dumps(order).encode() + b"\n")
+            sources = ((index, "stdout", agent.stdout), (index, "stderr", agent.stderr))
+            self._readers.append([threading.Thread(target=self._copy, args=s, daemon=True) for s in sources])
+            for reader in self._readers[-1]:
+                reader.start()
 
     def _copy(self, index: int, stream: str, source: BinaryIO) -> None:
-        """Passes on all that a worker says, in a thread of its own."""
+        """Passes on the output of a worker to its end, in a thread of its own."""
         while data := source.read(1 << 16):
             if stream == "stderr":  # in which an agent has words of its own
                 if STARTED in data:
