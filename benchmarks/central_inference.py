@@ -53,7 +53,6 @@ def main(options: Options) -> None:
     )
     for number in numbers:
         config = READER.parse(_flags(options, number))
-        config.check_resources()
         table.add_row(
             str(number), f"{_steps_alone(config, options.steps):,.0f}", f"{_of_a_run(options, number):,.0f}"
         )

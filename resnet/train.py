@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.supervised.config import check_topology, complete, from_yaml, parse
+from resnet.supervised.config import from_yaml, parse
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
@@ -33,12 +33,12 @@ def main(arguments: Sequence[str]) -> int:
                 "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
             )
         workers = 1 if cluster is None else cluster.num_workers
-        check_topology(config, workers * max(1, config.replicas))
+        config.check_topology(workers * max(1, config.replicas))
         if cluster is None or cluster.is_chief:
             restart.check(config, arguments)
         with take_run(config, cluster, from_yaml) as config:
             if cluster is None and policy_files.results_of_newest(config.run_dir):
-                Console(enabled=True).message(complete(config))
+                Console(enabled=True).message(config.completed)
                 return 0
             with quiet_start(), held_back():
                 from resnet.supervised import trainer

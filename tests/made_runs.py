@@ -9,7 +9,6 @@ import numpy as np
 
 from tfrl.algorithms.ppo import Config
 from tfrl.cli.settings import to_yaml
-from tfrl.config.run import complete
 from tfrl.envs.published import normalized_return, published_curve
 
 # Of progress.csv after env_steps, in order: what is promised to those who read PPO's runs.
@@ -35,7 +34,7 @@ def make_run(
     """A run near the published curves, or near 100, as training would have left it; its folder."""
     name = f"{env}-seed{seed}" + "".join(f"-{v}" for v in settings.values())
     config = kind(env=env, seed=seed, logdir=str(logdir), run_name=name, total_steps=total_steps)
-    config = complete(dataclasses.replace(config, **settings))
+    config = dataclasses.replace(config, **settings).complete()
     config.run_dir.mkdir(parents=True, exist_ok=True)
     (config.run_dir / "config.yaml").write_text(to_yaml(config))
     noise = np.random.default_rng([seed, len(env)])

@@ -85,7 +85,7 @@ def _flags() -> dict[str, dict[str, list[str]]]:
 
 
 def _of_reader(reader: Reader) -> dict[str, list[str]]:
-    return _of_kinds(reader.flag_kinds, reader.aliases)
+    return _of_kinds(reader.flag_kinds, reader.kind.aliases)
 
 
 def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, list[str]]:

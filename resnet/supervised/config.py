@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import resnet
@@ -25,10 +25,8 @@ from tfrl.cli.settings import (
     WIDTH,
     Range,
     Reader,
-    check_folder_names,
-    check_ranges,
-    preset_in_words,
 )
+from tfrl.cli.words import multiples_near
 from tfrl.run.folder import RESULTS_FILE
 
 OWN = "procgen_frames"
@@ -113,24 +111,42 @@ class Run(settings.Run):
     """Draw the first layer's weights in TensorBoard and the network in plots/model.png, too."""
 
 
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
+    "he-cifar10": {
+        "model": "resnet20",
+        "dataset": "cifar10",
+        "augment": "crop-flip",
+        "epochs": 164,
+        "max_steps": 64_000,
+        "batch_size": 128,
+        "lr": 0.1,
+        "schedule": "step",
+        "warmup": 0,
+        "weight_decay": 1e-4,
+        "checkpoint_every": 1000,
+    },
+}
+"""The settings that each preset changes in Config's defaults."""
+
+
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Learning, Task):
+class Config(Run, Hardware, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
-    in_parts: ClassVar[bool] = False
-    """False: batch normalization needs whole batches, so nothing is computed in parts by itself."""
+    sections: ClassVar[tuple[type, ...]] = (Task, Learning, Hardware, Run)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    in_parts: ClassVar[bool] = False  # batch normalization needs whole batches
     least_parts: ClassVar[int] = 4
-    """Equal parts of a batch, at the least, on CPUs."""
     small_network: ClassVar[bool] = False
-    """False: no network of the zoo is too small to gain by bfloat16."""
     may_change: ClassVar[frozenset[str]] = settings.MAY_CHANGE | {"pictures"}
-    """Names of the settings that a resumed run may change."""
 
     @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return Path(self.logdir) / (self.run_name or default_run_name(self))
+    def default_run_name(self) -> str:
+        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        return f"{self.model}-{full_name(self.dataset).replace('/', '-')}-seed{self.seed}"
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -152,77 +168,62 @@ class Config(Run, Hardware, Learning, Task):
         """The images of a gradient step, which are counted on the x-axis."""
         return self.batch_size
 
+    @property
+    def completed(self) -> str:
+        """The sentence for a run that is complete."""
+        return f"{self.run_dir} is complete; see its {RESULTS_FILE}."
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
-    "he-cifar10": {
-        "model": "resnet20",
-        "dataset": "cifar10",
-        "augment": "crop-flip",
-        "epochs": 164,
-        "max_steps": 64_000,
-        "batch_size": 128,
-        "lr": 0.1,
-        "schedule": "step",
-        "warmup": 0,
-        "weight_decay": 1e-4,
-        "checkpoint_every": 1000,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
+    def complete(self: Config) -> Config:
+        """These settings with the data set's full name, and the run's folder."""
+        return super(Config, dataclasses.replace(self, dataset=full_name(self.dataset))).complete()
 
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
+        is_known = resnet.is_known(self.model)
+        if not is_known or len(resnet.entry(self.model).input_shape) != 3:
+            reason = "takes no images" if is_known else "is not a network of the zoo"
+            hint = nearest(self.model, models)
+            raise UserError(f"--model {self.model} {reason}{hint}; known: {', '.join(models)}.")
+        entry, plain = resnet.entry(self.model), self.of_preset(self.preset)
+        has = {
+            "normalization": entry.normalization,
+            "width": entry.has_width,
+            "weight_decay": entry.normalization,
+        }
+        for name, there in has.items():
+            # The preset's own value of what a network lacks has no effect.
+            if not there and (value := getattr(self, name)) != getattr(plain, name):
+                raise UserError(
+                    f"--model {self.model} has no {name.replace('_', ' ')} to choose, so it cannot be "
+                    f"{shown(value)}; leave {flag(name)} out."
+                )
+        check_dataset(self.dataset)
+        if self.micro_batch and entry.normalization and self.normalization == "batch":
+            raise UserError(
+                f"--micro-batch {self.micro_batch} would change batch normalization, which needs a replica's "
+                "whole batch at once; use --normalization group or none."
+            )
+        self.check_topology(max(1, self.replicas))
 
-def default_run_name(config: Config) -> str:
-    """The name of a run that was given none: the same for the same command, so that it resumes."""
-    return f"{config.model}-{full_name(config.dataset).replace('/', '-')}-seed{config.seed}"
+    def check_topology(self, replicas: int) -> None:
+        """Raises UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""
+        if self.batch_size % replicas:
+            raise UserError(
+                f"--batch-size must divide by the number of replicas, {replicas}; got {self.batch_size}, "
+                f"{multiples_near(self.batch_size, replicas)} would do."
+            )
+        share = self.batch_size // replicas
+        if self.micro_batch and share % self.micro_batch:
+            raise UserError(
+                f"--micro-batch must divide a replica's batch of {share} images; got {self.micro_batch}."
+            )
 
 
 def full_name(dataset: str) -> str:
     """The data set's name with its configuration, where it is our own, which has a default."""
     return f"{OWN}/{OWN_CONFIGS[0]}" if dataset == OWN else dataset
-
-
-def _complete(config: Config) -> Config:
-    """With the data set's full name, and the run's folder."""
-    config = dataclasses.replace(config, dataset=full_name(config.dataset))
-    name = default_run_name(config) if config.run_name is None else config.run_name
-    return dataclasses.replace(config, run_name=name, logdir=settings.expand_home(config.logdir))
-
-
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    check_ranges(config)
-    models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
-    is_known = resnet.is_known(config.model)
-    if not is_known or len(resnet.entry(config.model).input_shape) != 3:
-        reason = "takes no images" if is_known else "is not a network of the zoo"
-        hint = nearest(config.model, models)
-        raise UserError(f"--model {config.model} {reason}{hint}; known: {', '.join(models)}.")
-    entry, plain = resnet.entry(config.model), Config(**PRESETS[config.preset])
-    has = {
-        "normalization": entry.normalization,
-        "width": entry.has_width,
-        "weight_decay": entry.normalization,
-    }
-    for name, there in has.items():
-        value = getattr(config, name)
-        # The preset's own value of what a network lacks has no effect.
-        if not there and value != getattr(plain, name):
-            raise UserError(
-                f"--model {config.model} has no {name.replace('_', ' ')} to choose, so it cannot be "
-                f"{shown(value)}; leave {flag(name)} out."
-            )
-    check_dataset(config.dataset)
-    check_folder_names(config)
-    if config.strategy == "one-device" and config.replicas > 1:
-        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
-    if config.micro_batch and entry.normalization and config.normalization == "batch":
-        raise UserError(
-            f"--micro-batch {config.micro_batch} would change batch normalization, which needs a replica's "
-            "whole batch at once; use --normalization group or none."
-        )
-    check_topology(config, max(1, config.replicas))
 
 
 def check_dataset(name: str) -> None:
@@ -249,35 +250,5 @@ def check_dataset(name: str) -> None:
         )
 
 
-def check_topology(config: Config, replicas: int) -> None:
-    """Raise UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""
-    if config.batch_size % replicas:
-        below = config.batch_size // replicas * replicas
-        near = f"{below} or {below + replicas}" if below else f"{replicas}"
-        raise UserError(
-            f"--batch-size must divide by the number of replicas, {replicas}; got {config.batch_size}, "
-            f"{near} would do."
-        )
-    share = config.batch_size // replicas
-    if config.micro_batch and share % config.micro_batch:
-        raise UserError(
-            f"--micro-batch must divide a replica's batch of {share} images; got {config.micro_batch}."
-        )
-
-
-def complete(config: Config) -> str:
-    """The sentence for a run that is complete."""
-    return f"{config.run_dir} is complete; see its {RESULTS_FILE}."
-
-
-READER = Reader(
-    Config,
-    sections=(Task, Learning, Hardware, Run),
-    presets=PRESETS,
-    complete=_complete,
-    check=validate,
-    prog="python -m resnet.train",
-    summary="Train a network of the zoo on labelled images.\n\n"
-    f"Preset he-cifar10: {preset_in_words(PRESETS['he-cifar10'])}.",
-)
+READER = Reader(Config, "python -m resnet.train", "Train a network of the zoo on labelled images.", {})
 parse, from_yaml = READER.parse, READER.from_yaml

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from resnet import drawing
 from resnet.supervised import data
-from resnet.supervised.config import Config, check_topology, complete
+from resnet.supervised.config import Config
 from resnet.supervised.data import Batch, Dataset, Share, Timed
 from resnet.supervised.learner import Learner
 from tfrl.cli.errors import TrainingError, UserError
@@ -42,7 +42,7 @@ def train(config: Config, cluster: TFConfig | None) -> int:
     console = Console(enabled=cluster is None or cluster.is_chief)
     names = {"step_name": "step", "saves": "after this step"}
     with join(config, cluster) as (runtime, watchdog):
-        check_topology(config, runtime.replicas)
+        config.check_topology(runtime.replicas)
         with open_session(config, runtime, watchdog, console, **names) as session:
             with watchdog.unhurried(), quiet_start():
                 dataset = data.load_on_all(config.dataset, config.image_size, runtime, console.message)
@@ -89,7 +89,7 @@ class Trainer:
             self._untested = session.progress["untested"]
             self._sums[:] = session.progress["window"]
         if session.step >= self._num_steps and session.is_finished(self._learner.weights()):
-            session.console.message(complete(config))
+            session.console.message(config.completed)
             return session.leave(0)
         self._begin()
         try:

@@ -27,7 +27,7 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
     except UserError as error:
         assert env in str(error)
     else:
-        assert found.env == env and found.preset in reader(algorithm).presets
+        assert found.env == env and found.preset in reader(algorithm).kind.presets
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -99,13 +99,11 @@ def test_a_flag_that_other_algorithms_have_is_said_to_be_theirs(algorithm, flags
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("ucb-drac", " (did you mean drac with --augment ucb?)"),
-        ("RAD", " (did you mean drac with --augment-use rad?)"),
         ("ppoo", " (did you mean ppo?)"),
         ("xyzzy", ""),
     ],
 )
-def test_an_algorithm_that_there_is_none_of_may_be_another_with_a_setting(word, hint):
+def test_an_unknown_algorithm_is_told_with_the_nearest_known_one(word, hint):
     assert f"there is no algorithm '{word}'{hint}; known: ppo" in refusal(reader, word)
 
 

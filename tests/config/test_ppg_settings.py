@@ -10,7 +10,9 @@ from refusals import refusal
 
 from tfrl.algorithms import ppg
 from tfrl.cli.words import size
+from tfrl.experience import phase
 from tfrl.run import files
+from tfrl.training import command
 
 
 @pytest.mark.parametrize(
@@ -34,17 +36,17 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     place = small_disk("2m")
     config = ppg.READER.parse(["--logdir", str(place), "--run-name", "a"])
     assert config.phase_bytes == 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
-    words = refusal(config.check_resources)
-    assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words and "has 2.1 MB" in words
-    assert words.endswith("has 2.1 MB; choose another --logdir.")  # no flag would help: a rollout has 202 MB
-    dataclasses.replace(config, env="catch", num_envs=2, num_steps=32).check_resources()
+    words = refusal(command.check, config)
+    assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words
+    assert "has 2.1 MB; lower --policy-updates, --checkpoint-every or --keep-checkpoints, or choose" in words
+    phase.check_disk(dataclasses.replace(config, env="catch", num_envs=2, num_steps=32))
     config.run_dir.mkdir()  # of a run that is complete
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
-    config.check_resources()
-    assert "take 13 GB" in refusal(dataclasses.replace(config, total_steps=30_000_000).check_resources)
+    command.check(config)
+    assert "take 13 GB" in refusal(command.check, dataclasses.replace(config, total_steps=30_000_000))
     solved = dataclasses.replace(config, total_steps=30_000_000, solved_at=5.0)
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": 16_384, "episode_return": 5.5}))
-    solved.check_resources()
+    command.check(solved)
 
 
 def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypatch):
@@ -52,19 +54,19 @@ def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypa
     settings = ["--logdir", str(tmp_path), "--total-steps", str(70 * 16_384)]
     config = ppg.READER.parse(settings)
     each = config.phase_bytes // 32
-    monkeypatch.setattr(ppg.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=4 * each))
-    assert config.rollouts_ahead == 64
+    monkeypatch.setattr(phase.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=4 * each))
+    assert phase.rollouts_ahead(config) == 64
     for update, ahead in ((66, 6), (60, 38)):
         (config.run_dir / "checkpoints" / f"update-{update:08d}").mkdir(parents=True)
         (config.run_dir / "checkpoints" / f"update-{update:08d}" / "manifest.json").touch()
-        assert config.rollouts_ahead == ahead
+        assert phase.rollouts_ahead(config) == ahead
     (config.run_dir / "phase").mkdir()
     assert f"up to 38 rollouts of --policy-updates 32 take {size(38 * each)}" in refusal(
-        config.check_resources
+        phase.check_disk, config
     )
     with (config.run_dir / "phase" / "observations.npy").open("wb") as file:
         file.truncate(34 * each)
-    config.check_resources()
+    phase.check_disk(config)
 
 
 def test_a_file_that_goes_while_the_disk_is_looked_at_counts_nothing(tmp_path):
@@ -83,34 +85,15 @@ def test_the_parts_of_an_auxiliary_step_divide_what_a_replica_has_of_it(replicas
 
 
 @pytest.mark.parametrize(
-    ("flags", "rollouts", "room", "advice"),
+    ("flags", "rollouts"),
     [
-        ([], 64, 63, "lower --policy-updates, or choose"),
-        (["--checkpoint-every", "1"], 64, 40, "lower --policy-updates, or choose"),
-        (["--checkpoint-every", "1"], 64, 3, "choose"),
-        (
-            ["--policy-updates", "4"],
-            16,
-            15,
-            "lower --policy-updates or --checkpoint-every or --keep-checkpoints, or choose",
-        ),
-        (["--policy-updates", "4"], 16, 7, "lower --policy-updates, or choose"),
-        (
-            ["--policy-updates", "4", "--checkpoint-every", "2", "--keep-checkpoints", "9"],
-            24,
-            23,
-            "lower --policy-updates or --checkpoint-every or --keep-checkpoints, or choose",
-        ),
+        ([], 64),
+        (["--policy-updates", "4"], 16),
+        (["--policy-updates", "4", "--checkpoint-every", "2", "--keep-checkpoints", "9"], 24),
     ],
 )
-def test_only_what_would_help_on_a_small_disk_is_advised(
-    flags, rollouts, room, advice, tmp_path, monkeypatch
-):
-    config = ppg.READER.parse(["--logdir", str(tmp_path), *flags])
-    assert config.rollouts_on_disk == rollouts
-    free = room * config.disk_bytes // rollouts
-    monkeypatch.setattr(ppg.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=free))
-    assert refusal(config.check_resources).endswith(f"B; {advice} another --logdir.")
+def test_the_disk_holds_the_phases_of_all_checkpoints(flags, rollouts):
+    assert ppg.READER.parse(flags).rollouts_on_disk == rollouts
 
 
 def test_help_has_learners_and_no_actors(capsys):

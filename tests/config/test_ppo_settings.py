@@ -73,8 +73,8 @@ def test_the_length_may_change_where_the_learning_rate_does_not_hang_on_it():
 
 def test_a_flag_wins_over_what_a_preset_says_by_another_flag():
     assert ppo("").lr_schedule == "linear"
-    assert ppo("--no-anneal-lr").schedule == "constant"
-    assert ppo("--lr-schedule constant").schedule == "constant"
+    assert ppo("--no-anneal-lr").lr_schedule == "constant"
+    assert ppo("--lr-schedule constant").lr_schedule == "constant"
     assert ppo("--env coinrun --anneal-lr").lr_schedule == "linear"
     tutorial = "--preset torchrl --env InvertedDoublePendulum-v5 "
     assert ppo(tutorial).rows_per_step == 64

@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from tfrl.algorithms import replay
-from tfrl.algorithms.replay import (
-    OF_ENVS,
-    SUMMARIES,
-    TASKS,
-    Actors,
-    Ahead,
-    Hardware,
-    Learners,
-    Replay,
-    ReplayAgent,
-    ReplaySettings,
-    Rows,
-    Run,
-    Task,
-    Torso,
-)
+from tfrl.algorithms.replay import TASKS, Replay, ReplayAgent, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
-from tfrl.config import actors
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.network import Torso
+from tfrl.config.run import Hardware, Run, Task
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -43,16 +29,7 @@ class DDPG:
     paper's Ornstein-Uhlenbeck process."""
 
 
-# A dataclass collects its fields from the last base to the first.
-@dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
-    """All settings of a DDPG run. One field a flag."""
-
-    algorithm: ClassVar[str] = "ddpg"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Ahead, Torso)
-
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
     "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
     "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000, "policy_delay": 2},
@@ -60,24 +37,21 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The presets, by what they change in the defaults; TD3's, too."""
 
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config)
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
+    """All settings of a DDPG run. One field a flag."""
+
+    algorithm: ClassVar[str] = "ddpg"
+    sections: ClassVar[tuple[type, ...]] = (
+        *(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
+    )
+    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Ahead, Torso)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
 
 READER = Reader(
-    Config,
-    sections=(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=SUMMARIES,
-    default_preset=lambda task: OF_ENVS.get(task.env, "default"),
-    defaults={"env": "Pendulum-v1"},
-    complete=replay.complete,
-    before={"policy_delay": 1},
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.ddpg",
-    summary="Train DDPG on an env with continuous actions.",
+    Config, "python -m tfrl.ddpg", "Train DDPG on an env with continuous actions.", {"env": "Pendulum-v1"}
 )
 
 

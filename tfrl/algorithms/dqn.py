@@ -8,24 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.algorithms import replay
-from tfrl.algorithms.replay import (
-    DEFAULTS,
-    Actors,
-    Ahead,
-    Hardware,
-    Learners,
-    Replay,
-    ReplayAgent,
-    ReplaySettings,
-    Rows,
-    Run,
-    Task,
-    Torso,
-)
+from tfrl.algorithms.replay import DEFAULTS, Replay, ReplayAgent, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import FRACTION, NATURAL, Reader
-from tfrl.config import actors
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.network import Torso
+from tfrl.config.run import Hardware, Run, Task
 from tfrl.envs.spec import Discrete
 from tfrl.ops import q_learning, schedules
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -56,35 +44,6 @@ class DQN:
     factor."""
 
 
-# A dataclass collects its fields from the last base to the first.
-@dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
-    """All settings of a DQN run. One field a flag."""
-
-    algorithm: ClassVar[str] = "dqn"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Ahead, Torso)
-    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
-
-    @property
-    def depends_on_length(self) -> bool:
-        """True if something follows --total-steps: the learning rate, or the weights of transitions."""
-        return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
-        found = super().idle | {"critic_lr": "here: there is no actor"}
-        if not self.prioritized:
-            found |= dict.fromkeys(("priority_exponent", "priority_beta"), "without --prioritized")
-        return found
-
-    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """Epsilon, the share of random actions, after `env_steps` env steps."""
-        ends = self.exploration_start, self.exploration_end
-        share = schedules.exploration(self.exploration_decay, *ends, env_steps, self.exploration_steps)
-        return (np.float32(share),)
-
-
 _DEFAULTS = {
     **DEFAULTS,
     "tau": 1.0,
@@ -95,7 +54,7 @@ _DEFAULTS = {
 }
 _CARTPOLE = {**_DEFAULTS, "env": "CartPole-v1", "total_steps": 50_000}
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": _DEFAULTS,
     "catch": {
         **_DEFAULTS,
@@ -154,29 +113,52 @@ _SUMMARIES = {
 }
 
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config)
-    if config.exploration_decay == "exponential" and not min(
-        config.exploration_start, config.exploration_end
-    ):
-        raise UserError(
-            "--exploration-decay exponential needs --exploration-start and --exploration-end above 0."
-        )
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
+    """All settings of a DQN run. One field a flag."""
+
+    algorithm: ClassVar[str] = "dqn"
+    sections: ClassVar[tuple[type, ...]] = (
+        *(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
+    )
+    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Ahead, Torso)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """True if something follows --total-steps: the learning rate, or the weights of transitions."""
+        return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        found = super().ineffective | {"critic_lr": "here: there is no actor"}
+        if not self.prioritized:
+            found |= dict.fromkeys(("priority_exponent", "priority_beta"), "without --prioritized")
+        return found
+
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Epsilon, the share of random actions, after `env_steps` env steps."""
+        ends = self.exploration_start, self.exploration_end
+        share = schedules.exploration(self.exploration_decay, *ends, env_steps, self.exploration_steps)
+        return (np.float32(share),)
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        ends = self.exploration_start, self.exploration_end
+        if self.exploration_decay == "exponential" and not min(ends):
+            raise UserError(
+                "--exploration-decay exponential needs --exploration-start and --exploration-end above 0."
+            )
 
 
 READER = Reader(
-    Config,
-    sections=(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=_SUMMARIES,
-    default_preset=lambda task: {"CartPole-v1": "cartpole", "catch": "catch"}.get(task.env, "default"),
-    defaults={"env": "CartPole-v1"},
-    complete=replay.complete,
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.dqn",
-    summary="Train DQN on an env with discrete actions.",
+    Config, "python -m tfrl.dqn", "Train DQN on an env with discrete actions.", {"env": "CartPole-v1"}
 )
 
 

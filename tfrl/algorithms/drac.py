@@ -12,7 +12,6 @@ updates later.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,9 +21,9 @@ import numpy as np
 from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import OF_UPDATES, PPO, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NOT_NEGATIVE
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.run import Hardware, Network, Run, Task
+from tfrl.cli.settings import NOT_NEGATIVE, Reader
+from tfrl.config.actors import Ahead
+from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
 from tfrl.experience.rollout import Rollout
@@ -58,13 +57,30 @@ class DrAC:
     (RAD, Laskin et al. 2020), the policy acts on the augmented ones that it learns from."""
 
 
+_AUTHORS = {"normalize_advantages": "batch"}
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "openai-easy": _AUTHORS,
+    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
+    "gymnasium": {**ppo.PRESETS["gymnasium"], "normalize_observations": False},
+}
+"""The settings that each preset changes in Config's defaults."""
+_SUMMARIES = {
+    "openai-easy": "the authors' settings, which are for easy levels",
+    "openai-hard": "the same with the levels and envs of PPO's openai-hard",
+    "gymnasium": "PPO's for Gymnasium envs, for those of images",
+}
+
+
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
 class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
     algorithm: ClassVar[str] = "drac"
-    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, *ppo.Config.sections[2:])
+    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
     def metric_titles(self) -> dict[str, str]:
@@ -79,29 +95,42 @@ class Config(DrAC, ppo.Config):
         return fitting(registry.specs(self)[0].shape) if self.augment == UCB else (self.augment,)
 
     @property
-    def idle(self) -> dict[str, str]:
+    def ineffective(self) -> dict[str, str]:
         """The names of settings that have no effect beside the others, each with why."""
         unused = {"augment_coef": "with --augment-use rad"} if self.augment_use == "rad" else {}
-        return super().idle | unused
+        return super().ineffective | unused
 
     @property
     def published_as(self) -> str:
         """The algorithm under whose name others published what these settings train."""
         return "rad" if self.augment_use == "rad" else self.algorithm
 
+    def default_preset(self) -> str:
+        """The preset of a command that names none."""
+        return self.family_preset
 
-_AUTHORS = {"normalize_advantages": "batch"}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], "normalize_observations": False},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, which are for easy levels",
-    "openai-hard": "the same with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's for Gymnasium envs, for those of images",
-}
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        observation, action = registry.specs(self)
+        if len(observation.shape) != 3:
+            raise UserError(f"drac changes images, and {self.env} shows vectors; ppo trains it.")
+        if not isinstance(action, Discrete):
+            raise UserError(
+                f"drac is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."
+            )
+        if self.augment == UCB and self.free_running:
+            raise UserError(
+                "--augment ucb must know which update's weights acted a rollout, and --free-running leaves "
+                "it open; leave one of them out."
+            )
+        suited = fitting(observation.shape)
+        if self.augment not in (*suited, UCB):
+            height, width, channels = observation.shape
+            raise UserError(
+                f"--augment {self.augment} does not suit the images of {self.env}, {height} x {width} with "
+                f"{channels} channel(s); {', '.join(suited)} do."
+            )
 
 
 def fitting(shape: Sequence[int]) -> tuple[str, ...]:
@@ -111,42 +140,12 @@ def fitting(shape: Sequence[int]) -> tuple[str, ...]:
     return tuple(name for name in AUGMENTATIONS if name not in unfit)
 
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    ppo.validate(config)
-    observation, action = registry.specs(config)
-    if len(observation.shape) != 3:
-        raise UserError(f"drac changes images, and {config.env} shows vectors; ppo trains it.")
-    if not isinstance(action, Discrete):
-        raise UserError(
-            f"drac is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
-        )
-    if config.augment == UCB and config.free_running:
-        raise UserError(
-            "--augment ucb must know which update's weights acted a rollout, and --free-running leaves it "
-            "open; leave one of them out."
-        )
-    suited = fitting(observation.shape)
-    if config.augment not in (*suited, UCB):
-        height, width, channels = observation.shape
-        raise UserError(
-            f"--augment {config.augment} does not suit the images of {config.env}, {height} x {width} with "
-            f"{channels} channel(s); {', '.join(suited)} do."
-        )
-
-
-READER = dataclasses.replace(
-    ppo.READER,
-    kind=Config,
-    sections=(Task, PPO, DrAC, Network, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=_SUMMARIES,
-    default_preset=ppo.family_preset,
-    defaults={"env": "coinrun"},
-    check=validate,
-    prog="python -m tfrl.drac",
-    summary="Train data-regularised PPO (DrAC), on envs that show images and have discrete actions. "
+READER = Reader(
+    Config,
+    "python -m tfrl.drac",
+    "Train data-regularised PPO (DrAC), on envs that show images and have discrete actions. "
     + registry.in_words(),
+    {"env": "coinrun"},
 )
 
 

@@ -15,13 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent
-from tfrl.algorithms.ppo import check_length, check_normalization, multiples_near
+from tfrl.algorithms.ppo import RolloutSettings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.config import actors, network, run
+from tfrl.cli.words import multiples_near
+from tfrl.config import network
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -73,75 +74,6 @@ class IMPALA(Optimizer):
     deviation for good; 0: from all rollouts so far."""
 
 
-@dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RLSettings):
-    """All settings of an IMPALA run. One field a flag."""
-
-    algorithm: ClassVar[str] = "impala"
-    decisive: ClassVar[tuple[type, ...]] = (Task, IMPALA, Ahead, Network)
-
-    preset: str = "procgen"
-    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
-
-    @property
-    def steps_per_update(self) -> int:
-        """Env steps of one update, all workers together."""
-        return self.num_envs * self.num_steps
-
-    @property
-    def rows_per_step(self) -> int:
-        """Samples of one gradient step, all workers together."""
-        return self.steps_per_update // self.num_minibatches
-
-    @property
-    def in_parts(self) -> bool:
-        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
-        return True
-
-    @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles."""
-        return {
-            "train/policy_loss": "policy loss",
-            "train/value_loss": "value loss (half the squared error)",
-            "train/entropy": "entropy (nats)",
-            "train/approx_kl": "KL from the policy that acted (nats)",
-            "train/vtrace_rho": "clipped importance weights",
-            "train/explained_variance": "explained variance of returns",
-            "train/grad_norm": "gradient norm before clipping",
-            "train/lag": "updates behind the policy that acted",
-        }
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
-        fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
-        return super().may_change - fixed | actors.MAY_CHANGE
-
-    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError if the envs do not divide by replicas and minibatches, or by actors, or actors meet
-        workers."""
-        replicas = workers * replicas_per_worker
-        slices = replicas * self.num_minibatches
-        if self.num_envs % slices:
-            by = f"--num-minibatches {self.num_minibatches}"
-            by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
-            near = multiples_near(self.num_envs, slices)
-            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
-        self._check_micro_batch(self.num_envs // slices)
-        actors.check_topology(self, workers)
-
-    def _check_micro_batch(self, num_envs: int) -> None:
-        """Raise UserError if a part is no whole rollouts of envs, or does not divide a minibatch's envs."""
-        parts = [self.num_steps * n for n in range(1, num_envs + 1) if num_envs % n == 0]
-        if self.micro_batch and self.micro_batch not in parts:
-            nearest = min(parts, key=lambda rows: abs(rows - self.micro_batch))
-            raise UserError(
-                f"--micro-batch must be rollouts of --num-steps {self.num_steps}, of as many envs as divide "
-                f"the {num_envs} of a replica's minibatch; got {self.micro_batch}; {nearest} would do."
-            )
-
-
 _GYMNASIUM = {
     "total_steps": 1_000_000,
     "num_envs": 16,
@@ -159,7 +91,7 @@ _GYMNASIUM = {
     "eval_greedy": True,
 }
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "procgen": {},
     "procgen-hard": {
         "distribution_mode": "hard",
@@ -195,34 +127,79 @@ _SUMMARIES = {
 }
 
 
-def default_preset(task: Task) -> str:
-    """The preset of a command that names none: the Gymnasium envs', or that of games for all with images."""
-    of_vectors = registry.family(task.env).preset == "gymnasium" and not network.shows_images(task)
-    return "gymnasium" if of_vectors else "procgen"
+@dataclass(frozen=True)
+class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RolloutSettings):
+    """All settings of an IMPALA run. One field a flag."""
 
+    algorithm: ClassVar[str] = "impala"
+    sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, Hardware, Ahead, Actors, Learners, Run)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Ahead, Network)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "epsilon": "adam_epsilon"}
+    default_lag: ClassVar[int] = 1
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config)
-    check_normalization(config)
-    check_length(config)
-    actors.check(config)
-    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
+    preset: str = "procgen"
+    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+        return self.steps_per_update // self.num_minibatches
+
+    @property
+    def metric_titles(self) -> dict[str, str]:
+        """The metrics of updates that reports draw, with their titles."""
+        return {
+            "train/policy_loss": "policy loss",
+            "train/value_loss": "value loss (half the squared error)",
+            "train/entropy": "entropy (nats)",
+            "train/approx_kl": "KL from the policy that acted (nats)",
+            "train/vtrace_rho": "clipped importance weights",
+            "train/explained_variance": "explained variance of returns",
+            "train/grad_norm": "gradient norm before clipping",
+            "train/lag": "updates behind the policy that acted",
+        }
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raise UserError if the envs do not divide by replicas and minibatches, or by actors, or actors meet
+        workers."""
+        replicas = workers * replicas_per_worker
+        slices = replicas * self.num_minibatches
+        if self.num_envs % slices:
+            by = f"--num-minibatches {self.num_minibatches}"
+            by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
+            near = multiples_near(self.num_envs, slices)
+            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
+        self._check_micro_batch(self.num_envs // slices)
+        super().check_topology(workers, replicas_per_worker)
+
+    def _check_micro_batch(self, num_envs: int) -> None:
+        """Raise UserError if a part is no whole rollouts of envs, or does not divide a minibatch's envs."""
+        parts = [self.num_steps * n for n in range(1, num_envs + 1) if num_envs % n == 0]
+        if self.micro_batch and self.micro_batch not in parts:
+            nearest = min(parts, key=lambda rows: abs(rows - self.micro_batch))
+            raise UserError(
+                f"--micro-batch must be rollouts of --num-steps {self.num_steps}, of as many envs as divide "
+                f"the {num_envs} of a replica's minibatch; got {self.micro_batch}; {nearest} would do."
+            )
+
+    def default_preset(self) -> str:
+        """The preset of a command that names none: games' for all envs that show images."""
+        of_vectors = registry.family(self.env).preset == "gymnasium" and not network.shows_images(self)
+        return "gymnasium" if of_vectors else "procgen"
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
 READER = Reader(
     Config,
-    sections=(Task, IMPALA, Network, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=_SUMMARIES,
-    default_preset=default_preset,
-    defaults={"env": "coinrun"},
-    complete=lambda config: actors.complete(config, alone=1),
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.impala",
-    summary="Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),
-    aliases={"update_freq": "num_steps", "epsilon": "adam_epsilon"},
+    "python -m tfrl.impala",
+    "Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),
+    {"env": "coinrun"},
 )
 
 

@@ -11,9 +11,7 @@ training. R are the value targets of the policy phase. Which rollouts and in wha
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -21,12 +19,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from tfrl.algorithms import ppo
-from tfrl.algorithms.ppo import PPO, PPOAgent, multiples_near
+from tfrl.algorithms.ppo import PPO, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import flag
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
@@ -34,13 +32,8 @@ from tfrl.envs.spec import Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import compiled, tf
-from tfrl.run import files, results
-from tfrl.run.checkpoint import CheckpointStore
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
-
-DISK_SETTINGS = ("policy_updates", "checkpoint_every", "keep_checkpoints")
-"""The settings by which fewer rollouts may be on the disk at a time; each is 1 at the least."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +65,34 @@ class AuxiliaryStep:
     in_parts: bool = True
 
 
+# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
+# of it are no settings here. They scale the initial weights of every unit to a norm; ours are as PPO's. And
+# their minibatches, in both phases, are whole rollouts of 256 steps of a few envs; ours, of as many samples,
+# are random steps of all envs, so that no topology moves them.
+_AUTHORS = {
+    "epochs": 1,
+    "clip_value": False,
+    "value_coef": 1.0,
+    "normalize_advantages": "batch",
+    "max_grad_norm": 1e9,
+    "adam_epsilon": 1e-8,
+    "share_torso": False,
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "openai-easy": _AUTHORS,
+    "openai-hard": {**_OF_PPO["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
+    "gymnasium": {**_OF_PPO["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
+}
+"""The settings that each preset changes in Config's defaults."""
+_SUMMARIES = {
+    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
+    "initialisation, nor whole rollouts as minibatches",
+    "openai-hard": "the same for hard levels, of their four workers together: all levels are trained on, as "
+    "in the paper, so there are no unseen ones, and no gap",
+    "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
+}
+
+
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
 class Config(PPG, ppo.Config):
@@ -83,7 +104,10 @@ class Config(PPG, ppo.Config):
     """
 
     algorithm: ClassVar[str] = "ppg"
-    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network, Hardware, Learners, Run)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
     def metric_titles(self) -> dict[str, str]:
@@ -120,32 +144,6 @@ class Config(PPG, ppo.Config):
         return self.policy_updates * self.steps_per_update * each
 
     @property
-    def rollouts_on_disk(self) -> int:
-        """Rollouts that may be there at a time: of this phase, and of those that checkpoints go on with."""
-        older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
-        return min((1 + min(self.keep_checkpoints, older)) * self.policy_updates, self.num_updates)
-
-    @property
-    def disk_bytes(self) -> int:
-        """The size of these rollouts."""
-        return self._size(self.rollouts_on_disk)
-
-    @property
-    def rollouts_ahead(self) -> int:
-        """The same in what is left of the run: none are there of phases before its oldest checkpoint's."""
-        saved = CheckpointStore(self.run_dir / "checkpoints", keep=1).updates()
-        gone = saved[0] // self.policy_updates * self.policy_updates if saved else 0
-        return max(0, min(self.rollouts_on_disk, self.num_updates - gone))
-
-    @property
-    def bytes_ahead(self) -> int:
-        """The size of these rollouts, those that are there already among them."""
-        return self._size(self.rollouts_ahead)
-
-    def _size(self, rollouts: int) -> int:
-        return rollouts * self.phase_bytes // self.policy_updates
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what these settings come to that nobody may have meant."""
         if self.num_updates >= self.policy_updates:
@@ -157,98 +155,45 @@ class Config(PPG, ppo.Config):
             f"{self.epochs}.",
         )
 
-    def disk_needed(self, checkpoint: int) -> int:
-        """The size of rollouts ahead, and of checkpoints of so many bytes, kept and under way."""
-        return self.bytes_ahead + (1 + self.keep_checkpoints) * checkpoint
+    @property
+    def rollouts_on_disk(self) -> int:
+        """Rollouts that may be there at a time: of this phase, and of those that checkpoints go on with."""
+        older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
+        return min((1 + min(self.keep_checkpoints, older)) * self.policy_updates, self.num_updates)
 
-    def check_resources(self) -> None:
-        """Raise UserError if the disk has no room for the rollouts of phases that are still to come."""
-        if not results.are_of_all(results.read(self.run_dir), self):
-            self.check_disk()
+    def disk_bytes(self, rollouts: int) -> int:
+        """The size of so many rollouts."""
+        return rollouts * self.phase_bytes // self.policy_updates
 
-    def check_disk(self, checkpoint: int = 0) -> None:
-        """Raise UserError if the disk has no room for the rollouts, and checkpoints of so many bytes."""
-        place = self.run_dir / "phase"
-        held = files.total_size(place.glob("*.npy"))
-        there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-        free = shutil.disk_usage(there).free + held
-        if self.disk_needed(checkpoint) <= free:
-            return
-        lower = [flag(n) for n in DISK_SETTINGS if at_least(self, n).disk_needed(checkpoint) <= free]
-        advice = [*([f"lower {' or '.join(lower)}"] if lower else []), "choose another --logdir"]
-        checkpoints = self.disk_needed(checkpoint) - self.bytes_ahead
-        beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
-        raise UserError(
-            f"up to {self.rollouts_ahead} rollouts of --policy-updates {self.policy_updates} take "
-            f"{words.size(self.bytes_ahead)} of disk{beside}, and {there} has {words.size(free)}; "
-            f"{', or '.join(advice)}."
-        )
+    def default_preset(self) -> str:
+        """The preset of a command that names none."""
+        return self.family_preset
 
-
-def at_least(config: Any, name: str) -> Any:
-    """The settings with one of `DISK_SETTINGS` at its least, where rollouts take the least disk."""
-    return dataclasses.replace(config, **{name: 1}) if hasattr(config, name) else config
-
-
-# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
-# of it are no settings here. They scale the initial weights of every unit to a norm; ours are as PPO's. And
-# their minibatches, in both phases, are whole rollouts of 256 steps of a few envs; ours, of as many samples,
-# are random steps of all envs, so that no topology moves them.
-_AUTHORS = {
-    "epochs": 1,
-    "clip_value": False,
-    "value_coef": 1.0,
-    "normalize_advantages": "batch",
-    "max_grad_norm": 1e9,
-    "adam_epsilon": 1e-8,
-    "share_torso": False,
-}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**_OF_PPO["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
-    "gymnasium": {**_OF_PPO["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
-    "initialisation, nor whole rollouts as minibatches",
-    "openai-hard": "the same for hard levels, of their four workers together: all levels are trained on, as "
-    "in the paper, so there are no unseen ones, and no gap",
-    "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
-}
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.is_ahead or self.actor_timeout != Actors.actor_timeout:
+            raise UserError(
+                "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
+            )
+        if not isinstance(action := registry.specs(self)[1], Discrete):
+            raise UserError(
+                f"ppg is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."
+            )
+        if self.num_steps % self.aux_minibatches:
+            divisor = math.lcm(self.num_minibatches, self.aux_minibatches)
+            raise UserError(
+                f"--num-steps must be divisible by --aux-minibatches {self.aux_minibatches}; got "
+                f"{self.num_steps}; {multiples_near(self.num_steps, divisor)} would do."
+            )
 
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    ppo.validate(config)
-    if config.is_ahead or config.actor_timeout != Actors.actor_timeout:
-        raise UserError(
-            "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
-        )
-    if not isinstance(action := registry.specs(config)[1], Discrete):
-        raise UserError(
-            f"ppg is for discrete actions, and those of {config.env} are {action.kind}; ppo trains it."
-        )
-    if config.num_steps % config.aux_minibatches:
-        divisor = math.lcm(config.num_minibatches, config.aux_minibatches)
-        raise UserError(
-            f"--num-steps must be divisible by --aux-minibatches {config.aux_minibatches}; got "
-            f"{config.num_steps}; {multiples_near(config.num_steps, divisor)} would do."
-        )
-
-
-READER = dataclasses.replace(
-    ppo.READER,
-    kind=Config,
-    sections=(Task, PPO, PPG, Network, Hardware, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=_SUMMARIES,
-    default_preset=ppo.family_preset,
-    defaults={"env": "coinrun"},
-    check=validate,
-    prog="python -m tfrl.ppg",
-    summary="Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the "
-    "one torso: only the auxiliary phase teaches it to tell values. " + registry.in_words(),
+READER = Reader(
+    Config,
+    "python -m tfrl.ppg",
+    "Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the one "
+    "torso: only the auxiliary phase teaches it to tell values. " + registry.in_words(),
+    {"env": "coinrun"},
 )
 
 
@@ -302,7 +247,8 @@ class PPGAgent(PPOAgent):
         config, each = self._config, self._config.policy_updates
         phases = f"{config.num_updates // each} in all, one every {each} updates"
         passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
-        disk = f"up to {words.size(config.disk_bytes)} of rollouts in {config.run_dir / 'phase'}"
+        size = words.size(config.disk_bytes(config.rollouts_on_disk))
+        disk = f"up to {size} of rollouts in {config.run_dir / 'phase'}"
         return super().summary | {"auxiliary phase": f"{phases}: {passes}", "disk": disk}
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:

@@ -16,11 +16,12 @@ import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.config import actors, network, run
-from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader, SettingsT
+from tfrl.cli.words import multiples_near
+from tfrl.config import network
+from tfrl.config.actors import Actors, Ahead, DistributedSettings, Learners
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import ENVS, Hardware, Network, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -119,7 +120,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings that each preset changes in Config's defaults."""
 
-SUMMARIES: Mapping[str, str] = {
+_SUMMARIES: Mapping[str, str] = {
     "openai-easy": "train-procgen's settings for easy levels; what no other preset changes",
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
@@ -131,7 +132,7 @@ SUMMARIES: Mapping[str, str] = {
     "cleanrl": "CleanRL's settings for continuous control",
 }
 
-OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
+_OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 """The presets that envs take by themselves: their rewards need other settings than those of their family."""
 
 
@@ -198,21 +199,45 @@ class PPO(Optimizer):
     deviation for good; 0: from all rollouts so far."""
 
 
+class RolloutSettings(DistributedSettings):
+    """The settings of algorithms that learn from each rollout once; a base without fields."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update, all workers together."""
+        return self.num_envs * self.num_steps
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.normalize_random_steps and not self.normalize_observations:
+            raise UserError("--normalize-random-steps needs --normalize-observations.")
+        if self.normalize_observations and network.shows_images(self):
+            raise UserError(
+                f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
+                "scales by itself; leave it out."
+            )
+        product = f"--num-envs {self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}"
+        if self.steps_per_update > MOST:
+            raise UserError(f"{product} is too many env steps for one update, which has at most {MOST}.")
+        if self.total_steps < self.steps_per_update:
+            raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
+
+
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSettings):
+class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
 
     `parse` gives checked ones with `run_name` filled in.
     """
 
     algorithm: ClassVar[str] = "ppo"
-    decisive: ClassVar[tuple[type, ...]] = (Task, PPO, Ahead, Network)
-
-    @property
-    def steps_per_update(self) -> int:
-        """Env steps of one update, all workers together."""
-        return self.num_envs * self.num_steps
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, Ahead, Network)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "actor_lr": "lr"}
 
     @property
     def rows_per_step(self) -> int:
@@ -225,14 +250,9 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSetti
         return self.steps_per_update // self.rows_per_step
 
     @property
-    def in_parts(self) -> bool:
-        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
-        return True
-
-    @property
     def least_parts(self) -> int:
         """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
-        return math.gcd(4, self.num_envs) if self.small_network else super().least_parts
+        return math.gcd(4, self.num_envs) if self.small_network else 4
 
     @property
     def metric_titles(self) -> dict[str, str]:
@@ -249,175 +269,91 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RLSetti
             "train/grad_norm": "gradient norm before clipping",
         }
 
-    @property
-    def schedule(self) -> str:
-        """The learning rate's schedule, by either of its flags."""
-        return "linear" if self.anneal_lr else self.lr_schedule
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on; not its length if the rates depend on it."""
-        fixed = set() if self.schedule == "constant" else {"total_steps"}
-        return super().may_change - fixed | actors.MAY_CHANGE
-
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError if the envs, or a replica's minibatch, do not divide by what there is."""
-        replicas = workers * replicas_per_worker
-        if self.num_envs % replicas:
-            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
-            raise UserError(
-                f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
-                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
-            )
-        actors.check_topology(self, workers)
-        share = self.rows_per_step // replicas
+        """Raises UserError if the envs, or a replica's minibatch, do not divide by what there is."""
+        super().check_topology(workers, replicas_per_worker)
+        share = self.rows_per_step // (workers * replicas_per_worker)
         if self.micro_batch and share % self.micro_batch:
             raise UserError(
                 f"--micro-batch must divide a replica's minibatch of {share} samples; got "
-                f"{self.micro_batch}; {_divisors_near(share, self.micro_batch)} would do."
+                f"{self.micro_batch}; {divisors_near(share, self.micro_batch)} would do."
             )
 
+    @property
+    def family_preset(self) -> str:
+        """The preset of the env's family, or that of games where a Gymnasium env shows images."""
+        preset = registry.family(self.env).preset
+        return "openai-easy" if preset == "gymnasium" and network.shows_images(self) else preset
 
-def default_preset(task: Task) -> str:
-    """The preset of a command that names none: the env's own, or its family's."""
-    return OF_ENVS.get(registry.own_name(task.env)) or family_preset(task)
+    def default_preset(self) -> str:
+        """The preset of a command that names none: the env's own, or its family's."""
+        return _OF_ENVS.get(registry.own_name(self.env)) or self.family_preset
 
+    @classmethod
+    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that go with given ones, in place of the preset's. Raises UserError."""
+        found: dict[str, Any] = {}
+        if "anneal_lr" in given:
+            found["lr_schedule"] = asked = "linear" if given["anneal_lr"] else "constant"
+            schedule = given.get("lr_schedule", asked)
+            if given["anneal_lr"] and schedule != asked:
+                raise UserError(f"--anneal-lr is --lr-schedule linear, not {schedule}; give one of them.")
+        if "num_minibatches" in given:
+            found["minibatch_size"] = 0
+        if given.get("critic_lr") is not None:
+            found["share_torso"] = False
+        if given.get("normalize_observations") is False:
+            found["normalize_random_steps"] = 0
+        return found
 
-def family_preset(task: Task) -> str:
-    """The preset of the env's family, or that of games where a Gymnasium env shows images."""
-    preset = registry.family(task.env).preset
-    return "openai-easy" if preset == "gymnasium" and network.shows_images(task) else preset
+    def complete(self: SettingsT) -> SettingsT:
+        """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
+        linear = self.anneal_lr and self.lr_schedule == "constant"
+        return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()
 
-
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config)
-    if config.critic_lr is not None and config.share_torso:
-        raise UserError(
-            f"--critic-lr {config.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
-        )
-    if config.anneal_lr and config.lr_schedule not in ("constant", "linear"):
-        raise UserError(f"--anneal-lr is --lr-schedule linear, not {config.lr_schedule}; give one of them.")
-    check_normalization(config)
-    _check_sizes(config)
-    actors.check(config)
-    # What fails for one worker fails for more: their shares are fractions of its own.
-    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
-
-
-def check_normalization(config: Any) -> None:
-    """Raise UserError if observations that are no vectors are to be normalised."""
-    if config.normalize_random_steps and not config.normalize_observations:
-        raise UserError("--normalize-random-steps needs --normalize-observations.")
-    if config.normalize_observations and network.shows_images(config):
-        raise UserError(
-            f"--normalize-observations is for vectors, and {config.env} shows images, which the network "
-            "scales by itself; leave it out."
-        )
-
-
-def _check_sizes(config: Config) -> None:
-    if config.minibatch_size:
-        _check_minibatch_size(config)
-    else:
-        _check_minibatches(config)
-    check_length(config)
-
-
-def _check_minibatches(config: Any) -> None:
-    """Raise UserError if a rollout's env steps are no whole minibatches."""
-    if config.num_steps % config.num_minibatches:
-        raise UserError(
-            f"--num-steps must be divisible by --num-minibatches {config.num_minibatches}; "
-            f"got {config.num_steps}; {multiples_near(config.num_steps, config.num_minibatches)} would do."
-        )
-
-
-def check_length(config: Any) -> None:
-    """Raise UserError if an update has too many env steps, or the run has less than one update."""
-    if config.steps_per_update > MOST:
-        raise UserError(
-            f"--num-envs {config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} is "
-            f"too many env steps for one update, which has at most {MOST}."
-        )
-    if config.total_steps < config.steps_per_update:
-        raise UserError(
-            f"--total-steps must be at least one update, --num-envs {config.num_envs} x --num-steps "
-            f"{config.num_steps} = {config.steps_per_update}; got {config.total_steps}."
-        )
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.critic_lr is not None and self.share_torso:
+            raise UserError(
+                f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
+            )
+        if self.anneal_lr and self.lr_schedule not in ("constant", "linear"):
+            raise UserError(f"--anneal-lr is --lr-schedule linear, not {self.lr_schedule}; give one of them.")
+        if self.minibatch_size % self.num_envs:
+            raise UserError(
+                f"--minibatch-size must be a multiple of --num-envs {self.num_envs}; got "
+                f"{self.minibatch_size}; {multiples_near(self.minibatch_size, self.num_envs)} would do."
+            )
+        if self.minibatch_size > self.steps_per_update:
+            raise UserError(
+                f"--minibatch-size {self.minibatch_size} is more than a rollout of --num-envs "
+                f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update} has."
+            )
+        if not self.minibatch_size and self.num_steps % self.num_minibatches:
+            raise UserError(
+                f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
+                f"{self.num_steps}; {multiples_near(self.num_steps, self.num_minibatches)} would do."
+            )
+        # What fails for one worker fails for more: their shares are fractions of its own.
+        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-def _check_minibatch_size(config: Config) -> None:
-    if config.minibatch_size % config.num_envs:
-        raise UserError(
-            f"--minibatch-size must be a multiple of --num-envs {config.num_envs}; got "
-            f"{config.minibatch_size}; {multiples_near(config.minibatch_size, config.num_envs)} would do."
-        )
-    if config.minibatch_size > config.steps_per_update:
-        raise UserError(
-            f"--minibatch-size {config.minibatch_size} is more than a rollout of --num-envs "
-            f"{config.num_envs} x --num-steps {config.num_steps} = {config.steps_per_update} has."
-        )
-
-
-def multiples_near(value: int, divisor: int) -> str:
-    """The multiples of `divisor` on both sides of `value`, in words."""
-    below = value // divisor * divisor
-    return f"{below} or {below + divisor}" if below else f"{divisor}"
-
-
-def _divisors_near(value: int, wanted: int) -> str:
-    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
-    divisors = sorted({*small, *(value // d for d in small)})
-    below = [str(d) for d in divisors if d < wanted][-1:]
-    above = [str(d) for d in divisors if d > wanted][:1]
-    return " or ".join(below + above)
-
-
-def complete(config: Any) -> Any:
-    """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
-    if config.anneal_lr and config.lr_schedule == "constant":
-        config = dataclasses.replace(config, lr_schedule="linear")
-    return actors.complete(config)
-
-
-def implied(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that go with flags, in place of the preset's. Raises UserError where two contradict."""
-    found: dict[str, Any] = {}
-    if "anneal_lr" in flags:
-        found["lr_schedule"] = asked = "linear" if flags["anneal_lr"] else "constant"
-        given = flags.get("lr_schedule", asked)
-        if flags["anneal_lr"] and given != asked:
-            raise UserError(f"--anneal-lr is --lr-schedule linear, not {given}; give one of them.")
-    if "num_minibatches" in flags:
-        found["minibatch_size"] = 0
-    if flags.get("critic_lr") is not None:
-        found["share_torso"] = False
-    if flags.get("normalize_observations") is False:
-        found["normalize_random_steps"] = 0
-    return found
+def divisors_near(value: int, wanted: int) -> str:
+    """The divisors of `value` on both sides of `wanted`, in words."""
+    below = next((str(d) for d in range(min(wanted, value + 1) - 1, 0, -1) if value % d == 0), None)
+    above = next((str(d) for d in range(wanted + 1, value + 1) if value % d == 0), None)
+    return " or ".join(filter(None, (below, above)))
 
 
 READER = Reader(
     Config,
-    sections=(Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=SUMMARIES,
-    default_preset=default_preset,
-    defaults={"env": "CartPole-v1"},
-    complete=complete,
-    implied=implied,
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.ppo",
-    summary="Train PPO on a Gymnasium env, a procgen game or a toy.",
-    aliases={"update_freq": "num_steps", "actor_lr": "lr"},
+    "python -m tfrl.ppo",
+    "Train PPO on a Gymnasium env, a procgen game or a toy.",
+    {"env": "CartPole-v1"},
 )
-PROCGEN_READER = dataclasses.replace(
-    READER,
-    defaults={"env": "coinrun"},
-    prog="python -m tfrl.ppo_procgen",
-    summary="Train PPO on a game. " + registry.in_words(),
+PROCGEN_READER = Reader(
+    Config, "python -m tfrl.ppo_procgen", "Train PPO on a game. " + registry.in_words(), {"env": "coinrun"}
 )
 parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
 
@@ -629,7 +565,7 @@ class PPOAgent(ActorCriticAgent):
           TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
         """
         config, per_replica = self._config, self._runtime.per_replica
-        scale = learning_rate(config.schedule, 1.0, number, config.num_updates)
+        scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()
         observations = rollout.observations[:, : config.num_steps]
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])

@@ -12,10 +12,20 @@ import numpy as np
 from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
-from tfrl.algorithms.ppo import multiples_near
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import ANY, COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range, Reader
-from tfrl.config import run
+from tfrl.cli.settings import (
+    ANY,
+    COUNT,
+    FRACTION,
+    MOST,
+    NOT_NEGATIVE,
+    POSITIVE,
+    TIMEOUT,
+    Range,
+    Reader,
+    SettingsT,
+)
+from tfrl.cli.words import multiples_near
 from tfrl.config.network import Torso
 from tfrl.config.optimizer import Optimizer
 from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
@@ -59,50 +69,7 @@ class Observers:
     """Seconds that an observer may take for an answer before it is replaced."""
 
 
-@dataclass(frozen=True)
-class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
-    """All settings of a REINFORCE run. One field a flag."""
-
-    algorithm: ClassVar[str] = "reinforce"
-    decisive: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso)
-    updates_vary: ClassVar[bool] = True
-
-    preset: str = "default"
-    """A whole set of defaults, listed above; flags and files win over it."""
-    solved_at: Annotated[float | None, ANY] = None
-    """End early, as done, once the mean return of the last 100 episodes is this or more; None: the threshold
-    that the env is registered with, if it has one."""
-
-    @property
-    def steps_per_update(self) -> int:
-        """Env steps of one update at the most."""
-        return self.num_envs * self.max_steps
-
-    @property
-    def rows_per_step(self) -> int:
-        """Samples of one gradient step at the most."""
-        return self.steps_per_update
-
-    @property
-    def in_parts(self) -> bool:
-        """True: gradients are computed in parts, of so many rows that no topology changes them."""
-        return True
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on."""
-        return super().may_change | {"observers", "ray_address", "observer_timeout"}
-
-    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError for more than one learner."""
-        if workers * replicas_per_worker > 1:
-            raise UserError(
-                "REINFORCE learns in one process, on one device: leave --replicas and TF_CONFIG out; "
-                "--observers share the envs out."
-            )
-
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {"total_steps": 1_000_000, "torso": "auto", "hidden": "64", "eval_greedy": True},
     "tutorial": {
         "total_steps": 1_000_000,
@@ -127,43 +94,76 @@ _SUMMARIES = {
 }
 
 
-def complete(config: Config) -> Config:
-    """The settings with what follows from others, as for all algorithms, and the env's own threshold."""
-    config = run.complete(config)
-    if config.solved_at is None:
-        config = dataclasses.replace(config, solved_at=registry.reward_threshold(config.env))
-    return config
+@dataclass(frozen=True)
+class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
+    """All settings of a REINFORCE run. One field a flag."""
 
+    algorithm: ClassVar[str] = "reinforce"
+    sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, Run)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    updates_vary: ClassVar[bool] = True
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    run.check(config)
-    if config.steps_per_update > MOST:
-        raise UserError(
-            f"--num-envs {config.num_envs} x --max-steps {config.max_steps} = {config.steps_per_update} is "
-            f"too many env steps for one update, which has at most {MOST}."
-        )
-    if config.observers and config.num_envs % config.observers:
-        raise UserError(
-            f"--num-envs must be divisible by --observers {config.observers}; got {config.num_envs}; "
-            f"{multiples_near(config.num_envs, config.observers)} would do."
-        )
-    if config.ray_address is not None and not config.observers:
-        raise UserError("--ray-address needs --observers: without them nothing runs on Ray.")
-    config.check_topology(workers=1, replicas_per_worker=max(1, config.replicas))
+    preset: str = "default"
+    """A whole set of defaults, listed above; flags and files win over it."""
+    solved_at: Annotated[float | None, ANY] = None
+    """End early, as done, once the mean return of the last 100 episodes is this or more; None: the threshold
+    that the env is registered with, if it has one."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update at the most."""
+        return self.num_envs * self.max_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step at the most."""
+        return self.steps_per_update
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may change as it goes on."""
+        return super().may_change | {"observers", "ray_address", "observer_timeout"}
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raise UserError for more than one learner."""
+        if workers * replicas_per_worker > 1:
+            raise UserError(
+                "REINFORCE learns in one process, on one device: leave --replicas and TF_CONFIG out; "
+                "--observers share the envs out."
+            )
+
+    def complete(self: SettingsT) -> SettingsT:
+        """The settings with what follows from others filled in, the env's own threshold too."""
+        config = super().complete()
+        if config.solved_at is not None:
+            return config
+        return dataclasses.replace(config, solved_at=registry.reward_threshold(config.env))
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.steps_per_update > MOST:
+            raise UserError(
+                f"--num-envs {self.num_envs} x --max-steps {self.max_steps} = {self.steps_per_update} is "
+                f"too many env steps for one update, which has at most {MOST}."
+            )
+        if self.observers and self.num_envs % self.observers:
+            raise UserError(
+                f"--num-envs must be divisible by --observers {self.observers}; got {self.num_envs}; "
+                f"{multiples_near(self.num_envs, self.observers)} would do."
+            )
+        if self.ray_address is not None and not self.observers:
+            raise UserError("--ray-address needs --observers: without them nothing runs on Ray.")
+        self.check_topology(workers=1, replicas_per_worker=max(1, self.replicas))
 
 
 READER = Reader(
     Config,
-    sections=(Task, REINFORCE, Torso, Hardware, Observers, Run),
-    presets=PRESETS,
-    preset_summaries=_SUMMARIES,
-    defaults={"env": "CartPole-v1"},
-    complete=complete,
-    check=validate,
-    prog="python -m tfrl.reinforce",
-    summary="Train REINFORCE on an env, whose observers ask one agent for their actions. "
-    + registry.in_words(),
+    "python -m tfrl.reinforce",
+    "Train REINFORCE on an env, whose observers ask one agent for their actions. " + registry.in_words(),
+    {"env": "CartPole-v1"},
 )
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range
-from tfrl.config import actors, run
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Torso
+from tfrl.cli.flags import flag
+from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range, SettingsT
+from tfrl.config.actors import DistributedSettings
 from tfrl.config.optimizer import Optimizer
-from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
+from tfrl.config.run import ENVS
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 from tfrl.experience.replay import Batch, in_words
@@ -83,89 +82,6 @@ class Replay(Optimizer):
     in."""
 
 
-class ReplaySettings(RLSettings):
-    """The properties that the settings of every algorithm with replay have; a base without fields."""
-
-    action_spaces: tuple[type, ...] = (Box,)
-    """The action spaces that the algorithm is for."""
-
-    @property
-    def steps_per_update(self) -> int:
-        """Env steps of one iteration, all workers together."""
-        return self.iteration_steps
-
-    @property
-    def rows_per_step(self) -> int:
-        """Samples of one gradient step, all workers together."""
-        return self.batch_size
-
-    @property
-    def in_parts(self) -> bool:
-        """True if gradients and forward passes are computed in parts, which the cores of a CPU share."""
-        return True
-
-    @property
-    def part_rows(self) -> int:
-        """Rows of a batch whose gradients are taken at once, the same on any topology.
-
-        As many parts as there may be replicas, four at most, and more where they would be large. Sums of a
-        power of two of parts are added in the same pairs on 1, 2 and 4 replicas.
-        """
-        if self.micro_batch:
-            return self.micro_batch
-        parts = math.gcd(self.num_envs, 4)
-        while self.batch_size % (2 * parts) == 0 and self.batch_size // parts > _PART_ROWS:
-            parts *= 2
-        return self.batch_size // parts
-
-    @property
-    def most_updates(self) -> int:
-        """Gradient steps that are taken in one go, at most; their batches are in memory together."""
-        due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
-        return min(max(1, due), _MOST_AT_ONCE)
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on; not its length if its steps depend on that."""
-        fixed = {"total_steps"} if self.depends_on_length else set()
-        return super().may_change - fixed | actors.MAY_CHANGE
-
-    @property
-    def depends_on_length(self) -> bool:
-        """True if something follows --total-steps, as a falling learning rate does."""
-        return self.lr_schedule != "constant"
-
-    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
-        return ()
-
-    def updates_due(self, env_steps: int) -> int:
-        """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
-        return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
-
-    @property
-    def prioritized_replay(self) -> bool:
-        """True if transitions are drawn by their errors."""
-        return getattr(self, "prioritized", False)
-
-    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError if the envs, or a replica's share of a batch, do not divide by what there is."""
-        replicas = workers * replicas_per_worker
-        if self.num_envs % replicas:
-            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
-            raise UserError(
-                f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
-                f"got {self.num_envs}."
-            )
-        actors.check_topology(self, workers)
-        share = self.batch_size // replicas
-        if share % self.part_rows:
-            raise UserError(
-                f"--micro-batch must divide a replica's share of a batch, {share} transitions; got "
-                f"{self.part_rows}."
-            )
-
-
 DEFAULTS: Mapping[str, Any] = {
     "total_steps": 100_000,
     "torso": "auto",
@@ -176,80 +92,6 @@ DEFAULTS: Mapping[str, Any] = {
     "eval_greedy": True,
 }
 """The settings that all presets of these algorithms begin with."""
-
-
-def complete(config: Any) -> Any:
-    """The settings with what follows from others filled in, the number of envs too."""
-    if config.num_envs is None:
-        shared = config.actors and _ENVS_OF_ACTORS % config.actors == 0
-        config = dataclasses.replace(config, num_envs=_ENVS_OF_ACTORS if shared else config.actors or 1)
-    return actors.complete(config)
-
-
-def check(config: Any) -> None:
-    """Raise UserError for the first setting that cannot work on any machine, of those that all have."""
-    run.check(config)
-    _check_actions(config)
-    for name in ("batch_size", "iteration_steps", "replay_size"):
-        value = getattr(config, name)
-        if value % config.num_envs:
-            near = value // config.num_envs * config.num_envs or config.num_envs
-            raise UserError(
-                f"--{name.replace('_', '-')} must be divisible by --num-envs {config.num_envs}; got {value}; "
-                f"{near} would do."
-            )
-    rows = config.replay_size // config.num_envs
-    if config.n_step > min(rows, config.learning_starts // config.num_envs):
-        raise UserError(
-            f"--n-step {config.n_step} needs as many steps of each of --num-envs {config.num_envs} in "
-            f"--replay-size {config.replay_size} and in --learning-starts {config.learning_starts}."
-        )
-    actors.check(config)
-    if config.actors and not config.lag:
-        raise UserError(
-            f"--actors {config.actors} need a --lag of 1 or more with {config.algorithm}, whose envs are "
-            "stepped between gradient steps otherwise."
-        )
-    if config.batch_size > config.replay_size:
-        raise UserError(
-            f"--batch-size {config.batch_size} is more than there will ever be: --replay-size is "
-            f"{config.replay_size}."
-        )
-    steps = config.num_updates * config.iteration_steps // config.train_every * config.train_every
-    if config.updates_due(steps) < 1:
-        raise UserError(
-            f"--learning-starts {config.learning_starts}, --train-every {config.train_every} and "
-            f"--updates-per-step {config.updates_per_step:g} leave no gradient step in --total-steps "
-            f"{config.total_steps}."
-        )
-    # What fails for one worker fails for more: their shares are fractions of its own.
-    config.check_topology(workers=config.learners, replicas_per_worker=max(1, config.replicas))
-
-
-def _check_actions(config: Any) -> None:
-    action = registry.specs(config)[1]
-    if isinstance(action, config.action_spaces):
-        return
-    needed = " or ".join(space.kind for space in config.action_spaces)
-    others = _FOR_SPACES.get(type(action), "ppo")
-    raise UserError(
-        f"{config.algorithm} needs {needed} actions, and {config.env} has {action.kind} ones; take {others}."
-    )
-
-
-__all__ = [
-    "DEFAULTS",
-    "Actors",
-    "Ahead",
-    "Hardware",
-    "Learners",
-    "Replay",
-    "ReplaySettings",
-    "Run",
-    "Task",
-    "Torso",
-]
-
 
 _CHEETAH = {**DEFAULTS, "env": "HalfCheetah-v5", "total_steps": 1_000_000}
 
@@ -308,6 +150,129 @@ OF_ENVS: Mapping[str, str] = {
     "HalfCheetah-v5": "half-cheetah",
 }
 """The presets that envs take by themselves."""
+
+
+class ReplaySettings(DistributedSettings):
+    """The settings of every algorithm with replay; a base without fields.
+
+    Attributes:
+      presets_of_envs: the presets that envs take by themselves.
+      action_spaces: the action spaces that the algorithm is for.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TASKS
+    preset_summaries: ClassVar[Mapping[str, str]] = SUMMARIES
+    presets_of_envs: ClassVar[Mapping[str, str]] = OF_ENVS
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one iteration, all workers together."""
+        return self.iteration_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+        return self.batch_size
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a batch whose gradients are taken at once, the same on any topology.
+
+        As many parts as there may be replicas, four at most, and more where they would be large. Sums of a
+        power of two of parts are added in the same pairs on 1, 2 and 4 replicas.
+        """
+        if self.micro_batch:
+            return self.micro_batch
+        parts = math.gcd(self.num_envs, 4)
+        while self.batch_size % (2 * parts) == 0 and self.batch_size // parts > _PART_ROWS:
+            parts *= 2
+        return self.batch_size // parts
+
+    @property
+    def most_updates(self) -> int:
+        """Gradient steps that are taken in one go, at most; their batches are in memory together."""
+        due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
+        return min(max(1, due), _MOST_AT_ONCE)
+
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
+        return ()
+
+    def updates_due(self, env_steps: int) -> int:
+        """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
+        return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
+
+    @property
+    def prioritized_replay(self) -> bool:
+        """True if transitions are drawn by their errors."""
+        return getattr(self, "prioritized", False)
+
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raises UserError if the envs, or a replica's share of a batch, do not divide by what there is."""
+        super().check_topology(workers, replicas_per_worker)
+        share = self.batch_size // (workers * replicas_per_worker)
+        if share % self.part_rows:
+            raise UserError(
+                f"--micro-batch must divide a replica's share of a batch, {share} transitions; got "
+                f"{self.part_rows}."
+            )
+
+    def default_preset(self) -> str:
+        """The preset of a command that names none: the env's own, if there is one."""
+        return self.presets_of_envs.get(self.env, "default")
+
+    def complete(self: SettingsT) -> SettingsT:
+        """The settings with what follows from others filled in, the number of envs too."""
+        shared = self.actors and _ENVS_OF_ACTORS % self.actors == 0
+        chosen = _ENVS_OF_ACTORS if shared else self.actors or 1
+        config = self if self.num_envs is not None else dataclasses.replace(self, num_envs=chosen)
+        return super(ReplaySettings, config).complete()
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine, of those that all have."""
+        super().check()
+        action = registry.specs(self)[1]
+        if not isinstance(action, self.action_spaces):
+            needed = " or ".join(space.kind for space in self.action_spaces)
+            others = _FOR_SPACES.get(type(action), "ppo")
+            raise UserError(
+                f"{self.algorithm} needs {needed} actions, and {self.env} has {action.kind} ones; "
+                f"take {others}."
+            )
+        for name in ("batch_size", "iteration_steps", "replay_size"):
+            value = getattr(self, name)
+            if value % self.num_envs:
+                near = value // self.num_envs * self.num_envs or self.num_envs
+                raise UserError(
+                    f"{flag(name)} must be divisible by --num-envs {self.num_envs}; got {value}; "
+                    f"{near} would do."
+                )
+        rows = self.replay_size // self.num_envs
+        if self.n_step > min(rows, self.learning_starts // self.num_envs):
+            raise UserError(
+                f"--n-step {self.n_step} needs as many steps of each of --num-envs {self.num_envs} in "
+                f"--replay-size {self.replay_size} and in --learning-starts {self.learning_starts}."
+            )
+        if self.actors and not self.lag:
+            raise UserError(
+                f"--actors {self.actors} need a --lag of 1 or more with {self.algorithm}, whose envs are "
+                "stepped between gradient steps otherwise."
+            )
+        if self.batch_size > self.replay_size:
+            raise UserError(
+                f"--batch-size {self.batch_size} is more than there will ever be: --replay-size is "
+                f"{self.replay_size}."
+            )
+        steps = self.num_updates * self.iteration_steps // self.train_every * self.train_every
+        if self.updates_due(steps) < 1:
+            raise UserError(
+                f"--learning-starts {self.learning_starts}, --train-every {self.train_every} and "
+                f"--updates-per-step {self.updates_per_step:g} leave no gradient step in --total-steps "
+                f"{self.total_steps}."
+            )
+        # What fails for one worker fails for more: their shares are fractions of its own.
+        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
 _FLOATS = "floats"  # the field of a batch that holds all those of float32

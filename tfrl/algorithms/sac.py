@@ -9,26 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl.algorithms import replay
-from tfrl.algorithms.replay import (
-    OF_ENVS,
-    SUMMARIES,
-    TASKS,
-    Actors,
-    Ahead,
-    Hardware,
-    Learners,
-    Replay,
-    ReplayAgent,
-    ReplaySettings,
-    Rows,
-    Run,
-    Task,
-    Torso,
-)
+from tfrl.algorithms.replay import TASKS, Replay, ReplayAgent, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
-from tfrl.config import actors
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.network import Torso
+from tfrl.config.run import Hardware, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 from tfrl.ops import q_learning
@@ -52,52 +38,47 @@ class SAC:
     it explores further. 0: the paper's."""
 
 
-# A dataclass collects its fields from the last base to the first.
-@dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
-    """All settings of a SAC run. One field a flag."""
-
-    algorithm: ClassVar[str] = "sac"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
-    action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete)
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
-        of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
-        return super().idle | dict.fromkeys(of_learning, "with a fixed --alpha")
-
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
     **TASKS,
     "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3, "alpha_lr": 1e-3},
 }
 """The settings that each preset changes in Config's defaults."""
 
 
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config)
-    if config.noise_correlation and isinstance(registry.specs(config)[1], Discrete):
-        raise UserError(
-            f"--noise-correlation is for continuous actions, and {config.env} has discrete ones; "
-            "leave it out."
-        )
+# A dataclass collects its fields from the last base to the first.
+@dataclass(frozen=True)
+class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
+    """All settings of a SAC run. One field a flag."""
+
+    algorithm: ClassVar[str] = "sac"
+    sections: ClassVar[tuple[type, ...]] = (
+        *(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
+    )
+    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete)
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why."""
+        of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
+        return super().ineffective | dict.fromkeys(of_learning, "with a fixed --alpha")
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.noise_correlation and isinstance(registry.specs(self)[1], Discrete):
+            raise UserError(
+                f"--noise-correlation is for continuous actions, and {self.env} has discrete ones; "
+                "leave it out."
+            )
 
 
 READER = Reader(
     Config,
-    sections=(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
-    presets=PRESETS,
-    preset_summaries=SUMMARIES,
-    default_preset=lambda task: OF_ENVS.get(task.env, "default"),
-    defaults={"env": "Pendulum-v1"},
-    complete=replay.complete,
-    before={"alpha_lr": None},
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.sac",
-    summary="Train SAC on an env with continuous or discrete actions.",
+    "python -m tfrl.sac",
+    "Train SAC on an env with continuous or discrete actions.",
+    {"env": "Pendulum-v1"},
 )
 
 

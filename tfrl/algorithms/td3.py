@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from tfrl.algorithms import ddpg, replay
+from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
-from tfrl.algorithms.replay import (
-    OF_ENVS,
-    SUMMARIES,
-    Actors,
-    Ahead,
-    Hardware,
-    Learners,
-    Replay,
-    ReplaySettings,
-    Rows,
-    Run,
-    Task,
-    Torso,
-)
+from tfrl.algorithms.replay import Replay, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
-from tfrl.config import actors
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.network import Torso
+from tfrl.config.run import Hardware, Run, Task
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
@@ -46,26 +36,15 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, TD3, Replay, Task, R
     """All settings of a TD3 run. One field a flag."""
 
     algorithm: ClassVar[str] = "td3"
-    decisive: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Ahead, Torso)
-
-
-def validate(config: Config) -> None:
-    """Raise UserError for the first setting that cannot work on any machine."""
-    replay.check(config)
+    sections: ClassVar[tuple[type, ...]] = (
+        *(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
+    )
+    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Ahead, Torso)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
 
 READER = Reader(
-    Config,
-    sections=(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
-    presets=ddpg.PRESETS,
-    preset_summaries=SUMMARIES,
-    default_preset=lambda task: OF_ENVS.get(task.env, "default"),
-    defaults={"env": "Pendulum-v1"},
-    complete=replay.complete,
-    kept=actors.kept,
-    check=validate,
-    prog="python -m tfrl.td3",
-    summary="Train TD3 on an env with continuous actions.",
+    Config, "python -m tfrl.td3", "Train TD3 on an env with continuous actions.", {"env": "Pendulum-v1"}
 )
 
 

@@ -1,4 +1,4 @@
-"""The common part of all trainers' settings: reading them from flags and files, and the ranges of numbers.
+"""The settings of a trainer: typed fields with help and ranges, read from flags and files.
 
 A trainer's settings are one frozen dataclass, such as `Config` in `tfrl/algorithms/ppo.py`. Nothing here
 imports TensorFlow, so that `--help` and a bad setting are answered at once.
@@ -6,27 +6,30 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
+from tfrl import __version__
 from tfrl.cli.errors import UserError
-from tfrl.cli.field_help import field_help
 from tfrl.cli.flags import flag, read_flags, read_yaml, shown
 
-Settings = TypeVar("Settings")
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 _COMMENT_WIDTH = 98
 
@@ -154,50 +157,102 @@ MAY_CHANGE = frozenset(
 """Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
 
+class Settings:
+    """The methods of every trainer's settings; a base without fields, for a frozen dataclass of flags.
+
+    The dataclass has the fields `preset`, `logdir`, `run_name`, `strategy` and `replicas`.
+
+    Attributes:
+      algorithm: the name that config.yaml begins with; None: the supervised trainer, whose files have none.
+      sections: dataclasses that together have all fields: the groups of --help. The text under a field is its
+        help.
+      presets: by name, what each preset changes in the defaults.
+      preset_summaries: what the presets are, in words.
+      aliases: further names of fields.
+    """
+
+    algorithm: ClassVar[str | None] = None
+    sections: ClassVar[tuple[type, ...]]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    preset_summaries: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    def default_preset(self) -> str:
+        """The preset of a command line or file that names none and has these settings."""
+        return self.preset
+
+    @classmethod
+    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from given ones, unless they are given as well. Raises UserError."""
+        return {}
+
+    def inherit_from_run(self) -> dict[str, Any]:
+        """Settings of the run in this folder, of those that a command line may leave open."""
+        return {}
+
+    def complete(self: SettingsT) -> SettingsT:
+        """These settings with what follows from others filled in, such as the run's name."""
+        name = self.default_run_name if self.run_name is None else self.run_name
+        return dataclasses.replace(self, run_name=name, logdir=expand_home(self.logdir))
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        check_ranges(self)
+        _check_folder_names(self)
+        if self.strategy == "one-device" and self.replicas > 1:
+            raise UserError(f"--strategy one-device has one replica; got --replicas {self.replicas}.")
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The names of settings that have no effect beside the others, each with why: "without --double"."""
+        return {}
+
+    @property
+    def default_run_name(self) -> str:
+        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        raise NotImplementedError
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.logdir) / (self.run_name or self.default_run_name)
+
+    def validate(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine, or has no effect."""
+        self.check()
+        plain = self.of_preset(self.preset)
+        for name, why in self.ineffective.items():
+            value = getattr(self, name)
+            if value != getattr(plain, name):
+                spelled = flag(f"no_{name}" if value is False else name)
+                raise UserError(f"{spelled} would do nothing {why}; leave it out.")
+
+    @classmethod
+    def of_preset(cls: type[SettingsT], preset: str) -> SettingsT:
+        """The settings that a preset stands for."""
+        return cls(**cls.presets[preset])
+
+
 # Reading
 
 
 @dataclass(frozen=True)
-class Reader(Generic[Settings]):
-    """Reads the settings of one trainer.
+class Reader(Generic[SettingsT]):
+    """Reads the settings of one command.
 
     Attributes:
-      kind: a frozen dataclass, one field a flag. It has a `preset` and a `run_name`, and may have an
-        `algorithm`, a class variable that its files then begin with, and `idle`, the names of settings that
-        have no effect beside the others, each with why: "without --prioritized".
-      sections: dataclasses that together have its fields: the groups of --help. The text under a field is its
-        help.
-      presets: by name, what each preset changes in the defaults; preset_summaries: what they are, in words.
-      complete: the settings with what follows from others, such as the run's name, filled in.
-      check: raises UserError for the first setting that cannot work on any machine.
+      kind: the dataclass of the settings.
       prog: how the command is called.
       summary: what --help says before the flags.
       defaults: what a command line begins with otherwise than the dataclass; files do not.
-      default_preset: the preset of settings that are given none, by these; None: the dataclass's.
-      aliases: further names of fields.
-      before: what was used before there was a setting, where that is not what every preset says now: a run's
-        own file of then has all of its section but this.
-      implied: settings that follow from given ones, unless they are given as well. Raises UserError.
-      kept: of the run in the folder of these settings, if there is one, what it has of those that may be left
-        open: it goes on with its own where a command line leaves them None.
     """
 
-    kind: type[Settings]
-    sections: Sequence[type]
-    presets: Mapping[str, Mapping[str, Any]]
-    complete: Callable[[Settings], Settings]
-    check: Callable[[Settings], None]
+    kind: type[SettingsT]
     prog: str
     summary: str
-    preset_summaries: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    default_preset: Callable[[Settings], str] | None = None
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda flags: {}
-    kept: Callable[[Settings], Mapping[str, Any]] = lambda config: {}
+    defaults: Mapping[str, Any]
 
-    def parse(self, argv: Sequence[str]) -> Settings:
+    def parse(self, argv: Sequence[str]) -> SettingsT:
         """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
 
         A --preset also takes the place of the file's own: what the file has from that gives way.
@@ -207,32 +262,22 @@ class Reader(Generic[Settings]):
         """
         if any(token in ("-h", "--help") for token in argv):
             self._help(argv)
-        flags = read_flags(self.flag_kinds, self.aliases, argv)
+        flags = read_flags(self.flag_kinds, self.kind.aliases, argv)
         path, print_config = flags.pop("config", None), flags.pop("print_config", False)
         flags.pop("yes", None)  # for the command, which asks
         file = self._read_file(path, flags.get("preset")) if path else {}
-        given = {**self.implied(file), **file, **self.implied(flags), **flags}
-        config = self._going_on(self._in_full(given, self.defaults))
+        given = {**self.kind.derive(file), **file, **self.kind.derive(flags), **flags}
+        config = self._inheriting(self._in_full(given, self.defaults))
         if print_config:
             sys.stdout.write(to_yaml(config))
             raise SystemExit(0)
         return config
 
-    def from_yaml(self, path: str | Path) -> Settings:
+    def from_yaml(self, path: str | Path) -> SettingsT:
         """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
-        return self._resolve(self._read_yaml(path))
+        return self._in_full(self._read_yaml(path)).complete()
 
-    def validate(self, config: Settings) -> None:
-        """Raise UserError for the first setting that cannot work on any machine, or that would do nothing."""
-        self.check(config)
-        plain = self.kind(**self.presets[config.preset])
-        for name, why in getattr(config, "idle", {}).items():
-            value = getattr(config, name)
-            if value != getattr(plain, name):
-                spelled = flag(f"no_{name}" if value is False else name)
-                raise UserError(f"{spelled} would do nothing {why}; leave it out.")
-
-    @property
+    @cached_property
     def flag_kinds(self) -> dict[str, Any]:
         """The types of all flags, by name."""
         return self._kinds | typing.get_type_hints(Command)
@@ -241,24 +286,20 @@ class Reader(Generic[Settings]):
     def _kinds(self) -> dict[str, Any]:
         hints = typing.get_type_hints(self.kind)
         kinds = {field.name: hints[field.name] for field in dataclasses.fields(self.kind)}
-        return kinds | {"preset": Literal[tuple(self.presets)]}
+        return kinds | {"preset": Literal[tuple(self.kind.presets)]}
 
     def _read_yaml(self, path: str | Path) -> dict[str, Any]:
-        mine = getattr(self.kind, "algorithm", None)
+        mine = self.kind.algorithm
         # First, before anything that only one of them has would be called unknown.
         self._check_algorithm(path, algorithm_of(Path(path)) or mine)
-        values = read_yaml(self._kinds | {"algorithm": str}, self.aliases, path)
+        values = read_yaml(self._kinds | {"algorithm": str}, self.kind.aliases, path)
         self._check_algorithm(path, values.pop("algorithm", mine))  # in a section
-        for section in self.sections:
-            left_out = {field.name for field in dataclasses.fields(section)} - values.keys()
-            if left_out <= self.before.keys():
-                values |= {name: self.before[name] for name in left_out}
         return values
 
     def _check_algorithm(self, path: str | Path, algorithm: str | None) -> None:
-        mine = getattr(self.kind, "algorithm", None)
-        if algorithm != mine:
-            raise UserError(f"{path} has settings of {algorithm}, not of {mine or 'this trainer'}.")
+        if algorithm != self.kind.algorithm:
+            mine = self.kind.algorithm or "this trainer"
+            raise UserError(f"{path} has settings of {algorithm}, not of {mine}.")
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without what follows from others that the flags may change.
@@ -268,71 +309,63 @@ class Reader(Generic[Settings]):
         """
         values = self._read_yaml(path)
         for name in {"run_name", "solved_at"} & values.keys():
-            filled_in = getattr(self._resolve({**values, name: None}), name)
+            filled_in = getattr(self._in_full({**values, name: None}).complete(), name)
             if filled_in is not None and filled_in == values[name]:
                 del values[name]
         own = values.get("preset")
         if None in (own, preset) or own == preset:
             return values
-        plain = self.complete(self.kind(**self.presets[own]))
-        kept = self.defaults.keys() - self.presets[own].keys()
+        plain = self.kind.of_preset(own).complete()
+        kept = self.defaults.keys() - self.kind.presets[own].keys()
         return {n: value for n, value in values.items() if n in kept or value != getattr(plain, n)}
 
-    def _going_on(self, config: Settings) -> Settings:
-        """These settings resolved and checked, those that are left open by the run that they go on with."""
-        resolved = self.complete(config)
-        kept = {
+    def _inheriting(self, config: SettingsT) -> SettingsT:
+        """These settings complete and valid, those that are left open by the run that they go on with."""
+        complete = config.complete()
+        inherited = {
             name: value
-            for name, value in self.kept(resolved).items()
-            if getattr(config, name) is None and value != getattr(resolved, name)
+            for name, value in complete.inherit_from_run().items()
+            if getattr(config, name) is None and value != getattr(complete, name)
         }
-        resolved = self.complete(dataclasses.replace(config, **kept))
+        complete = dataclasses.replace(config, **inherited).complete()
         try:
-            self.validate(resolved)
+            complete.validate()
         except UserError as error:
-            if not kept:
+            if not inherited:
                 raise
-            its_own = " and ".join(f"{flag(name)} {shown(value)}" for name, value in kept.items())
-            raise UserError(f"{error} The run in {resolved.run_dir} has {its_own}.") from None
-        return resolved
+            its_own = " and ".join(f"{flag(name)} {shown(value)}" for name, value in inherited.items())
+            raise UserError(f"{error} The run in {complete.run_dir} has {its_own}.") from None
+        return complete
 
-    def _resolve(
+    def _in_full(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
-    ) -> Settings:
-        return self.complete(self._in_full(values, defaults))
-
-    def _in_full(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
+    ) -> SettingsT:
         """All settings: these, and the rest by their preset and the defaults."""
-        preset = values.get("preset")
-        if preset is None:
-            preset = self.kind.preset
-            if self.default_preset:
-                preset = self.default_preset(self.kind(**{**defaults, **values}))
-        return self.kind(**{**defaults, **self.presets[preset], **values, "preset": preset})
+        preset = values.get("preset") or self.kind(**{**defaults, **values}).default_preset()
+        return self.kind(**{**defaults, **self.kind.presets[preset], **values, "preset": preset})
 
     def _help(self, argv: Sequence[str]) -> NoReturn:
         """Print the help, and end."""
         import tyro
 
-        values = vars(self._resolve({}, self.defaults)) | {"run_name": None}
-        fields = []
-        for section in self.sections:
-            names = {field.name for field in dataclasses.fields(section)}
-            default = section(**{name: value for name, value in values.items() if name in names})
-            fields.append(
-                (section.__name__, tyro.conf.OmitArgPrefixes[section], dataclasses.field(default=default))
-            )
-        fields.append(("Command", tyro.conf.OmitArgPrefixes[Command], dataclasses.field(default=Command())))
-        flags = dataclasses.make_dataclass("Flags", fields)
-        presets = map(self._preset_help, self.presets)
+        values = vars(self._in_full({}, self.defaults).complete()) | {"run_name": None}
+        groups = []
+        for section in (*self.kind.sections, Command):
+            names = values.keys() & {field.name for field in dataclasses.fields(section)}
+            default = section(**{name: values[name] for name in names})
+            group = tyro.conf.OmitArgPrefixes[section]
+            groups.append((section.__name__, group, dataclasses.field(default=default)))
+        flags = dataclasses.make_dataclass("Flags", groups)
+        presets = [
+            name
+            + (f" ({self.kind.preset_summaries[name]})" if name in self.kind.preset_summaries else "")
+            + (f": {preset_in_words(changes)}." if changes else ".")
+            for name, changes in self.kind.presets.items()
+        ]
         description = "\n\n".join([self.summary, "The presets:", *presets])
         with _json_in_help():
             tyro.cli(flags, prog=self.prog, description=description, args=list(argv))
         raise SystemExit(0)
-
-    def _preset_help(self, name: str) -> str:
-        changes, summary = preset_in_words(self.presets[name]), self.preset_summaries.get(name, "")
-        return f"{name}{summary and f' ({summary})'}{changes and f': {changes}'}."
 
 
 def _json_in_help() -> Any:
@@ -356,6 +389,31 @@ def _json_in_help() -> Any:
     return rules
 
 
+# Writing
+
+
+def to_yaml(config: Settings) -> str:
+    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly.
+
+    A comment above each setting says what it is.
+    """
+    lines = [f"algorithm: {config.algorithm}\n"] if config.algorithm else []
+    lines.append(f"{_WRITTEN_BY}{__version__}\n")
+    texts = _help_of_fields(type(config))
+    for name, value in dataclasses.asdict(config).items():
+        comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
+        lines += ["\n", *(f"# {line}\n" for line in comment), yaml.safe_dump({name: value})]
+    return "".join(lines)
+
+
+_WRITTEN_BY = "# Written by tfrl "
+
+
+def is_of_earlier_version(path: Path) -> bool:
+    """True for the settings file of a run that tfrl 0.1.0 began: it names no version."""
+    return not any(line.startswith(_WRITTEN_BY) for line in path.read_text(errors="replace").splitlines())
+
+
 def algorithm_of(path: Path) -> str | None:
     """The algorithm that a settings file names; None if none, or the file cannot be read."""
     try:
@@ -367,34 +425,35 @@ def algorithm_of(path: Path) -> str | None:
         return None
 
 
-def to_yaml(config: Any) -> str:
-    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly.
-
-    A comment above each setting says what it is.
-    """
-    algorithm = getattr(config, "algorithm", None)
-    lines = [f"algorithm: {algorithm}\n"] if algorithm else []
-    texts = field_help(type(config))
-    for name, value in dataclasses.asdict(config).items():
-        comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
-        lines += ["\n", *(f"# {line}\n" for line in comment), yaml.safe_dump({name: value})]
-    return "".join(lines)
-
-
 def preset_in_words(preset: Mapping[str, Any]) -> str:
     """The settings that a preset changes, as flags' names and values."""
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
 
 
+@functools.cache
+def _help_of_fields(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass, or of the class that it comes from, in one line, by name."""
+    found: dict[str, str] = {}
+    for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
+        except OSError:  # there is no source: an archive of compiled files, say
+            continue
+        for field, text in pairwise(tree.body[0].body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
 # Folders
 
 
-def expand_home(logdir: str) -> str:
+def expand_home(path: str) -> str:
     """Puts the home folder for `~`, as a shell would, but not in `--logdir=~/x` or in a file."""
-    return os.path.expanduser(logdir)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
+    return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
 
 
-def check_folder_names(config: Run) -> None:
+def _check_folder_names(config: Settings) -> None:
     """Raise UserError if --logdir and --run-name cannot name a folder."""
     if not config.logdir or "\0" in config.logdir:
         raise UserError(f"--logdir must be a folder's path; got {config.logdir!r}.")

@@ -8,11 +8,13 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import TIMEOUT, Range
-from tfrl.config import algorithm_of, from_yaml, run
+from tfrl.cli.settings import TIMEOUT, Range, SettingsT
+from tfrl.cli.words import multiples_near
+from tfrl.config import algorithm_of, from_yaml
+from tfrl.config.run import RLSettings
 from tfrl.run.folder import SETTINGS_FILE
 
 _ANSWERS_WITHIN = 10.0  # seconds
@@ -67,59 +69,79 @@ class Learners:
     """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
 
 
-MAY_CHANGE = frozenset(("actors", "learners", "ray_address", "actor_timeout"))
-"""Names of the settings that a resumed run may change."""
+class DistributedSettings(RLSettings):
+    """The settings of algorithms whose envs actors may step, and several learners; a base without fields.
 
+    Attributes:
+      default_lag: the lag of a run without actors.
+    """
 
-def complete(config: Any, *, alone: int = 0) -> Any:
-    """The settings with what follows from others filled in; `alone` is the lag of a run without actors."""
-    config = run.complete(config)
-    if config.lag is not None:
-        return config
-    lag = 2 if config.free_running else 1 if config.actors else alone
-    return dataclasses.replace(config, lag=lag)
+    default_lag: ClassVar[int] = 0
 
+    def complete(self: SettingsT) -> SettingsT:
+        """The settings with what follows from others filled in, the lag too."""
+        config = super().complete()
+        if config.lag is not None:
+            return config
+        lag = 2 if config.free_running else 1 if config.actors else config.default_lag
+        return dataclasses.replace(config, lag=lag)
 
-def kept(config: Any) -> dict[str, Any]:
-    """The settings that may be left open, of the run in their folder, if there is one of this algorithm."""
-    file = config.run_dir / SETTINGS_FILE
-    if config.resume in ("never", "restart") or not file.is_file() or algorithm_of(file) != config.algorithm:
-        return {}
-    try:
-        there = from_yaml(file)
-    except UserError:  # it is told where the run is looked at
-        return {}
-    return {name: getattr(there, name) for name in ("lag", "num_envs")}
+    def inherit_from_run(self) -> dict[str, Any]:
+        """The lag and the number of envs of the run in the folder, if there is one of this algorithm."""
+        file = self.run_dir / SETTINGS_FILE
+        restarts = self.resume in ("never", "restart")
+        if restarts or not file.is_file() or algorithm_of(file) != self.algorithm:
+            return {}
+        try:
+            there = from_yaml(file)
+        except UserError:  # it is told where the run is looked at
+            return {}
+        return {name: getattr(there, name) for name in ("lag", "num_envs")}
 
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.actors and self.num_envs % self.actors:
+            raise UserError(
+                f"--num-envs must be divisible by --actors {self.actors}; got {self.num_envs}; "
+                f"{multiples_near(self.num_envs, self.actors)} would do."
+            )
+        if self.ray_address is not None and not self.actors and self.learners == 1:
+            raise UserError("--ray-address needs --actors or --learners: without them nothing runs on Ray.")
+        if self.learners > 1 and self.strategy not in ("auto", "multi-worker"):
+            raise UserError(
+                f"--learners {self.learners} are workers of --strategy multi-worker; got {self.strategy}."
+            )
+        if self.free_running and not self.lag:
+            raise UserError(
+                "--free-running needs a --lag of 1 or more, the most that rollouts may be behind."
+            )
 
-def check(config: Any) -> None:
-    """Raises UserError if actors cannot share the envs, or settings ask for actors that there are not."""
-    if config.actors and config.num_envs % config.actors:
-        below = config.num_envs // config.actors * config.actors
-        near = f"{below} or {below + config.actors}" if below else f"{config.actors}"
-        raise UserError(
-            f"--num-envs must be divisible by --actors {config.actors}; got {config.num_envs}; "
-            f"{near} would do."
-        )
-    if config.ray_address is not None and not config.actors and config.learners == 1:
-        raise UserError("--ray-address needs --actors or --learners: without them nothing runs on Ray.")
-    if config.learners > 1 and config.strategy not in ("auto", "multi-worker"):
-        raise UserError(
-            f"--learners {config.learners} are workers of --strategy multi-worker; got {config.strategy}."
-        )
-    if config.free_running and not config.lag:
-        raise UserError("--free-running needs a --lag of 1 or more, the most that rollouts may be behind.")
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raises UserError if replicas cannot share the envs, or learners, one a worker, the actors."""
+        replicas = workers * replicas_per_worker
+        if self.num_envs % replicas:
+            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+            raise UserError(
+                f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
+                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
+            )
+        if self.actors % workers:
+            raise UserError(
+                f"--actors must be divisible by the number of learners, {workers}; got {self.actors}; "
+                f"{multiples_near(self.actors, workers)} would do."
+            )
 
+    @property
+    def depends_on_length(self) -> bool:
+        """True if something follows --total-steps, as a falling learning rate does."""
+        return self.lr_schedule != "constant"
 
-def check_topology(config: Any, workers: int) -> None:
-    """Raises UserError if learners, as many as there are workers, cannot share the actors."""
-    if config.actors % workers:
-        below = config.actors // workers * workers
-        near = f"{below} or {below + workers}" if below else f"{workers}"
-        raise UserError(
-            f"--actors must be divisible by the number of learners, {workers}; got {config.actors}; "
-            f"{near} would do."
-        )
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The settings that a run may change as it goes on; not its length if training depends on that."""
+        fixed = {"total_steps"} if self.depends_on_length else set()
+        return super().may_change - fixed | {"actors", "learners", "ray_address", "actor_timeout"}
 
 
 def leads(config: Any) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfrl.cli.errors import UserError
-from tfrl.config import from_yaml, validate
+from tfrl.config import from_yaml
 from tfrl.run.folder import SETTINGS_FILE, is_of
 
 
@@ -33,7 +33,7 @@ def settings(path: Path) -> Any:
     config = from_yaml(path / SETTINGS_FILE)
     try:
         # Checked as settings of a new run, except for what only a command line can get wrong.
-        validate(dataclasses.replace(config, run_name=None, logdir="logs"))
+        dataclasses.replace(config, run_name=None, logdir="logs").validate()
     except UserError as error:
         raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
     return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tfrl.cli.settings import FRACTION, POSITIVE
 
@@ -21,7 +21,7 @@ class Optimizer:
     the mean square."""
 
 
-def idle(config: Any) -> dict[str, str]:
+def ineffective(config: Optimizer) -> dict[str, str]:
     """The names of settings that have no effect with the optimizer, each with why."""
     found = {} if config.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
     return found | ({"adam_epsilon": "with --optimizer sgd"} if config.optimizer == "sgd" else {})

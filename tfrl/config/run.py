@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from tfrl.cli import settings
-from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL, Range, check_folder_names, check_ranges, expand_home
+from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
 from tfrl.config import network, optimizer, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
@@ -68,43 +67,39 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
 }
 
 
-class RLSettings:
-    """The properties that the settings of every algorithm have; a base without fields.
+class RLSettings(Settings):
+    """The methods of every algorithm's settings; a base without fields.
 
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
-      decisive: the sections that a result depends on.
+      result_sections: the sections that a result depends on.
       updates_vary: an update has as many env steps as its episodes; `steps_per_update` is the most of them.
+      updates_alike: updates that together take as long as any others so many; single ones may take longer.
+      rollouts_held: rollouts that are in memory at once.
+      in_parts: gradients and forward passes are computed in parts, which the cores of a CPU share.
+      least_parts: equal parts of a minibatch, at the least, on CPUs.
+      metric_titles: the metrics of updates that reports draw, with their titles; without any, all under their
+        names.
     """
 
     algorithm: ClassVar[str]
-    decisive: ClassVar[tuple[type, ...]]
+    result_sections: ClassVar[tuple[type, ...]]
     updates_vary: ClassVar[bool] = False
+    updates_alike: int = 1
+    rollouts_held: int = 1
+    in_parts: bool = True
+    least_parts: int = 4
+    metric_titles: Mapping[str, str] = {}
 
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The rewards that are learned from, before any normalisation: float32, of the env's, float32."""
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
     @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return Path(self.logdir) / (self.run_name or self.default_run_name)
-
-    @property
     def default_run_name(self) -> str:
         """The name of a run that was given none: the same for the same command, so that it resumes."""
         name = f"{registry.file_name(self.env)}-seed{self.seed}"
         return name if self.algorithm == "ppo" else f"{self.algorithm}-{name}"
-
-    @property
-    def level_sets(self) -> tuple[str, ...]:
-        """The level sets that evaluations play."""
-        return task.level_sets(self)
-
-    @property
-    def has_unseen_levels(self) -> bool:
-        """True if there are levels that training does not play."""
-        return task.has_unseen_levels(self)
 
     @property
     def torso_options(self) -> dict[str, Any]:
@@ -117,37 +112,17 @@ class RLSettings:
         return self.torso == "mlp"
 
     @property
-    def least_parts(self) -> int:
-        """Equal parts of a minibatch, at the least, on CPUs."""
-        return 4
-
-    @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles; without any, all under their names."""
-        return {}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what these settings come to that nobody may have meant."""
-        return task.notes(self)
-
-    @property
-    def idle(self) -> dict[str, str]:
+    def ineffective(self) -> dict[str, str]:
         """The names of settings that have no effect beside the others, each with why."""
         found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
-        return found | optimizer.idle(self)
+        return found | optimizer.ineffective(self)
 
     @property
     def published_as(self) -> str:
         """The algorithm under whose name others published what these settings train."""
         return self.algorithm
-
-    @property
-    def rollouts_held(self) -> int:
-        """Rollouts that are in memory at once."""
-        return 1
 
     @property
     def steps_per_env(self) -> int:
@@ -158,11 +133,6 @@ class RLSettings:
     def num_updates(self) -> int:
         """Updates until `total_steps` env steps are reached or passed."""
         return -(-self.total_steps // self.steps_per_update)
-
-    @property
-    def updates_alike(self) -> int:
-        """Updates that together take as long as any others so many: of single ones, some may take longer."""
-        return 1
 
     @property
     def run_steps(self) -> int:
@@ -179,34 +149,24 @@ class RLSettings:
         pairs = ((self.eval_every, since[0], update), (self.eval_every_steps, since[1], env_steps))
         return any(every and before // every < now // every for every, before, now in pairs)
 
-    def check_resources(self) -> None:
-        """Raise UserError if this machine lacks what a run keeps beside its rollouts in memory."""
-
     @property
     def may_change(self) -> frozenset[str]:
         """Names of the settings that a resumed run may change: its length, and those without effect, too."""
-        return frozenset(_MAY_CHANGE | {"total_steps"} | self.idle.keys())
+        return frozenset(_MAY_CHANGE | {"total_steps"} | self.ineffective.keys())
+
+    def complete(self: SettingsT) -> SettingsT:
+        """The settings with the env's own name, the torso's, and the run's folder filled in."""
+        config = dataclasses.replace(self, env=registry.own_name(self.env))
+        config = dataclasses.replace(config, torso=network.resolved_torso(config))
+        paths = {name: getattr(config, name, None) for name in ("start_from", "torso_weights")}
+        paths = {name: expand_home(path) for name, path in paths.items() if path is not None}
+        return super(RLSettings, dataclasses.replace(config, **paths)).complete()
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work, of those that all algorithms have."""
+        super().check()
+        task.check(self)
+        network.check(self)
 
 
-def complete(config: Any) -> Any:
-    """The settings with the env's own name, the torso's, and the run's folder filled in."""
-    env = task.own_name(config.env)
-    config = dataclasses.replace(config, env=env, torso=network.resolved_torso(config))
-    name = config.default_run_name if config.run_name is None else config.run_name
-    paths = {"logdir": config.logdir, "start_from": config.start_from}
-    paths |= {"torso_weights": config.torso_weights} if hasattr(config, "torso_weights") else {}
-    paths = {where: None if path is None else expand_home(path) for where, path in paths.items()}
-    return dataclasses.replace(config, run_name=name, **paths)
-
-
-def check(config: Any) -> None:
-    """Raise UserError for the first setting that cannot work, of those that all algorithms have."""
-    check_ranges(config)
-    check_folder_names(config)
-    task.check(config)
-    network.check(config)
-    if config.strategy == "one-device" and config.replicas > 1:
-        raise UserError(f"--strategy one-device has one replica; got --replicas {config.replicas}.")
-
-
-__all__ = ["ENVS", "EPISODES", "Hardware", "Network", "RLSettings", "Run", "Task", "check", "complete"]
+__all__ = ["ENVS", "EPISODES", "Hardware", "Network", "RLSettings", "Run", "Task"]

@@ -51,35 +51,31 @@ class Task:
     seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
 
+    @property
+    def level_sets(self) -> tuple[str, ...]:
+        """The level sets that evaluations play; those of an env without levels are `test` alone."""
+        return registry.family(self.env).level_sets
 
-def own_name(env: str) -> str:
-    """The env's name in the registry, from any of the spellings that Gym has used for procgen's games."""
-    return registry.own_name(env)
+    @property
+    def has_unseen_levels(self) -> bool:
+        """True if training leaves levels out: not where it plays all, or the only one, or there are none."""
+        return "train" in self.level_sets and self.num_levels > 0 and self.distribution_mode != "exploration"
 
-
-def level_sets(task: Task) -> tuple[str, ...]:
-    """The level sets that the env has: training and unseen ones, or, without levels, `test` alone."""
-    return registry.family(task.env).level_sets
-
-
-def has_unseen_levels(task: Task) -> bool:
-    """True if training leaves levels out: not where it plays all, or the only one, or there are none."""
-    levels = "train" in level_sets(task)
-    return levels and task.num_levels > 0 and task.distribution_mode != "exploration"
-
-
-def notes(task: Task) -> tuple[str, ...]:
-    """Sentences about what the env gives or needs, and training does not use or have."""
-    found = []
-    if task.distribution_mode == "memory":
-        found.append(
-            "--distribution-mode memory is made for policies with memory; this policy sees one frame alone."
-        )
-    if registry.gives_action_mask(task):
-        found.append(
-            f'{task.env} gives info["action_mask"], which is ignored: the policy may take forbidden actions.'
-        )
-    return tuple(found)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the env gives or needs, and training does not use or have."""
+        found = []
+        if self.distribution_mode == "memory":
+            found.append(
+                "--distribution-mode memory is made for policies with memory; this policy sees one frame "
+                "alone."
+            )
+        if registry.gives_action_mask(self):
+            found.append(
+                f'{self.env} gives info["action_mask"], which is ignored: the policy may take forbidden '
+                "actions."
+            )
+        return tuple(found)
 
 
 def check(task: Task) -> None:
@@ -89,7 +85,7 @@ def check(task: Task) -> None:
     except (ValueError, EnvError) as error:
         raise UserError(f"{error}.") from None
     _check_levels(task)
-    if task.start_level and not has_unseen_levels(task):
+    if task.start_level and not task.has_unseen_levels:
         why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"
         raise UserError(f"--start-level {task.start_level} would do nothing: {why}; leave it out.")
 

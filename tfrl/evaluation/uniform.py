@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tfrl.cli.errors import UserError
-from tfrl.config.task import Task, check, has_unseen_levels, own_name
+from tfrl.config.task import Task, check
+from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.evaluation.episodes import Player
 
@@ -71,9 +72,9 @@ def task_without_run(env: str, seed: int | None) -> Task:
     Raises:
       UserError: there is no such env.
     """
-    task = Task(env=own_name(env), seed=1 if seed is None else seed)
+    task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
     check(task)
-    return Task(env=task.env, seed=task.seed, num_levels=0) if has_unseen_levels(task) else task
+    return Task(env=task.env, seed=task.seed, num_levels=0) if task.has_unseen_levels else task
 
 
 def check_no_run(words: list[str]) -> None:

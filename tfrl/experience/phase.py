@@ -8,14 +8,18 @@ the array, where `numpy.load` does not look.
 from __future__ import annotations
 
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from tfrl.cli import words
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
+from tfrl.run.checkpoint import CheckpointStore
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
 _LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of `files.replacing`
@@ -131,3 +135,41 @@ def _read(path: Path) -> np.ndarray:
 def _checksum(content: np.ndarray) -> bytes:
     """Of uint8 [n]."""
     return zlib.crc32(content).to_bytes(_CHECKSUM, "little")
+
+
+class PhaseSettings(Protocol):
+    """The settings that decide how much disk phases take."""
+
+    policy_updates: int
+    keep_checkpoints: int
+    num_updates: int
+    rollouts_on_disk: int
+    run_dir: Path
+
+    def disk_bytes(self, rollouts: int) -> int:
+        """The size of so many rollouts."""
+
+
+def rollouts_ahead(config: PhaseSettings) -> int:
+    """Rollouts that may be on the disk at a time in what is left of the run.
+
+    Those of phases before its oldest checkpoint's are removed already.
+    """
+    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).updates()
+    gone = saved[0] // config.policy_updates * config.policy_updates if saved else 0
+    return max(0, min(config.rollouts_on_disk, config.num_updates - gone))
+
+
+def check_disk(config: PhaseSettings, checkpoint: int = 0) -> None:
+    """Raises UserError if the disk has no room for the rollouts ahead, and checkpoints of so many bytes."""
+    rollouts, place = rollouts_ahead(config), config.run_dir / "phase"
+    size, checkpoints = config.disk_bytes(rollouts), (1 + config.keep_checkpoints) * checkpoint
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free + files.total_size(place.glob("*.npy"))
+    if size + checkpoints > free:
+        beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
+        raise UserError(
+            f"up to {rollouts} rollouts of --policy-updates {config.policy_updates} take {words.size(size)} "
+            f"of disk{beside}, and {there} has {words.size(free)}; lower --policy-updates, "
+            "--checkpoint-every or --keep-checkpoints, or choose another --logdir."
+        )

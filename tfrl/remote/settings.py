@@ -165,7 +165,7 @@ def _check_flags(flags: Sequence[str], reader: Reader) -> None:
     """Raises UserError for a flag that a sweep gives each trial itself."""
     for word in flags:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and reader.aliases.get(name, name).removeprefix("no_") in _OURS:
+        if word.startswith("--") and reader.kind.aliases.get(name, name).removeprefix("no_") in _OURS:
             raise UserError(
                 f"a sweep gives its trials {flag(name)} itself: leave it out after the --, before which "
                 "--logdir may stand."
@@ -230,7 +230,7 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
     if not equals or not values:
         raise UserError(f"{text!r} must be like {usage}.")
     name = word.strip().lstrip("-").replace("-", "_")
-    name = reader.aliases.get(name, name)
+    name = reader.kind.aliases.get(name, name)
     if name in _FIXED:
         raise UserError(f"{flag(name)} cannot be varied.")
     if name not in reader.flag_kinds:

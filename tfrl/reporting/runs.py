@@ -369,7 +369,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             task.discard("total_steps")  # each algorithm rounds it to its own updates
         for algorithm in {algorithms[i] for i in of_arena}:
             alike = [i for i in of_arena if algorithms[i] == algorithm]
-            sections = runs[alike[0]].config.decisive
+            sections = runs[alike[0]].config.result_sections
             decisive = {field.name for section in sections for field in dataclasses.fields(section)}
             decisive = (decisive | {"precision", "eval_greedy"}) - {"env", "preset", "seed"}
             names = decisive & (_differing([every[i] for i in alike]).keys() | task)

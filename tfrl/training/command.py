@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfrl import config as settings
+from tfrl.algorithms import ppg
 from tfrl.cli import endings
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import check_ray, leads
 from tfrl.envs import registry
-from tfrl.experience import replay, rollout
+from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
-from tfrl.run import restart
+from tfrl.run import restart, results
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
@@ -76,7 +77,8 @@ def check(config: Any, cluster: TFConfig | None = None) -> None:
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
     _check_memory(config, workers, here)
-    config.check_resources()
+    if isinstance(config, ppg.Config) and not results.are_of_all(results.read(config.run_dir), config):
+        phase.check_disk(config)
     if config.resume == "restart" or not has_checkpoint(config.run_dir):
         _check_beginning(config)
 

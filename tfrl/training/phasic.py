@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from tfrl.algorithms.ppg import AUXILIARY
+from tfrl.algorithms.ppg import AUXILIARY, Config
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.experience.phase import PhaseFiles
+from tfrl.experience.phase import PhaseFiles, check_disk
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.arrays import num_bytes, pack_json, unpack_json
@@ -31,7 +30,7 @@ _NO_SUMS = [0.0] * len(AUXILIARY)
 class PhasicLearner(OnPolicyLearner):
     """Follows `tfrl.training.trainer.Learner`; arguments are those of `OnPolicyLearner`."""
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._files = PhaseFiles(config.run_dir / "phase", session.runtime.local_envs(config.num_envs))
         self._held: Update | None = None  # of the last update of a phase, until its auxiliary phase is done
@@ -225,7 +224,7 @@ class PhasicLearner(OnPolicyLearner):
         """Raises UserError on all workers if there is no room for checkpoints beside the rollouts."""
         failure: UserError | None = None
         try:
-            self._config.check_disk(num_bytes(self.agent.get_state()))
+            check_disk(self._config, num_bytes(self.agent.get_state()))
         except UserError as error:
             failure = error
         self._agree(failure, f"another worker finds no room on the disk of {self._config.run_dir}.")

@@ -64,7 +64,7 @@ def _check_same_network(name: str, config: Any, there: Any) -> None:
             f"{name} is of another network: it was trained on {there.env}, whose observations or actions are "
             f"not those of {config.env}."
         )
-    names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.idle]
+    names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.ineffective]
     pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
     if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
         raise UserError(f"{name} is of another network or optimizer: {'; '.join(differing)}.")
