@@ -46,12 +46,11 @@ class GymnasiumVec:
     ones, and two threads gained nothing on two cores, although MuJoCo frees Python's lock for 65 % of a step
     (InvertedDoublePendulum) to 92 % (Humanoid).
 
-    Every episode is reset by a seed of its own, made from (seed, env, episode). So whatever an env keeps to
-    itself, its state is that seed and the actions since: `set_state` replays them, which takes as long as
-    playing them did (a whole episode of HalfCheetah 50 ms, of Humanoid 0.3 s), and checks that the env shows
-    the same. One way that is right for every env that keeps to its seed, wrappers included, is worth more
-    than the milliseconds that each simulator's own calls would save. Only Atari is asked for its own state:
-    there a seed loads the game anew, which costs as much as a hundred steps, and an episode may have 27,000.
+    Every episode is reset with its own seed, made from (seed, env, episode). The state of an env is this seed
+    and the actions since: `set_state` replays them, and checks that the env shows the same observation. That
+    takes as long as playing them (a whole episode of HalfCheetah 50 ms, of Humanoid 0.3 s), and is right for
+    every env that follows its seed, wrappers included. Atari's emulator saves its own state instead: there a
+    seed loads the game again, which costs as much as a hundred steps, and an episode may have 27,000 steps.
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -84,7 +83,7 @@ class GymnasiumVec:
         self._step = Step(zeros, shown, first, ~first, None)
 
     def _reset(self, i: int) -> np.ndarray:
-        """Begins env i's next episode; its first observation."""
+        """Begins env i's next episode, and returns its first observation."""
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
             if self._snapshots and episode > 0:
@@ -102,7 +101,7 @@ class GymnasiumVec:
     def act(self, actions: np.ndarray) -> None:
         """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high].
 
-        Raises EnvError if an env fails, or gives what cannot be learned from.
+        Raises EnvError if an env fails, or returns values that no algorithm can learn from.
         """
         actions = np.array(actions, self._action_type)
         reward = np.empty(self.num_envs, np.float32)
@@ -110,7 +109,7 @@ class GymnasiumVec:
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         final, ndarray, shape = [], np.ndarray, self._shape
         self._clock += 1
-        started_by = self._clock - self._limit  # an episode that is as old is cut off
+        started_by = self._clock - self._limit  # an episode that began then, or before, is cut off
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
@@ -131,13 +130,13 @@ class GymnasiumVec:
             self._check_finite()
 
     def _fitting(self, shown: Any) -> np.ndarray:
-        """An observation as an array of the space's shape; `act` knows the next one of its type by itself."""
+        """An observation as an array of the space's shape; `act` does not check the next one of this type."""
         shown = fitting(self._name, shown, self.observation_spec)
         self._seen = shown.dtype
         return shown
 
     def _check_finite(self) -> None:
-        """Raises EnvError where envs have shown NaN or infinity, which a loss of NaN would tell too late."""
+        """Raises EnvError if an env has shown NaN or infinity: a loss of NaN would show it too late."""
         reward, observation, *_, final = self._step
         check_finite(self._name, reward, observation)
         if final is not None:
@@ -154,7 +153,7 @@ class GymnasiumVec:
             self._oldest += 1
 
     def solved(self) -> np.ndarray:
-        """True where the last episode was a success, by what envs say (`info["is_success"]`), bool [B]."""
+        """True where the last episode was a success by its `info["is_success"]`, bool [B]."""
         return self._solved.copy()
 
     def render(self) -> list[np.ndarray]:
@@ -196,8 +195,8 @@ class GymnasiumVec:
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues exactly from `states`.
 
-        An env that cannot begins a new episode: the one that was running counts as truncated at the
-        observation that it showed last. `exact_state` then says whether all could.
+        An env that cannot continue exactly begins a new episode: the running one counts as truncated at its
+        last observation. Afterwards `exact_state` is true if all envs continued exactly.
         """
         self.exact_state = self._replays or self._snapshots
         opened = [_unpack(state) for state in states]
@@ -231,7 +230,7 @@ class GymnasiumVec:
         self._step = step._replace(final_observation=np.stack(final) if final else None)
 
     def _resume(self, i: int, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
-        """Brings env i back to where a state was taken; False if it cannot be, or shows something else."""
+        """Brings env i to the moment of its state; False if it fails or shows another observation."""
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
         if self._snapshots:
@@ -319,7 +318,7 @@ class SubprocessVecEnv:
 
     Args:
       make: makes the envs there; a class or function of a module.
-      spec, indices: what it is given.
+      spec, indices: the arguments of `make`.
 
     Raises:
       ValueError, EnvError: one sentence, as `make` and the envs raise it.
@@ -368,7 +367,7 @@ class SubprocessVecEnv:
         self._process.join()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        with contextlib.suppress(BrokenPipeError):  # the answer says so
+        with contextlib.suppress(BrokenPipeError):  # `_answer` reports it
             self._pipe.send((method, arguments))
         return self._answer()
 
@@ -377,7 +376,7 @@ class SubprocessVecEnv:
             kind, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise UserError(  # whatever it was asked for: nobody but a drawing needs it
+            raise UserError(  # only drawing needs this process
                 f"{self._name} cannot be rendered here: the process that draws it ended with "
                 f"{self._process.exitcode}."
             ) from None
@@ -409,5 +408,5 @@ def _serve(
 
 
 def _sent(error: Exception) -> tuple[type[Exception], str]:
-    """An error as it goes to the other end: by its sentence."""
+    """An error as its type and its sentence, for the other end."""
     return EnvError if isinstance(error, EnvError) else ValueError, str(error)

@@ -181,7 +181,7 @@ def _draw_off_screen() -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """What was raised, in one line, with what MuJoCo needs if it came from its graphics."""
+    """An exception in one line, with advice if MuJoCo's graphics raised it."""
     cause = _summary(error)
     if any("mujoco" in frame.filename.lower() for frame in traceback.extract_tb(error.__traceback__)):
         cause += (
@@ -227,7 +227,7 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 def _import(module: str, env_id: str, packages: str = "") -> None:
-    """Imports what registers an id; `packages` is what to install for it."""
+    """Imports the module that registers an id; `packages` are the packages to install for it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dm_control's, that there is no display
@@ -275,7 +275,7 @@ def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
 
     Raises:
       ValueError: as `make_env`, or this program cannot handle the env's observations or actions.
-      EnvError: its first reset or step fails, or does not give what it should.
+      EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     with _open(env_id, kwargs) as env:
         spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
@@ -349,7 +349,7 @@ def draws_with_opengl(env_id: str) -> bool:
 
 
 def rendering_error(env_id: str, error: Exception) -> str:
-    """One sentence for a failure to render, with what to install where it is OpenGL that is missing."""
+    """One sentence for a failure to render, which names the missing package or OpenGL library."""
     spec = _find(env_id)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return f"{env_id} cannot be rendered without a package that is missing{_remedy(spec, error)}"
@@ -361,7 +361,7 @@ class Actions(NamedTuple):
 
     Attributes:
       spec: the spec of its actions.
-      inputs: gives what each of N envs' `step` takes, for agents' actions [N, *spec.shape].
+      inputs: converts agents' actions [N, *spec.shape] to the arguments of the N envs' `step`.
     """
 
     spec: ActionSpec
@@ -459,10 +459,10 @@ _GIVES = {RESET: "(observation, info)", STEP: "(observation, reward, terminated,
 def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
     """Calls `reset` and `step` once each; True if an info has an "action_mask".
 
-    Raises EnvError if they fail, or do not give what they must.
+    Raises EnvError if they fail, or return values of the wrong kind.
     """
     has_mask = False
-    # Its own step: Gymnasium's time limit would stumble over what it gives, in words of its own.
+    # The env's own step: Gymnasium's time limit would raise another error for wrong values.
     inner = env.env if isinstance(env, gymnasium.wrappers.TimeLimit) else env
     env.action_space.seed(0)
     calls = {RESET: partial(env.reset, seed=1), STEP: partial(inner.step, env.action_space.sample())}
@@ -481,7 +481,7 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
         for name, value in parts.items():
             if not _is_number(value):
                 raise _breach(env_id, call, f"gives {_kind(value)} as {name}", "must give a number")
-        with np.errstate(over="ignore"):  # said in a sentence
+        with np.errstate(over="ignore"):  # `check_finite` reports it
             numbers = np.float32(parts.get("reward", 0)), observation.astype(spec.dtype)
         check_finite(env_id, *numbers)
     return has_mask
@@ -502,7 +502,7 @@ def _is_number(value: Any) -> bool:
 
 
 def fitting(env_id: str, shown: Any, spec: ArraySpec) -> np.ndarray:
-    """The array of what an env has shown, [*spec.shape]: uint8, or any numbers for float32.
+    """An observation as an array [*spec.shape] of uint8, or of any numbers for float32.
 
     Raises EnvError if it is of another shape, or no uint8 where the space says so: a cast would wrap it.
     """
@@ -534,14 +534,14 @@ def all_finite(numbers: np.ndarray) -> bool:
 
 
 class Calling:
-    """The calls of one kind of an env: `with calling: ...` turns what they raise into an EnvError.
+    """Calls of an env: `with calling: ...` turns their exceptions into an EnvError of one sentence.
 
-    The sentence has the last line of the env's own code. May be used again and again: it costs 0.2 us.
+    The sentence has the last line of the env's own code. An object serves for many calls, each costs 0.2 us.
 
     Args:
       env_id: its name.
       env: the env, or one of several of its kind.
-      call: what is called, RESET or STEP.
+      call: RESET or STEP.
     """
 
     def __init__(self, env_id: str, env: gymnasium.Env, call: str) -> None:
@@ -551,7 +551,7 @@ class Calling:
         """Does nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Raises EnvError in place of an exception, but for one, and for too little memory."""
+        """Raises EnvError in place of an exception that is neither EnvError nor MemoryError."""
         # An env that quits, as games do once their window is closed, would end a run as if it were done.
         quits = isinstance(error, SystemExit) and not signals.OURS.first
         if not (quits or isinstance(error, Exception)) or isinstance(error, EnvError | MemoryError):

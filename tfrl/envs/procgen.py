@@ -63,7 +63,7 @@ class Procgen:
         cut = self._steps >= self._limit
         if not cut.any():
             return step
-        # The only way to reset one env is action -1, which takes a step in all: the others' is undone.
+        # Only action -1 resets an env, and it steps all others: their states are put back.
         before = self._env.callmethod("get_state")
         self._env.act(np.where(cut, -1, 0).astype(np.int32))
         begun = self._env.observe()[1]["rgb"]
@@ -82,7 +82,7 @@ class Procgen:
     def get_state(self) -> list[bytes]:
         """One state of some 20 to 40 kB per env: level, objects, timer, random generators.
 
-        With a limit, what `observe` shows follows the line of JSON that it begins with.
+        With a limit, it begins with one line of JSON: the last step, whose final observation follows.
         """
         if self._limit is None:
             return self._env.callmethod("get_state")

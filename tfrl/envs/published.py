@@ -19,11 +19,12 @@ class PublishedReturn:
     """A return that another project published.
 
     Attributes:
-      env, algorithm: as they are named there: the env may be of another version.
-      env_steps: how long was trained.
-      mean: over the runs; spread: as they give it, a standard deviation mostly, None where they give none.
-      runs: how many.
-      source: where it stands.
+      env, algorithm: their names there; the env may be of another version.
+      env_steps: the length of the training.
+      mean: over the runs.
+      spread: mostly a standard deviation; None if none is published.
+      runs: the number of runs.
+      source: the place of publication.
     """
 
     env: str

@@ -38,11 +38,11 @@ class ArraySpec:
 
 
 class ActionSpec(ABC):
-    """An action space: what an action is, and what needs to be known of it outside of its distribution.
+    """An action space: shape, type and uniform actions. `ActionDistribution` has its distributions.
 
     Attributes:
       dtype: NumPy's name of the type of an action's numbers.
-      kind: what its actions are called in sentences: "discrete".
+      kind: the adjective for its actions: "discrete".
     """
 
     dtype: ClassVar[str]
@@ -131,7 +131,7 @@ class EnvSpec:
     """The description of a global vector of envs: the same spec gives the same envs everywhere.
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
-    `num_threads`, and `render`, which makes `VecEnv.render` possible, change the speed alone.
+    `num_threads` and `render` change only the speed; `VecEnv.render` needs `render`.
     `env_kwargs`, `frame_skip` and `max_episode_steps` are as in `tfrl.config.task.Task`.
     """
 
@@ -157,7 +157,7 @@ class EnvSpec:
 
 
 class Step(NamedTuple):
-    """A vector of B envs after its last actions; nothing in it changes when the envs go on.
+    """A vector of B envs after its last actions. Later steps do not change these arrays.
 
     Attributes:
       reward: float32 [B]: the raw reward of the last action (0 before any).
@@ -184,14 +184,13 @@ class Step(NamedTuple):
 class VecEnv(Protocol):
     """A vector of B envs whose episodes restart by themselves, in the same step (Gymnasium's SAME_STEP).
 
-    What env i does depends on (seed, i) and its actions alone, never on which other envs are in the vector.
+    Env i depends only on (seed, i) and its actions, never on the other envs of the vector.
 
     Attributes:
       num_envs: B.
       observation_spec: uint8 images [H, W, C] or float32 vectors [D].
-      action_spec: what `act` takes of each env.
-      exact_state: whether a state that is put back goes on exactly. Where it does not, `set_state` begins
-        new episodes.
+      action_spec: one env's action for `act`.
+      exact_state: true if `set_state` continues exactly; otherwise it begins new episodes.
     """
 
     num_envs: int

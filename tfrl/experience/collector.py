@@ -23,7 +23,7 @@ class ActingPolicy(Protocol):
     """The part of an agent that a collector needs.
 
     Attributes:
-      extras: the names of what `act` says of its actions, with their shapes for one env and step.
+      extras: the arrays that `act` returns beside actions, by name, with their shapes of one env and step.
     """
 
     extras: Mapping[str, tuple[int, ...]]
@@ -31,11 +31,11 @@ class ActingPolicy(Protocol):
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by [R, B, K].
 
-        Nothing in them changes when it is called again.
+        The next call does not change these arrays.
         """
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds to the extras of a whole rollout what is said of all its actions at once."""
+        """Adds the extras that are computed for all actions of a rollout at once."""
 
 
 class _Group:
@@ -46,7 +46,7 @@ class _Group:
     ) -> None:
         self.env = env
         self.correlated = correlated
-        self.first: np.ndarray | None = None  # flags [R * B] of what the envs show
+        self.first: np.ndarray | None = None  # flags [R * B] of the last observations
         self.columns = columns
         self.replicas = replicas
         self.acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # of the present rollout
@@ -63,7 +63,7 @@ class _Group:
         return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
 
     def get_state(self) -> list[bytes]:
-        """The envs' states, and what lasts of the noise."""
+        """The envs' states, each with its correlated noise."""
         states = self.env.get_state()
         return states if self.correlated is None else self.correlated.add_to(states)
 
@@ -72,10 +72,10 @@ class _Group:
         self.env.set_state(states if self.correlated is None else self.correlated.take_from(states))
 
     def store(self, rollout: Rollout) -> None:
-        """Writes what has happened, all steps at once, which for small envs is faster than one by one."""
-        acts, told = zip(*self.acted, strict=True)
-        pairs = [(rollout.actions, acts)]
-        pairs += [(rollout.extras[name], [extras[name] for extras in told]) for name in told[0]]
+        """Writes all steps at once, which for small envs is faster than one by one."""
+        actions, extras = zip(*self.acted, strict=True)
+        pairs = [(rollout.actions, actions)]
+        pairs += [(rollout.extras[name], [step[name] for step in extras]) for name in extras[0]]
         outcomes = zip(*self.outcomes, strict=True)
         pairs += zip((rollout.rewards, rollout.first, rollout.truncated), outcomes, strict=True)
         for array, steps in pairs:  # [R, T, envs of all groups, ...], and T of [R, B, ...] or [R * B, ...]
@@ -91,8 +91,8 @@ class Collector:
       indices: the global indices of this worker's envs.
       replicas: how many replicas share them, in order.
       num_steps: T.
-      rollouts: how many of them stay as they are: the buffers are used again after so many.
-      correlated: makes the noise of so many envs, where that of a step is correlated with the step before.
+      rollouts: the number of buffers: a rollout stays valid until so many later ones are collected.
+      correlated: makes the noise of so many envs, if noise is correlated in time.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Collector:
         return self._rollout
 
     def collect(self, policy: ActingPolicy, noise: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
-        """T steps of every env. The returned buffers are used again, with one rollout by the next call.
+        """T steps of every env. With one buffer, the next call overwrites the returned rollout.
 
         Args:
           policy: gives actions.
@@ -163,7 +163,7 @@ class Collector:
         return rollout
 
     def _observe(self, group: _Group, t: int) -> np.ndarray:
-        """Waits for o_t, and keeps it and what the action before it led to; o_t, [R, B, *shape]."""
+        """Waits for o_t, stores it and the outcome of a_{t-1}, and returns o_t, [R, B, *shape]."""
         rollout, start = self._rollout, time.perf_counter()
         step = group.env.observe()
         rollout.env_wait_seconds += time.perf_counter() - start
@@ -173,10 +173,10 @@ class Collector:
         if t > 0:
             group.outcomes.append((step.reward, step.first, step.truncated))
             if step.final_observation is not None:
-                self._keep_final(group, t - 1, step)
+                self._store_final(group, t - 1, step)
         return rollout.observations[at]
 
-    def _keep_final(self, group: _Group, t: int, step: Step) -> None:
+    def _store_final(self, group: _Group, t: int, step: Step) -> None:
         width = group.columns.stop - group.columns.start
         for k, i in enumerate(np.flatnonzero(step.truncated)):
             place = (int(i // width), t, int(group.columns.start + i % width))
@@ -186,7 +186,7 @@ class Collector:
 
     @property
     def exact_state(self) -> bool:
-        """True if a state that is put back goes on exactly; after `set_state`, if the last one did."""
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
         return all(group.env.exact_state for group in self._groups)
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
@@ -257,14 +257,14 @@ class EnvStates(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A rollout [1, T, N] of N envs, and where they stand after it."""
+    """A rollout [1, T, N] of N envs, and their states after it."""
 
     rollout: Rollout
     after: EnvStates
 
 
 class EnvActor:
-    """Makes rollouts, each of which its number and weights alone decide, and the one before it.
+    """Makes rollouts. Each depends only on its number, the weights, and the rollout before it.
 
     Args:
       collector: the envs.
@@ -292,7 +292,7 @@ class EnvActor:
 
     @property
     def exact_state(self) -> bool:
-        """True where a state that is put back goes on exactly; after `set_state`, where the last one did."""
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
         return self._collector.exact_state
 
     def get_state(self) -> EnvStates:
@@ -313,7 +313,7 @@ class Seen(NamedTuple):
 
     Attributes:
       reward: float32 [N]; 0 of envs that wait.
-      observation: [N, *shape]: what they show; of one whose episode has just ended, the next one's first.
+      observation: [N, *shape]; where an episode has just ended, the first one of the next episode.
       ended: bool [N]: the episode has ended with this step.
     """
 
@@ -323,7 +323,7 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Some of the global envs, each of which waits at the end of its episode for the others.
+    """Some of the global envs. Each waits at the end of its episode for the others.
 
     The actions of all envs are chosen elsewhere, in one batch: SEED RL's actors (Espeholt et al. 2020,
     arXiv:1910.06591). Each is a vector of its own, because one vector's envs all take their steps together.
@@ -343,7 +343,7 @@ class Observer:
 
     @property
     def exact_state(self) -> bool:
-        """True if a state that is put back goes on exactly; after `set_state`, if all did."""
+        """True if `set_state` continues exactly; after a call of it, true if all envs did."""
         return all(env.exact_state for env in self._envs)
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
@@ -361,7 +361,7 @@ class Observer:
         return Seen(reward, observation, ended)
 
     def settle(self) -> None:
-        """Says that all episodes have ended, or are broken off."""
+        """Called when all episodes have ended or were cut off; does nothing here."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
         """Global env indices and, for each, the env's state, observation and `first` flag."""

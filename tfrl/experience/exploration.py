@@ -11,7 +11,7 @@ import numpy as np
 from tfrl.envs import registry
 from tfrl.run import rng
 
-_MARK = b"\0noise\0"  # which no env's state begins with
+_MARK = b"\0noise\0"  # no env's state begins with it
 
 
 class CorrelatedNoise:
@@ -19,8 +19,8 @@ class CorrelatedNoise:
 
     n_t = c n_{t-1} + sqrt(1 - c^2) e_t, with e_t standard normal: the Ornstein-Uhlenbeck process of Lillicrap
     et al. 2015 (arXiv:1509.02971, section 7), with 1 - theta for c. As in its Algorithm 1, a new process
-    begins with every episode, with a value drawn from the distribution of all. Between iterations it goes on:
-    its last values are part of the envs' states.
+    begins with every episode, with a value from the stationary distribution. It continues from iteration to
+    iteration: its last values are part of the envs' states.
 
     Args:
       correlation: c.
@@ -32,7 +32,7 @@ class CorrelatedNoise:
         self._correlation = np.float32(correlation)
         self._rest = np.float32((1.0 - correlation**2) ** 0.5)
         self._last = np.zeros((envs, size), np.float32)
-        self._begins = np.ones(envs, bool)  # where the next value has none before it
+        self._begins = np.ones(envs, bool)  # where the next value is the first of its process
 
     def next(self, rows: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Rows [B, K or more] of standard normal numbers, of which the first K become the noise of this step.
@@ -40,8 +40,8 @@ class CorrelatedNoise:
         `first`, bool [B]: an episode begins with this step.
         """
         drawn = rows[:, : self._last.shape[1]]
-        went_on = self._correlation * self._last + self._rest * drawn
-        self._last = np.where((first | self._begins)[:, None], drawn, went_on)
+        continued = self._correlation * self._last + self._rest * drawn
+        self._last = np.where((first | self._begins)[:, None], drawn, continued)
         self._begins = np.zeros_like(self._begins)
         return np.concatenate([self._last, rows[:, self._last.shape[1] :]], axis=1)
 
@@ -51,7 +51,7 @@ class CorrelatedNoise:
         return [state if begins else _MARK + last.tobytes() + state for state, last, begins in pairs]
 
     def take_from(self, states: Sequence[bytes]) -> list[bytes]:
-        """Continues from the noise in states of `add_to`; the envs' states. Older ones have no noise."""
+        """Continues from the noise in states of `add_to`, and returns the envs' own states."""
         end, found = len(_MARK) + self._last[0].nbytes, []
         for i, state in enumerate(states):
             self._begins[i] = not state.startswith(_MARK)

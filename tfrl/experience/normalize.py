@@ -1,6 +1,6 @@
-"""Running statistics, computed alike on every worker from the global rollout.
+"""Running statistics for rewards, observations and episodes; equal on every worker.
 
-They normalise rewards and observations, and tell how episodes went.
+Each worker computes them from the global rollout.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_RETURN_GAMMA = 0.99  # OpenAI Baselines' VecNormalize discounts with this, whatever the agent's gamma
+_RETURN_GAMMA = 0.99  # of OpenAI Baselines' VecNormalize, which does not use the agent's gamma
 OBSERVATION_CLIP = 10.0
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -82,7 +82,7 @@ class RewardNormalizer:
         self._count, self._mean, self._variance = map(float, state["moments"])
 
     def forget(self, envs: np.ndarray) -> None:
-        """Has the returns of some envs, bool [N], begin anew: their episodes were cut off."""
+        """Resets the returns of some envs, bool [N], whose episodes were cut off."""
         self._returns = np.where(envs, 0.0, self._returns)
 
 
@@ -169,7 +169,7 @@ def env_moments(observations: np.ndarray) -> np.ndarray:
 def _pairwise_sum(x: np.ndarray) -> np.ndarray:
     """The sum over the first axis, in an order that depends on its length alone.
 
-    NumPy's own order depends on the other axes, too.
+    NumPy's own order also depends on the other axes.
     """
     while len(x) > 1:
         half = len(x) // 2
@@ -185,8 +185,8 @@ class EpisodeStatistics:
 
     Attributes:
       episodes: how many have ended.
-      mean_reward: the mean raw reward of an env step in what was added last; NaN before it.
-      longest: env steps of the longest episode in that, whether it has ended or not; NaN before it.
+      mean_reward: the mean raw reward of an env step in the last addition; NaN before the first.
+      longest: env steps of the longest episode in the last addition, ended or not; NaN before the first.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -220,7 +220,7 @@ class EpisodeStatistics:
         self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0, lengths)
 
     def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
-        """The lengths of the episodes that end, in the order of time and env; those that go on grow."""
+        """The lengths of the episodes that end, in the order of time and env; updates those of the others."""
         steps, envs = np.nonzero(first)
         order = np.argsort(envs, kind="stable")  # by env, and by time within each
         at, env = steps[order], envs[order]
@@ -234,7 +234,7 @@ class EpisodeStatistics:
         return lengths
 
     def forget(self, envs: np.ndarray) -> None:
-        """Has the present episodes of some envs, bool [N], begin anew: those before were cut off."""
+        """Resets the running episodes of some envs, bool [N], which were cut off."""
         self._returns, self._lengths = np.where(envs, 0.0, self._returns), np.where(envs, 0, self._lengths)
 
     @property
@@ -271,10 +271,10 @@ class EpisodeStatistics:
 def _running_sums(
     rewards: np.ndarray, first: np.ndarray, start: np.ndarray, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """R_t = discount * R_{t-1} + r_t, where R_{t-1} counts as 0 if `first` said so, and R_{-1} is `start`.
+    """R_t = discount * R_{t-1} + r_t, with R_{t-1} = 0 after the end of an episode, and R_{-1} = `start`.
 
     Returns:
-      R, float64 [T, N], and what to start with after them, [N].
+      R, float64 [T, N], and the `start` of the next rollout, [N].
     """
     sums = np.empty(rewards.shape)
     if rewards.shape[1] > _FEW_ENVS:

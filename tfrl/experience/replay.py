@@ -1,7 +1,8 @@
-"""Replay: what this worker's envs did lately, each observation once, and batches drawn from it.
+"""Replay: the last transitions of this worker's envs, and batches drawn from them.
 
-Row t of an env holds o_t, a_t and what a_t led to; the observation after it is that of row t + 1. Where an
-episode was truncated, row t + 1 begins another one, and the last observation is kept apart. Rows are a ring.
+Row t of an env holds o_t, a_t and the outcome of a_t; the next observation is that of row t + 1, so each is
+stored once. After a truncated episode, row t + 1 begins another one, and the final observation is stored
+separately. Rows are a ring.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Batch(NamedTuple):
     """Transitions of K batches: b of each of B envs, in the order of the envs.
 
     Attributes:
-      observation: [K, B, b, *shape]; next_observation the same: what to bootstrap from.
+      observation: [K, B, b, *shape].
+      next_observation: [K, B, b, *shape], to bootstrap from.
       action: [K, B, b, *shape].
       reward: float32 [K, B, b], the discounted sum of up to n rewards.
       discount: float32 [K, B, b], of all that follows: 0 where the episode terminated.
@@ -47,14 +49,14 @@ class Replay:
 
     Args:
       envs: their global indices.
-      rows: transitions that are kept of each.
+      rows: transitions of each env.
       observation, action: their specs.
       gamma, n_step: of the returns.
       priority_exponent: alpha of prioritised replay; None draws uniformly.
       learned_rewards: gives the rewards to store, float32 [B], of the env's.
 
     Attributes:
-      steps: how many actions each env has taken in all.
+      steps: actions that each env has taken so far.
     """
 
     def __init__(
@@ -316,10 +318,10 @@ def _take(array: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 class Priorities:
-    """The priorities of `rows` rows in two binary trees, of sums and of the least: all takes log(rows).
+    """The priorities of rows (Schaul et al. 2016, arXiv:1511.05952), in trees of sums and of minima.
 
-    A node is computed from its two children alone, so trees of the same priorities are the same to the bit,
-    in whatever order they were set.
+    Each call takes log(rows). A node depends only on its two children, so trees of the same priorities have
+    the same bits, in any order of setting them.
     """
 
     def __init__(self, rows: int) -> None:
@@ -362,14 +364,14 @@ class Priorities:
         while nodes.size and nodes[0] < self._leaves:
             nodes *= 2
             below = self._sum[nodes]
-            # Rounding may leave more than there is on the right: then the left one is meant.
+            # Rounding may leave a number above the right sum: then the left child is right.
             right = (left_over >= below) & (self._sum[nodes + 1] > 0)
             left_over -= np.where(right, below, 0.0)
             nodes += right
         return nodes - self._leaves
 
 
-_SHARE = 0.8  # of the memory: the rest is TensorFlow's, the networks', and what makes checkpoints
+_SHARE = 0.8  # of the memory: TensorFlow, the networks and checkpoints need the rest
 
 
 def replay_bytes(config: Any) -> int:
@@ -388,15 +390,15 @@ def in_words(config: Any) -> str:
 
 
 def check_memory(config: Any, workers: int, here: int = 1) -> None:
-    """Raise UserError, with what would fit, if the replay leaves too little memory for all else.
+    """Raise UserError, which names a size that fits, if the replay is too large for the memory.
 
-    The arrays are of zeros at first, which take memory only as they are filled: what is too large would be
-    killed hours later.
+    Arrays of zeros take memory only as they are filled: without this check, a run would be killed hours
+    later.
 
     Args:
       config: the settings.
-      workers: which share the replay evenly.
-      here: how many of them share this machine's memory.
+      workers: the number of workers, which share the replay evenly.
+      here: the number of these workers on this machine.
     """
     needed, memory = replay_bytes(config) * here // workers, machine.memory()
     if needed <= _SHARE * memory:

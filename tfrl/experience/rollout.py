@@ -21,8 +21,9 @@ class Rollout:
     Attributes:
       observations: [R, T + 1, B, *shape], o_0 ... o_T, of the dtype of their spec.
       actions: [R, T, B, *shape].
-      extras: what the agent said of each action, by name: [R, T, B, ...] each; PPO's are log_prob and value.
-      rewards: float32 [R, T, B], what a_t earned.
+      extras: arrays [R, T, B, ...] that the agent computed with its actions, by name; PPO's are log_prob
+        and value.
+      rewards: float32 [R, T, B], of a_t.
       first: bool [R, T, B]: o_{t+1} begins a new episode.
       truncated: bool [R, T, B]: the episode that ended there was cut off, and did not terminate.
       final_observations: by (r, t, b), the last observation of each truncated episode.
@@ -66,7 +67,7 @@ class Rollout:
         )
 
     def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
-        """Actions [B, *shape] of one step after the other, and what they led to, where R = 1."""
+        """Actions [B, *shape] and the `Step` after them, one step after the other; for R = 1."""
         for t, actions in enumerate(self.actions[0]):
             cut = np.flatnonzero(self.truncated[0, t])
             finals = [self.final_observations[0, t, int(b)] for b in cut]
@@ -105,7 +106,7 @@ def observation_bytes(spec: ArraySpec, steps: int) -> int:
 
 
 def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, here: int = 1) -> None:
-    """Raise UserError if the observations of this worker's rollouts alone fill more than its whole memory.
+    """Raise UserError if this worker's rollouts need more memory for observations than it has.
 
     `here` is how many of the workers share this machine's.
     """
@@ -114,7 +115,7 @@ def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, h
 
 
 def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> UserError:
-    """Says that this worker's rollouts do not fit into its memory, and what would make them smaller."""
+    """The error for rollouts that do not fit into this worker's memory; it names the settings to lower."""
     needed = words.size(observation_bytes(spec, num_envs * num_steps // workers))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
@@ -125,16 +126,16 @@ def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> U
 
 @dataclass(frozen=True)
 class Episodes:
-    """T steps of N envs, of which each has played as many as `playing` says.
+    """T steps of N envs; `playing` has the steps that each env has taken.
 
     Attributes:
       observations: [T, N, *shape].
       actions: [T, N, *shape].
-      noise: float32 [T, N, K], which the actions, and what else was random, were drawn by.
-      log_probs: float32 [T, N], of the actions when they were taken.
+      noise: float32 [T, N, K], the random numbers of actions and dropout.
+      log_probs: float32 [T, N], of the actions by the policy that took them.
       rewards: float32 [T, N]; 0 where the env waits.
-      playing: bool [T, N]: the env has taken this step; then all steps before it, too.
-      ended: bool [N]: its episode has ended, and was not broken off.
+      playing: bool [T, N]: the env has taken this step, and all steps before it.
+      ended: bool [N]: its episode has ended, and was not cut off.
     """
 
     observations: np.ndarray
@@ -157,7 +158,7 @@ class Episodes:
     def returns(
         self, gamma: float, learned_rewards: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards
     ) -> np.ndarray:
-        """Discounted sums from each step on of the rewards, or of what is learned from, float64 [T, N]."""
+        """Discounted sums of the learned rewards from each step on, float64 [T, N]."""
         rewards = np.where(self.playing, learned_rewards(self.rewards), np.float32(0))
         returns, running = np.zeros(rewards.shape), np.zeros(rewards.shape[1])
         for t in reversed(range(len(returns))):

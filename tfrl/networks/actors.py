@@ -51,7 +51,7 @@ class DeterministicActor(ActorAndCritics):
     Args:
       actor: gives float32 [B, D] of observations [B, *shape].
       critics: give Q(o, a) float32 [B] of both.
-      noise_scale: standard deviation of what is added to actions that are drawn.
+      noise_scale: standard deviation of the exploration noise.
     """
 
     has_probabilities = False
@@ -93,12 +93,12 @@ class DeterministicActor(ActorAndCritics):
 
 
 class ActorAlone(ActorAndCritics):
-    """An actor without critics. It acts without dropout.
+    """REINFORCE's actor, which has no critics. It acts without dropout.
 
     Args:
       torso: gives features float32 [B, D] of observations [B, *shape].
       head: gives the parameters of the distribution, float32 [B, P], of them.
-      dropout: the share of features that are left out of `thinned`'s.
+      dropout: the share of features that training drops.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ActorAlone(ActorAndCritics):
         return np.concatenate([noise, generator.random((steps, self.dropped_size), np.float32)], axis=1)
 
     def parameters(self, weights: tf.Tensor, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        """Parameters of the distribution, float32 [B, P], with the dropout that the noise decides.
+        """Parameters of the distribution, float32 [B, P], with the dropout of the noise.
 
-        As Srivastava et al. 2014 in its usual form: features that stay are divided by the share that does.
+        Inverted dropout (Srivastava et al. 2014): the features that stay are divided by their share.
 
         Args:
           weights: float32 [size].
@@ -239,7 +239,7 @@ def _q_network(config: Any, observation_spec: ArraySpec, action_spec: ActionSpec
 def _critic(
     config: Any, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
 ) -> keras.Model:
-    """Q(o, a): actions join what the env shows, or what a torso makes of images, before the hidden layers."""
+    """Q(o, a): actions join the observation, or a torso's features of an image, before the hidden layers."""
     if isinstance(action_spec, Discrete):
         return _headed(torso_for(config, observation_spec, precision, seed), action_spec.n, 1.0, seed)
     shape, images = observation_spec.shape, len(observation_spec.shape) == 3

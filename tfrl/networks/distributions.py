@@ -1,4 +1,4 @@
-"""Action distributions: what the outputs of an actor mean, for each kind of action space.
+"""Action distributions from the outputs of an actor, for each kind of action space.
 
 To add an action space: its spec in `tfrl/envs/spec.py`, a class here that follows `ActionDistribution`, and a
 line in `_DISTRIBUTIONS`. Networks, noise, buffers and charts size themselves by it.
@@ -20,7 +20,7 @@ class Distribution(ABC):
     """A distribution over actions for each of B envs.
 
     The randomness comes from outside, so that an env draws the same numbers wherever it is held. A row is
-    computed alike whatever the batch size (docs/design.md, "The same run on any topology").
+    computed by the same operations for every batch size (docs/design.md, "The same run on any topology").
     """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Distribution(ABC):
 class ActionDistribution(ABC):
     """The policies over an action space; called with an actor's outputs, the `Distribution` of each env.
 
-    `act`, `log_probs_of` and `act_greedily` do in NumPy what the distribution does in TensorFlow. The two
+    `act`, `log_probs_of` and `act_greedily` are NumPy versions of `sample`, `log_prob` and `mode`; they
     differ by rounding.
 
     Args:
@@ -125,7 +125,7 @@ class Categorical(Distribution):
         """Actions int32 [B] from uniform numbers float32 [B, 1], by inverting the cumulative sum."""
         noise.shape.assert_is_compatible_with((None, 1))
         cumulative = tf.cumsum(tf.exp(self._wide), axis=-1)
-        # Rounding may leave the last sum a little below 1: the last action takes what is left.
+        # Rounding may leave the last sum a little below 1: the last action takes the rest.
         passed = cumulative[:, :-1] <= tf.cast(noise, tf.float64)
         return tf.reduce_sum(tf.cast(passed, tf.int32), axis=-1)
 

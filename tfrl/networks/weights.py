@@ -1,7 +1,7 @@
 """Weights by name, in files: checkpoints, exports for others, and the torso of a supervised run.
 
-Names are the same in every process and on every topology; arrays are float32. TensorFlow is imported only by
-what needs it.
+Names are the same in every process and on every topology; arrays are float32. TensorFlow is imported
+only when an export is written.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
 def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, precision: str) -> None:
     """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
-    The SavedModel maps observations [B, *shape], as the env shows them, to a dict: `action`, the most likely
-    one, and what else the algorithm's network tells (PPO's: `logits` float32 [B, A], or `parameters` of
-    continuous actions, and `value` float32 [B]). Continuous actions are in the env's own units, float32
+    The SavedModel maps observations [B, *shape], as the env shows them, to a dict: the most likely `action`,
+    and other outputs of the network (PPO's: `logits` float32 [B, A], or `parameters` of continuous actions,
+    and `value` float32 [B]). Continuous actions are in the env's own units, float32
     [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
     [-1, 1]. Discrete ones are integers [B] from the `start` of Gymnasium's space; `logits` begin with it.
 

@@ -96,8 +96,8 @@ def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A 3 x 3 convolution with random weights for each image (Lee et al. 2020, arXiv:1910.05396).
 
     Weights are normal, pixels beyond the edges 0, and the result is stretched so that its least number
-    becomes 0 and its greatest 255. The papers do not stretch; their networks see what uint8 cannot hold,
-    numbers far below 0 and above 255. So the variance of the weights does not matter here.
+    becomes 0 and its greatest 255. The papers do not stretch; their networks see numbers
+    far below 0 and above 255, which uint8 cannot hold. So the variance of the weights does not matter here.
     """
     height, width, channels = _check(images)
     weights = normals(seeds, 9 * channels * channels)

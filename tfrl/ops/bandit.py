@@ -1,4 +1,4 @@
-"""A choice that is learned while training, such as UCB-DrAC's of an augmentation. In NumPy."""
+"""A bandit, which learns a choice while training: UCB-DrAC's of an augmentation. In NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SlidingWindowUCB:
         Q(f) = mean of the last K returns after f       eq. 9
 
     N(f) is how often f was chosen, t how often any was; choices whose returns are still to come count, so
-    that none is tried again before anything is known of it. First, each f is tried once (UCB1, Auer et al.
+    that none is tried again before its first return. First, each f is tried once (UCB1, Auer et al.
     2002); the authors' code begins with Q = 0 instead, and may then stay with its first f for ever where
     returns are positive. Of equals the first is chosen, so a run repeats itself.
 
@@ -41,12 +41,12 @@ class SlidingWindowUCB:
         return int(np.argmax(np.where(self._counts > 0, self.mean_returns() + bonus, -np.inf)))
 
     def record(self, choice: int, mean_return: float) -> None:
-        """Learns that `mean_return` was had after `choice`."""
+        """Records the `mean_return` after a `choice`."""
         self._returns[choice, self._counts[choice] % self._returns.shape[1]] = mean_return
         self._counts[choice] += 1
 
     def mean_returns(self) -> np.ndarray:
-        """Q, float64 [A]; 0 for what was never tried."""
+        """Q, float64 [A]; 0 for a choice that was never tried."""
         return self._returns.sum(axis=1) / np.clip(self._counts, 1, self._returns.shape[1])
 
     def counts(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class SlidingWindowUCB:
         return self._counts.copy()
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Copies of what decides the future: plain arrays by name."""
+        """Copies of the arrays that decide the future choices, by name."""
         return {"counts": self._counts.copy(), "returns": self._returns.copy()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tfrl.ops.graph import tf
 
-_MOST_LOG_RATIO = 50.0  # in what is only told: a sum of its exponentials is a number in float32
+_MOST_LOG_RATIO = 50.0  # of a metric: the sum of its exponentials stays finite in float32
 
 
 def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float) -> tf.Tensor:
@@ -110,7 +110,7 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
     """Per-sample estimate of KL(pi_old, pi): (rho - 1) - log rho, unbiased and never negative.
 
     John Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, k3.
-    Of a log-ratio above 50 it tells less than there is, and never infinity.
+    A log-ratio above 50 counts as 50 in the exponential, so the estimate stays finite.
     """
     return tf.exp(tf.minimum(log_ratio, _MOST_LOG_RATIO)) - 1.0 - log_ratio
 
@@ -141,8 +141,8 @@ def joint_auxiliary(
 
         L = 1/2 (V_aux - R)^2 + beta_clone KL(pi_old, pi)
 
-    The value is distilled into the policy's network, and what it does is kept. The true value network's loss
-    of this phase is `value_error`.
+    The value is distilled into the policy's network, and the policy stays close to the old one.
+    The loss of the true value network in this phase is `value_error`.
 
     Args:
       auxiliary_value: float [B], of the policy network's own value head.
@@ -162,8 +162,8 @@ def joint_auxiliary(
 def policy_regularizer(logits: tf.Tensor, augmented_logits: tf.Tensor) -> tf.Tensor:
     """DrAC's G_pi = KL(pi(.|o), pi(.|f(o))) (Raileanu et al. 2021, arXiv:2006.12862, eq. 4).
 
-    The policy for the augmented observation f(o) is drawn to that for the true one, not the other way round:
-    as in the authors' code, which estimates this by one sampled action; here it is exact.
+    The policy for the augmented observation f(o) moves to that for the true one, as in the authors' code,
+    which estimates this by one sampled action; here it is exact.
 
     Args:
       logits: float [B, A], for o; constants here.

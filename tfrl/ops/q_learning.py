@@ -109,7 +109,7 @@ def smoothed_action(
     Args:
       action: float [B, D] in [-1, 1], mu'(o') of the target actor.
       noise: float [B, D], standard normal.
-      scale: standard deviation of what is added.
+      scale: standard deviation of the noise.
       clip: c.
 
     Returns:
@@ -245,7 +245,7 @@ def temperature_loss(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: f
     arXiv:1910.07207, eq. 11, with H = -sum_a pi(a|o) log pi(a|o).
 
     Args:
-      log_alpha: float [], the logarithm of the temperature, which is what is learned: it stays positive.
+      log_alpha: float [], the learned logarithm of the temperature, which itself stays positive.
       entropy: float [B], H in nats, a constant here.
       target_entropy: in nats; -D for D continuous actions (the paper's), 0.98 log A for A discrete ones.
 

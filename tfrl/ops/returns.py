@@ -1,8 +1,8 @@
 """Returns and advantages of rollouts [T, B]: T steps of B envs, time first.
 
-One convention serves all of them. Step t has a reward r_t, what action a_t earned, and a discount d_t, the
-weight of all that follows it: gamma while the episode goes on, 0 where it ends. So nothing below knows how
-episodes end; `rewards_and_discounts` does. V_t is the value of the observation that a_t answered, and V_T,
+All use one convention. Step t has the reward r_t of action a_t, and a discount d_t, the weight of the rewards
+after it: gamma while the episode continues, 0 where it ends. Only `rewards_and_discounts` knows how episodes
+end. V_t is the value of the observation that a_t answered, and V_T,
 `last_value`, the value of the one after the last action.
 """
 
@@ -16,15 +16,14 @@ from tfrl.ops.graph import tf
 def rewards_and_discounts(
     rewards: tf.Tensor, first: tf.Tensor, truncated: tf.Tensor, final_values: tf.Tensor, *, gamma: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Says how episodes end in the rewards and discounts that the functions below take.
+    """The rewards and discounts that the functions below take; they contain how episodes end.
 
         d_t  = gamma * (1 - first_{t+1})
         r'_t = r_t + gamma * V(final observation) if the episode was cut off after a_t, otherwise r_t
 
-    A terminated episode is worth nothing more. A truncated one would have gone on, so the value of its final
-    observation is paid with its last reward (partial-episode bootstrapping, Pardo et al. 2018,
-    arXiv:1712.00378). Its discount is 0 nevertheless: what the rollout holds next belongs to another episode,
-    and no trace may reach it.
+    A terminated episode has no more rewards. A truncated one would have continued, so the value of
+    its final observation is added to its last reward (partial-episode bootstrapping, Pardo et al. 2018,
+    arXiv:1712.00378). Its discount is still 0: the next step of the rollout belongs to another episode.
 
     Args:
       rewards: float [T, B], r_0 ... r_{T-1}.
@@ -102,8 +101,8 @@ def vtrace(
       discounts: float [T, B], d_0 ... d_{T-1}.
       values: float [T, B], V_0 ... V_{T-1}, of the weights that learn.
       last_value: float [B], V_T.
-      rho_bar: decides which policy's value is learned: of pi if infinite, close to mu's if near 0.
-      c_bar: how far a later error reaches back; changes the speed of learning, not what is learned.
+      rho_bar: the fixed point is the value of pi if rho_bar is infinite, close to that of mu if near 0.
+      c_bar: how far a later error reaches back; changes the speed of learning, not its fixed point.
       lam: shortens the traces (remark 2).
 
     Returns:
@@ -130,7 +129,7 @@ def vtrace(
 
 
 def _check_shapes(rewards: tf.Tensor, *others: tf.Tensor, last: tf.Tensor | None = None) -> None:
-    """Refuses what would broadcast: `rewards` and `others` are [T, B], `last` is [B]."""
+    """Refuses shapes that would broadcast: `rewards` and `others` are [T, B], `last` is [B]."""
     rewards.shape.assert_has_rank(2)
     for other in others:
         other.shape.assert_is_compatible_with(rewards.shape)

@@ -1,8 +1,7 @@
 """Schedules: how a learning rate or a share of random actions changes over a run. Plain numbers.
 
-Each shape is a function of a step, counted from 0, and of how many there are, whatever they count (gradient
-steps, updates, env steps), and not of their quotient: the cosine would round otherwise, and the second half
-of an odd number of steps begin later, so that runs of earlier versions would go on with other rates.
+Each shape is a function of a step, counted from 0, and of the number of steps. Steps are gradient steps,
+updates or env steps.
 """
 
 from __future__ import annotations
