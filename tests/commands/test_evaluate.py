@@ -94,13 +94,16 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
     network = networks.of_settings(wide, "float32")
     weights = network.initial_arrays()
+    vectors = {name: tf.constant(vector) for name, vector in network.initial().items()}
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
     export(tmp_path, wide, weights, precision="float32")
     assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()
     observations = np.random.default_rng(0).integers(0, 256, (2, 10, 5, 1), np.uint8)
     saved = tf.saved_model.load(str(tmp_path / "policy"))
     logits = saved.policy(tf.constant(observations))["logits"]
-    np.testing.assert_allclose(logits, network(observations)[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        logits, network.outputs(vectors, tf.constant(observations))[0], rtol=1e-4, atol=1e-6
+    )
     assert evaluate.main([str(tmp_path), "--episodes", "2"]) == 0
     assert record.main([str(tmp_path), "--episodes", "1", "--format", "gif"]) == 0
     settings = (tmp_path / "config.yaml").read_text()
