@@ -104,7 +104,7 @@ class Replay:
                 self._finals[before, int(column)] = np.array(final)
 
     def stand_at(self, observations: np.ndarray, first: np.ndarray) -> None:
-        """Takes o_t [B, *shape] and its flags alone, [B]: what it knows of a_{t-1} stays, if that is so."""
+        """Sets the current observations [B, *shape] and `first` flags [B]; the previous transition stays."""
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         self._observations[at] = observations
         if self.steps and (self._first[before] != first).any():

@@ -146,7 +146,7 @@ class OnPolicyLearner(LearnerBase):
         self._set_scaling()
 
     def _take_in_observations(self, rollout: Rollout) -> None:
-        """Updates mean and deviation, for the next rollout on: a rollout is learned from as it was acted."""
+        """Updates mean and deviation. Training uses those that the rollout was collected with."""
         if self._observations is None or self._config.normalize_random_steps:
             return
         mine = env_moments(rollout.by_env(rollout.observations[:, :-1]))  # [B, ...]
