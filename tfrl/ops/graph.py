@@ -31,7 +31,7 @@ else:
 
 def graph(function: Callable[..., Any], **options: Any) -> Any:
     """Compiles a function of tensors; `options` are those of `tf.function`."""
-    return tf.function(function, autograph=False, **options)
+    return tf.function(function, **{"autograph": False, **options})
 
 
 def not_inlined(function: Callable[..., Any]) -> Any:
