@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
 # traceback; also where it is ignored, as of a `command &` in a script: later our handlers would heed it, too.

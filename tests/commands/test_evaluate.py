@@ -107,7 +107,7 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
     assert evaluate.main([str(tmp_path), "--episodes", "2"]) == 0
     assert record.main([str(tmp_path), "--episodes", "1", "--format", "gif"]) == 0
     settings = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(settings.replace("torso_width: 2\n", ""))  # as older runs have it
+    (tmp_path / "config.yaml").write_text(settings.replace("torso_width: 2\n", ""))
     with pytest.raises(UserError, match="another network"):
         evaluate.main([str(tmp_path), "--episodes", "2"])
 

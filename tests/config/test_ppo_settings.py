@@ -177,7 +177,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
     assert refusal(settings.from_yaml, path) == known
 
 
-def test_a_file_of_the_first_version_names_no_algorithm_and_is_ppos(tmp_path):
+def test_a_file_that_names_no_algorithm_is_ppos(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(parse(["--lr", "1e-4"])).replace("algorithm: ppo\n", ""))
     assert settings.from_yaml(path) == parse(["--lr", "1e-4"])

@@ -45,6 +45,17 @@ def test_the_same_command_goes_on_with_its_run(tmp_path):
     check_run(dataclasses.replace(config, **free))
 
 
+def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+    config = run_of(tmp_path)
+    file = config.run_dir / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith("# Written by tfrl ")))
+    assert refusal(check_run, config) == (
+        f"{config.run_dir} holds a run that tfrl 0.1.0 began, and only tfrl 0.1.0 can go on with it; choose "
+        "another --run-name."
+    )
+
+
 def test_a_run_that_is_annealed_over_its_length_keeps_it(tmp_path):
     config = run_of(tmp_path, "--anneal-lr")
     longer = dataclasses.replace(config, total_steps=50_000_000)

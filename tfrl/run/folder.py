@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.cli.settings import is_of_earlier_version
 from tfrl.run import event_files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import PROGRESS_FILE, is_foreign, logged_steps
@@ -82,6 +83,11 @@ def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
         )
     check_same_trainer(config)
     existing = read(run / SETTINGS_FILE)
+    if is_of_earlier_version(run / SETTINGS_FILE):
+        raise UserError(
+            f"{run} holds a run that tfrl 0.1.0 began, and only tfrl 0.1.0 can go on with it; choose another "
+            "--run-name."
+        )
     config = as_it_began(config, existing)
     if not goes_on:
         _check_young(run, existing)
