@@ -43,12 +43,8 @@ _IMPALA = "Espeholt 2018, arXiv:1802.01561"
 _IMPOOLA = "Trumpp 2025, arXiv:2503.05546"
 
 
-def _cifar(depth: int) -> Entry:
-    return Entry("resnet.residual", "cifar", _HE, (32, 32, 3), {"depth": depth}, "batch")
-
-
-def _imagenet(depth: int) -> Entry:
-    return Entry("resnet.residual", "imagenet", _HE, (224, 224, 3), {"depth": depth}, "batch")
+def _residual(depth: int, *, family: str = "cifar", size: int = 32) -> Entry:
+    return Entry("resnet.residual", family, _HE, (size, size, 3), {"depth": depth}, "batch")
 
 
 _ZOO: dict[str, Entry] = {
@@ -60,15 +56,9 @@ _ZOO: dict[str, Entry] = {
     "cookbook": Entry("resnet.networks", "cookbook", "", (64, 64, 3)),
     "linear": Entry("resnet.networks", "linear", "", (64, 64, 3)),
     "mlp": Entry("resnet.networks", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
-    "resnet-mini": _cifar(8),
-    "resnet20": _cifar(20),
-    "resnet32": _cifar(32),
-    "resnet44": _cifar(44),
-    "resnet56": _cifar(56),
-    "resnet110": _cifar(110),
-    "resnet18": _imagenet(18),
-    "resnet34": _imagenet(34),
-    "resnet50": _imagenet(50),
+    "resnet-mini": _residual(8),
+    **{f"resnet{depth}": _residual(depth) for depth in (20, 32, 44, 56, 110)},
+    **{f"resnet{depth}": _residual(depth, family="imagenet", size=224) for depth in (18, 34, 50)},
 }
 
 
@@ -98,7 +88,7 @@ def entry(name: str) -> Entry:
         return _ZOO[name]
     depth = _depth(name)
     if depth is not None:
-        return _cifar(depth)
+        return _residual(depth)
     near = difflib.get_close_matches(name, _ZOO, n=1, cutoff=0.0)
     known = f"{', '.join(_ZOO)} and resnetD of depth D = 6n + 2"
     raise ValueError(f"unknown network {name!r}; did you mean {near[0]!r}? The zoo has {known}.")
@@ -234,14 +224,14 @@ def check_size(name: str, height: int, width: int) -> None:
 
 def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError if `name` built with `options` breaks PPO's probability ratio; needs no TensorFlow."""
+    broken = "so that the ratio of new to old policy is not 1 before the first step"
     if options.get("normalization", entry(name).normalization) == "batch":
         raise ValueError(
             f"{name} with batch normalization cannot train PPO: the action probabilities of an image would "
-            "depend on the rest of its batch, so that the ratio of new to old policy is not 1 before the "
-            "first step; use normalization 'group' or 'none'."
+            f"depend on the rest of its batch, {broken}; use normalization 'group' or 'none'."
         )
     if options.get("dropout", 0.0) > 0.0:
         raise ValueError(
             f"{name} with dropout {options['dropout']} cannot train PPO: each pass would draw another "
-            "policy, so that the ratio of new to old policy is not 1 before the first step; use dropout 0."
+            f"policy, {broken}; use dropout 0."
         )

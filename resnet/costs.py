@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,12 +87,9 @@ def env_steps_per_second(model: keras.Model, rows: int) -> float:
         return [tf.reduce_sum(g) for g in grads]  # so that none is left out, and little is copied
 
     def seconds(call: Callable[[], object]) -> float:
-        """The least of three calls after the first, which traces."""
-        times = []
-        for _ in range(4):
-            start = time.perf_counter()
+        def wait() -> None:
             tf.nest.map_structure(lambda x: x.numpy(), call())
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
+
+        return min(timeit.repeat(wait, number=1, repeat=4)[1:])  # the first call traces
 
     return rows / (seconds(forward) + 3 * seconds(learn))

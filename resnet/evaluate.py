@@ -22,11 +22,7 @@ from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import SETTINGS_FILE, has_checkpoint, is_of
 
 if TYPE_CHECKING:
-    import keras
     import tensorflow as tf
-
-    from resnet.supervised.data import Dataset
-    from tfrl.workers.strategy import Runtime
 
 _USAGE = "python -m resnet.evaluate RUN"
 
@@ -68,41 +64,40 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
 
     Raises UserError if the model cannot be read.
     """
+    import tensorflow as tf
+
     from resnet.supervised import data, learner
     from tfrl.ops.graph import graph
+    from tfrl.workers import strategy
 
-    runtime = _runtime(config, options)
+    strategy.set_up_tensorflow()
+    if options.strategy == "none":
+        plain = tf.distribute.get_strategy()
+        runtime = strategy.Runtime(plain, worker=0, num_workers=1, precision="float32")
+    else:
+        runtime = strategy.make(config, None)
     data.prepare(config.dataset)
     dataset = data.load(config.dataset, config.image_size)
     with runtime.strategy.scope():
         if options.checkpoint is None:
             model = _load(run / "export", options.format)
         else:
-            model = _restore(run, options.checkpoint, config, dataset)
-    replicas = runtime.local_replicas
-    size = -(-config.batch_size // replicas) * replicas  # a multiple: what a batch lacks is filled up
-    split = dataset.test
+            step = None if options.checkpoint == "last" else int(options.checkpoint)
+            store = CheckpointStore(run / "checkpoints", keep=1)
+            found = store.load(lambda sentence: tell(f"warning: {sentence}"), step)
+            shape, classes = dataset.image_shape, len(dataset.classes)
+            model = learner.build(config, config.precision, image_shape=shape, classes=classes)
+            learner.set_weights(model, weights_of(found.learner))
 
     @graph
     def sums(*batch: Any) -> Any:
         return runtime.strategy.run(learner.test_sums, args=(model, *batch))
 
-    share = data.Share(size, replicas=replicas)
-    loss, hits = learner.test(runtime, sums, share.batches(split, data.in_file_order(split)))
-    return loss, hits, len(split)
-
-
-def _restore(run: Path, checkpoint: str, config: Config, dataset: Dataset) -> keras.Model:
-    """The model of a checkpoint: "last", or that of a step."""
-    from resnet.supervised import learner
-
-    step = None if checkpoint == "last" else int(checkpoint)
-    store = CheckpointStore(run / "checkpoints", keep=1)
-    found = store.load(lambda sentence: tell(f"warning: {sentence}"), step)
-    shape, classes = dataset.image_shape, len(dataset.classes)
-    model = learner.build(config, config.precision, image_shape=shape, classes=classes)
-    learner.set_weights(model, weights_of(found.learner))
-    return model
+    replicas = runtime.local_replicas
+    size = -(-config.batch_size // replicas) * replicas  # a multiple: what a batch lacks is filled up
+    batches = data.Share(size, replicas=replicas).batches(dataset.test, data.in_file_order(dataset.test))
+    loss, hits = learner.test(runtime, sums, batches)
+    return loss, hits, len(dataset.test)
 
 
 def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -121,17 +116,6 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
     return lambda images: saved.serve(images)  # and not `saved.serve` alone: `saved` holds the variables
 
 
-def _runtime(config: Config, options: Options) -> Runtime:
-    import tensorflow as tf
-
-    from tfrl.workers import strategy
-
-    strategy.set_up_tensorflow()
-    if options.strategy == "none":
-        return strategy.Runtime(tf.distribute.get_strategy(), worker=0, num_workers=1, precision="float32")
-    return strategy.make(config, None)
-
-
 def _settings(run: Path, options: Options) -> Config:
     """The run's settings with this command's topology. Raises UserError without an exported model."""
     if not (run / SETTINGS_FILE).exists():
@@ -147,10 +131,9 @@ def _settings(run: Path, options: Options) -> Config:
     if options.replicas > 1 and options.strategy != "mirrored":
         raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
     config = from_yaml(run / SETTINGS_FILE)
-    strategy = "auto" if options.strategy == "none" else options.strategy
     return dataclasses.replace(
         config,
-        strategy=strategy,
+        strategy="auto" if options.strategy == "none" else options.strategy,
         replicas=options.replicas,
         batch_size=options.batch_size or config.batch_size,
     )

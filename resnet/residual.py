@@ -10,6 +10,7 @@ shows that starting near the identity is what counts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import keras
@@ -17,32 +18,33 @@ import keras
 from resnet.layers import Initializer, Layers, check_choice, he_normal
 
 NORMALIZATIONS = ("batch", "group", "none")
-BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
-FILTERS = (64, 128, 256, 512)
 
 
-def _zeros(seed: int) -> keras.initializers.Initializer:
-    del seed  # nothing is drawn
-    return keras.initializers.Zeros()
-
-
+@dataclass
 class Blocks:
     """Makes the parts of a residual network; all take and return [B, H, W, C].
 
     A strided convolution is padded by the same amount on both sides, as in the paper: TensorFlow's "same"
     would pad even sizes on the right only, and shift the branch against its shortcut by a pixel.
+
+    Attributes:
+        layers: makes the layers.
+        normalization: one of NORMALIZATIONS.
+        groups: of group normalization.
+        l2: as in keras.regularizers.L2.
+        depth: in blocks, for Fixup.
     """
 
-    def __init__(self, layers: Layers, *, normalization: str, groups: int, l2: float, depth: int) -> None:
-        """`groups` of group normalization; `l2` as in keras.regularizers.L2; `depth` in blocks, for Fixup."""
-        check_choice("normalization", normalization, NORMALIZATIONS)
-        if l2 < 0.0:
-            raise ValueError(f"l2 must be at least 0, not {l2}.")
-        self.layers = layers
-        self.normalization = normalization
-        self.groups = groups
-        self.l2 = l2
-        self.depth = depth
+    layers: Layers
+    normalization: str
+    groups: int
+    l2: float
+    depth: int
+
+    def __post_init__(self) -> None:
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
+        if self.l2 < 0.0:
+            raise ValueError(f"l2 must be at least 0, not {self.l2}.")
 
     def convolution(
         self,
@@ -56,11 +58,11 @@ class Blocks:
         last: bool = False,
     ) -> keras.KerasTensor:
         """A convolution and its normalization, or its bias; `last` says that it ends a residual branch."""
-        margin = (size - 1) // 2
+        dtype, margin = self.layers.dtype, (size - 1) // 2
         padded = strides > 1 and margin > 0
         if padded:
             x = keras.layers.ZeroPadding2D(
-                margin, data_format="channels_last", dtype=self.layers.dtype, name=f"{name}_margin"
+                margin, data_format="channels_last", dtype=dtype, name=f"{name}_margin"
             )(x)
         x = self.layers.conv(
             x,
@@ -73,16 +75,13 @@ class Blocks:
             initializer=initializer,
             l2=self.l2,
         )
-        return self._normalize(x, f"{name}_norm", last=last)
-
-    def _normalize(self, x: keras.KerasTensor, name: str, *, last: bool) -> keras.KerasTensor:
-        if self.normalization == "none":
-            return x
-        settings = {"epsilon": 1e-5, "dtype": self.layers.dtype, "name": name}
+        settings = {"epsilon": 1e-5, "dtype": dtype, "name": f"{name}_norm"}
         if self.normalization == "batch":
             return keras.layers.BatchNormalization(momentum=0.9, **settings)(x)
-        gamma = "zeros" if last else "ones"
-        return keras.layers.GroupNormalization(self.groups, gamma_initializer=gamma, **settings)(x)
+        if self.normalization == "group":
+            gamma = "zeros" if last else "ones"
+            return keras.layers.GroupNormalization(self.groups, gamma_initializer=gamma, **settings)(x)
+        return x
 
     def block(
         self,
@@ -97,22 +96,17 @@ class Blocks:
         With zero weights it is the identity of its (non-negative) shortcut.
         """
         for index, (filters, size, strides) in enumerate(shapes, start=1):
-            part = f"{name}_{index}"
-            last = index == len(shapes)
-            initializer = self._initializer(last=last, convolutions=len(shapes))
+            part, last, initializer = f"{name}_{index}", index == len(shapes), he_normal
+            if self.normalization == "none" and last:
+                initializer = lambda seed: keras.initializers.Zeros()  # noqa: E731 - nothing is drawn
+            elif self.normalization == "none":
+                # Deviations go with sqrt(scale), which is 2 in He-normal; Fixup has L^(-1 / (2m - 2)) of it.
+                scale = 2.0 * self.depth ** (-1.0 / (len(shapes) - 1))
+                initializer = partial(keras.initializers.VarianceScaling, scale, "fan_in", "truncated_normal")
             x = self.convolution(x, filters, size, part, strides=strides, initializer=initializer, last=last)
             if not last:
                 x = self.layers.relu(x, f"{part}_relu")
         return self.layers.relu(self.layers.add(shortcut, x, f"{name}_add"), f"{name}_relu")
-
-    def _initializer(self, *, last: bool, convolutions: int) -> Initializer:
-        if self.normalization != "none":
-            return he_normal
-        if last:
-            return _zeros
-        # Standard deviations go with sqrt(scale), which is 2 in He-normal; Fixup has L^(-1 / (2m - 2)) of it.
-        scale = 2.0 * self.depth ** (-1.0 / (convolutions - 1))
-        return partial(keras.initializers.VarianceScaling, scale, "fan_in", "truncated_normal")
 
     def padded_shortcut(
         self, x: keras.KerasTensor, filters: int, strides: int, name: str
@@ -141,12 +135,7 @@ class Blocks:
 
 
 def cifar(
-    images: keras.KerasTensor,
-    layers: Layers,
-    *,
-    depth: int,
-    normalization: str = "batch",
-    l2: float = 5e-5,
+    images: keras.KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
 ) -> keras.KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 64].
 
@@ -162,10 +151,10 @@ def cifar(
 
     Raises ValueError for another normalization or a negative l2.
     """
-    stages, per_stage = (16, 32, 64), (depth - 2) // 6
-    blocks = Blocks(layers, normalization=normalization, groups=8, l2=l2, depth=len(stages) * per_stage)
-    x = layers.relu(blocks.convolution(images, stages[0], 3, "stem"), "stem_relu")
-    for stage, filters in enumerate(stages, start=1):
+    per_stage = (depth - 2) // 6
+    blocks = Blocks(layers, normalization, groups=8, l2=l2, depth=3 * per_stage)
+    x = layers.relu(blocks.convolution(images, 16, 3, "stem"), "stem_relu")
+    for stage, filters in enumerate((16, 32, 64), start=1):
         for index in range(1, per_stage + 1):
             strides = 2 if stage > 1 and index == 1 else 1
             name = f"stage{stage}_block{index}"
@@ -175,29 +164,19 @@ def cifar(
 
 
 def imagenet(
-    images: keras.KerasTensor,
-    layers: Layers,
-    *,
-    depth: int,
-    normalization: str = "batch",
-    l2: float = 5e-5,
+    images: keras.KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
 ) -> keras.KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 512], or [B, 2048] for depth 50 (table 1).
 
     Depth 50 has bottleneck blocks, with the stride in the 3 x 3 convolution (Goyal et al. 2017,
-    arXiv:1706.02677), 18 and 34 have basic ones; the shortcuts are the paper's option B.
-
-    Options:
-        normalization: as in `cifar`, group normalization with 32 groups.
-        l2: as in `cifar`.
-
-    Raises ValueError for another normalization or a negative l2.
+    arXiv:1706.02677), 18 and 34 have basic ones; the shortcuts are the paper's option B. Options and errors
+    are those of `cifar`; group normalization has 32 groups.
     """
-    per_stage = BLOCKS_PER_STAGE[depth]
-    blocks = Blocks(layers, normalization=normalization, groups=32, l2=l2, depth=sum(per_stage))
-    x = layers.relu(blocks.convolution(images, FILTERS[0], 7, "stem", strides=2), "stem_relu")
+    per_stage = (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3)
+    blocks = Blocks(layers, normalization, groups=32, l2=l2, depth=sum(per_stage))
+    x = layers.relu(blocks.convolution(images, 64, 7, "stem", strides=2), "stem_relu")
     x = layers.max_pool(x, 3, 2, "stem_pool")
-    for stage, (filters, count) in enumerate(zip(FILTERS, per_stage, strict=True), start=1):
+    for stage, (filters, count) in enumerate(zip((64, 128, 256, 512), per_stage, strict=True), start=1):
         for index in range(1, count + 1):
             strides = 2 if stage > 1 and index == 1 else 1
             shapes = ((filters, 3, strides), (filters, 3, 1))  # a basic block

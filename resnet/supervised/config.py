@@ -6,7 +6,6 @@ Nothing here imports TensorFlow, so that `--help` and a bad setting are answered
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from tfrl.cli.settings import (
     NATURAL,
     NOT_NEGATIVE,
     POSITIVE,
-    TIMEOUT_OR_NONE,
     WIDTH,
     Range,
     Reader,
@@ -87,17 +85,6 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Hardware(settings.Hardware):
-    """The hardware. With normalization group or none the result is the same on all, up to rounding."""
-
-    micro_batch: Annotated[int, NATURAL] = 0
-    """Sum gradients over parts of this many images: less memory, the same step. 0: chosen for speed."""
-    stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0
-    """Seconds without a step of any worker before giving up;
-    0: a minute or ten measured steps, whichever is more."""
-
-
-@dataclass(frozen=True)
 class Run(settings.Run):
     """The run's folder."""
 
@@ -133,10 +120,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Hardware, Learning, Task, settings.Settings):
+class Config(Run, settings.Hardware, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
-    sections: ClassVar[tuple[type, ...]] = (Task, Learning, Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     in_parts: ClassVar[bool] = False  # batch normalization needs whole batches
     least_parts: ClassVar[int] = 4
@@ -160,13 +147,10 @@ class Config(Run, Hardware, Learning, Task, settings.Settings):
 
     @property
     def rows_per_step(self) -> int:
-        """Images of one gradient step, all workers together."""
+        """Images of one gradient step, all workers together; the x-axis counts them."""
         return self.batch_size
 
-    @property
-    def steps_per_update(self) -> int:
-        """The images of a gradient step, which are counted on the x-axis."""
-        return self.batch_size
+    steps_per_update = rows_per_step
 
     @property
     def completed(self) -> str:
@@ -187,14 +171,9 @@ class Config(Run, Hardware, Learning, Task, settings.Settings):
             hint = nearest(self.model, models)
             raise UserError(f"--model {self.model} {reason}{hint}; known: {', '.join(models)}.")
         entry, plain = resnet.entry(self.model), self.of_preset(self.preset)
-        has = {
-            "normalization": entry.normalization,
-            "width": entry.has_width,
-            "weight_decay": entry.normalization,
-        }
-        for name, there in has.items():
-            # The preset's own value of what a network lacks has no effect.
-            if not there and (value := getattr(self, name)) != getattr(plain, name):
+        lacking = ["normalization", "weight_decay"] if not entry.normalization else []
+        for name in lacking if entry.has_width else [*lacking, "width"]:
+            if (value := getattr(self, name)) != getattr(plain, name):
                 raise UserError(
                     f"--model {self.model} has no {name.replace('_', ' ')} to choose, so it cannot be "
                     f"{shown(value)}; leave {flag(name)} out."
@@ -243,8 +222,7 @@ def check_dataset(name: str) -> None:
 
     base, known = base.partition(":")[0], tfds.list_builders(with_community_datasets=False)
     if base not in known:
-        close = difflib.get_close_matches(base, [OWN, *known], n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = nearest(base, [OWN, *known])
         raise UserError(
             f"there is no data set {base!r} in tensorflow-datasets{hint}; {OWN} needs no download."
         )

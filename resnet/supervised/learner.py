@@ -86,15 +86,8 @@ class Learner:
     def _step(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._step_on_replica, args=batch)
 
-    def _step_on_replica(
-        self,
-        images: tf.Tensor,
-        labels: tf.Tensor,
-        weights: tf.Tensor,
-        count: tf.Tensor,
-        votes: tf.Tensor,
-        rate: tf.Tensor,
-    ) -> tf.Tensor:
+    def _step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
+        images, labels, weights, count, votes, rate = batch
         rows = (images, labels, weights * (self._batch_size / count))  # a filled up batch has fewer images
         outcome = self._learning.gradient_step("step", rows, (), rate, gathered=tf.unstack(votes))
         votes = [tf.reduce_sum(vote) for vote in outcome.gathered]
@@ -151,12 +144,9 @@ class Learner:
         """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
         arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
         known = {name for packing in self._packings.values() for name in packing.names}
-        if arrays.keys() - known:
-            raise ValueError(f"the weights are of another network: {sorted(arrays.keys() - known)[0]}")
-        vectors = {
-            key: packing.join({name: arrays[name] for name in packing.names if name in arrays})
-            for key, packing in self._packings.items()
-        }
+        if arrays.keys() != known:
+            raise ValueError(f"the weights are of another network: {min(arrays.keys() ^ known)}")
+        vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
         others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
         self._learning.set_state({**others, **vectors})
 

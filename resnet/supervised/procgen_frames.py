@@ -23,7 +23,6 @@ from tfrl.envs.spec import EnvSpec
 LEVELS = 100_000
 """Levels 0 to LEVELS - 1 are for training, the next LEVELS for testing."""
 
-_SPLITS = ("train", "test")
 _ENVS = 64
 _STRIDE = 10  # env steps between two images of an env: neighbours would look alike
 _HORIZON = 150  # env steps after which a reward counts for less than 0.0005 of its value
@@ -48,15 +47,6 @@ class FramesConfig(tfds.core.BuilderConfig):
     train: int = 16_000
     test: int = 4_000
     seed: int = 1
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Images uint8 [N, 64, 64, 3], their levels int64 [N] and returns to come float64 [N]."""
-
-    images: np.ndarray
-    levels: np.ndarray
-    returns: np.ndarray
 
 
 class ProcgenFrames(tfds.core.GeneratorBasedBuilder):
@@ -93,33 +83,47 @@ class ProcgenFrames(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
         del dl_manager  # nothing is downloaded
-        if self.builder_config.label == "game":
-            return {split: self._by_game(split) for split in _SPLITS}
-        frames = {split: self._play(self.builder_config.games[0], split) for split in _SPLITS}
-        edges = np.quantile(frames["train"].returns, [1 / 3, 2 / 3])
-        return {s: _examples(s, f, np.digitize(f.returns, edges)) for s, f in frames.items()}
+        config = self.builder_config
+        if config.label == "game":
+            return {split: self._games_of(split) for split in ("train", "test")}
+        settings = {"seed": config.seed, "horizon": _HORIZON}
+        train = play(config.games[0], config.train, start_level=0, **settings)
+        test = play(config.games[0], config.test, start_level=LEVELS, **settings)
+        edges = np.quantile(train[2], [1 / 3, 2 / 3])
+        return {
+            split: _examples(split, images, np.digitize(returns, edges), levels)
+            for split, (images, levels, returns) in (("train", train), ("test", test))
+        }
 
     def _generate_examples(self) -> None:
         """Unused: `_split_generators` gives the examples themselves."""
 
-    def _by_game(self, split: str) -> Iterator[tuple[str, dict[str, object]]]:
-        for label, game in enumerate(self.builder_config.games):
-            frames = self._play(game, split)
-            yield from _examples(f"{split}-{game}", frames, np.full(len(frames.images), label))
-
-    def _play(self, game: str, split: str) -> Frames:
+    def _games_of(self, split: str) -> Iterator[tuple[str, dict[str, object]]]:
+        """The examples of one game after another: a game's frames are in memory alone."""
         config = self.builder_config
         count = getattr(config, split) // len(config.games)
-        index = _SPLITS.index(split)
-        horizon = _HORIZON if config.label == "return" else 0
-        return play(game, count, seed=config.seed, start_level=index * LEVELS, horizon=horizon)
+        start_level = LEVELS if split == "test" else 0
+        for label, game in enumerate(config.games):
+            images, levels, _ = play(game, count, seed=config.seed, start_level=start_level)
+            yield from _examples(f"{split}-{game}", images, np.full(count, label), levels)
 
 
-def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0) -> Frames:
+def _examples(
+    prefix: str, images: np.ndarray, labels: np.ndarray, levels: np.ndarray
+) -> Iterator[tuple[str, dict[str, object]]]:
+    for index, (image, label, level) in enumerate(zip(images, labels, levels, strict=True)):
+        yield f"{prefix}-{index:06d}", {"image": image, "label": int(label), "level": int(level)}
+
+
+def play(
+    game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`count` frames of a random player in levels from `start_level` on, and `horizon` steps of what follows.
 
     Every env gives one frame in ten steps. A return to come is cut off at the end of its episode, and after
     the last step played.
+
+    Returns images uint8 [count, 64, 64, 3], their levels int64 [count] and returns to come float64 [count].
     """
     num_envs = min(_ENVS, count)
     rounds = -(-count // num_envs)
@@ -140,8 +144,8 @@ def play(game: str, count: int, *, seed: int, start_level: int, horizon: int = 0
         env.act(generator.integers(env.action_spec.n, size=num_envs, dtype=np.int32))
     env.close()
     returns = _returns_to_come(np.stack(rewards), np.stack(first))[_STRIDE - 1 :: _STRIDE][:rounds]
-    flat = (np.concatenate(images), np.concatenate(levels).astype(np.int64), returns.reshape(-1))
-    return Frames(*(array[:count] for array in flat))
+    levels = np.concatenate(levels).astype(np.int64)
+    return np.concatenate(images)[:count], levels[:count], returns.reshape(-1)[:count]
 
 
 def _returns_to_come(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -153,9 +157,3 @@ def _returns_to_come(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
     for t in range(len(rewards) - 2, -1, -1):
         returns[t] = rewards[t + 1] + np.where(first[t + 1], 0.0, _DISCOUNT * returns[t + 1])
     return returns
-
-
-def _examples(prefix: str, frames: Frames, labels: np.ndarray) -> Iterator[tuple[str, dict[str, object]]]:
-    columns = zip(frames.images, labels, frames.levels, strict=True)
-    for index, (image, label, level) in enumerate(columns):
-        yield f"{prefix}-{index:06d}", {"image": image, "label": int(label), "level": int(level)}

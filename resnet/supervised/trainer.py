@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from resnet import drawing
 from resnet.supervised import data
 from resnet.supervised.config import Config
-from resnet.supervised.data import Batch, Dataset, Share, Timed
+from resnet.supervised.data import Batch, Dataset, Share
 from resnet.supervised.learner import Learner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.quiet import quiet_start
@@ -71,7 +69,6 @@ class Trainer:
         self._steps_per_epoch = -(-len(dataset.train) // config.batch_size)
         steps = config.epochs * self._steps_per_epoch
         self._num_steps = min(steps, config.max_steps or steps)
-        self._untested = False  # an epoch is done, but its test is not
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._result: dict[str, float] = {}
 
@@ -86,19 +83,18 @@ class Trainer:
                 raise UserError(
                     f"the checkpoints in {config.run_dir} are of another network; choose another --run-name."
                 ) from None
-            self._untested = session.progress["untested"]
             self._sums[:] = session.progress["window"]
         if session.step >= self._num_steps and session.is_finished(self._learner.weights()):
             session.console.message(config.completed)
             return session.leave(0)
         self._begin()
         try:
-            if self._untested:  # stopped or killed while it tested
+            if self._ends_an_epoch:  # its checkpoint is of before its test
                 self._conclude_epoch()
             epoch, start = divmod(session.step, self._steps_per_epoch)
             train = self._dataset.train
             passes = data.training_passes(config.augment, config.seed, len(train), first=epoch)
-            batches = Timed(self._share.batches(train, passes, start))
+            batches = self._share.batches(train, passes, start)
             while session.step < self._num_steps:
                 self._train_epoch(batches)
                 self._conclude_epoch()
@@ -110,7 +106,7 @@ class Trainer:
     def _begin(self) -> None:
         """Opens the run's folder, and tells what is about to be trained."""
         config, session, dataset = self._config, self._session, self._dataset
-        session.open_folder(COLUMNS, again=self._untested, step_column="images")
+        session.open_folder(COLUMNS, again=self._ends_an_epoch, step_column="images")
         if config.pictures and session.runtime.is_chief:
             path = config.run_dir / "plots" / "model.png"
             try:
@@ -123,9 +119,9 @@ class Trainer:
                     f"The picture of the network, {path}, cannot be written ({reason}). Training goes on."
                 )
         shape = " x ".join(map(str, dataset.image_shape))
+        sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
         rows = {
-            "images": f"{config.dataset}, {len(dataset.train):,} + {len(dataset.test):,} of {shape}, "
-            f"{len(dataset.classes)} classes",
+            "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
             **summary.hardware(session.runtime),
             "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
             f"learning rate {config.lr:g}, {config.schedule}",
@@ -141,6 +137,11 @@ class Trainer:
     # Training
 
     @property
+    def _ends_an_epoch(self) -> bool:
+        step = self._session.step
+        return step > 0 and (step % self._steps_per_epoch == 0 or step == self._num_steps)
+
+    @property
     def _images(self) -> int:
         """Training images seen by all workers so far."""
         return self._images_after(self._session.step)
@@ -153,51 +154,46 @@ class Trainer:
         config = self._config
         return learning_rate(config.schedule, config.lr, step, self._num_steps, config.warmup)
 
-    def _train_epoch(self, batches: Timed) -> None:
+    def _train_epoch(self, batches: Iterator[Batch]) -> None:
         """The rest of the present epoch. Raises Stopped in the middle of it, or at its end, if told to."""
         config, session = self._config, self._session
         session.phase("training")
-        epochs = session.step // self._steps_per_epoch + 1
-        end = min(epochs * self._steps_per_epoch, self._num_steps)
         waiting, code = [], None  # sums of steps that may not be finished yet
-        began, waited = time.perf_counter(), batches.wait_seconds
-        for batch in itertools.islice(batches, end - session.step):
+        began = time.perf_counter()
+        for batch in batches:
+            waited = time.perf_counter() - began
             rate = self._learning_rate(session.step)
             waiting.append(self._learner.step(batch, rate, session.stop.votes()))
             session.step += 1
             session.watchdog.beat()
             session.console.advance_to(self._images, steady=True)
-            self._untested = session.step == end
-            logs, saves = session.step % config.log_every == 0, session.step % config.checkpoint_every == 0
+            ends = self._ends_an_epoch
+            logs = not ends and session.step % config.log_every == 0
+            saves = not ends and session.step % config.checkpoint_every == 0
             # A step's sums are read after the next one is on its way: the device always has work.
-            due = logs or saves or self._untested or code is not None
-            while len(waiting) > (0 if due else 1):
-                wish = self._take(waiting.pop(0), session.step - len(waiting))
+            while len(waiting) > (0 if ends or logs or saves or code is not None else 1):
+                values = waiting.pop(0).numpy()
+                if not np.isfinite(values).all():
+                    step = session.step - len(waiting)
+                    raise TrainingError(
+                        f"step {step}: the loss or its gradient is not a finite number; {session.kept()}. "
+                        f"A lower --lr than {config.lr:g} or a longer --warmup may help."
+                    )
+                loss, accuracy, *votes, norm = values
+                self._sums[:4] += loss, accuracy, norm, 1
+                wish = stop_code(votes)
                 code = code if wish is None else wish
-            now = time.perf_counter()
-            self._sums[4:] += now - began, batches.wait_seconds - waited
-            began, waited = now, batches.wait_seconds
-            if not self._untested and (logs or saves):
-                if logs:
-                    self._write(self._metrics(rate))
-                if saves:
-                    self._save()
-                    session.phase("training")
-                began = time.perf_counter()
+            self._sums[4:] += time.perf_counter() - began, waited
+            if logs:
+                self._write(self._metrics(rate))
+            if saves:
+                self._save()
+                session.phase("training")
             if code is not None:
                 raise Stopped(code)
-
-    def _take(self, sums: tf.Tensor, step: int) -> int | None:
-        """Adds a finished step to the sums; the exit code if any worker wishes to stop."""
-        values = sums.numpy()
-        if not np.isfinite(values).all():
-            raise TrainingError(
-                f"step {step}: the loss or its gradient is not a finite number; {self._session.kept()}. "
-                f"A lower --lr than {self._config.lr:g} or a longer --warmup may help."
-            )
-        loss, accuracy, *votes, norm = values
-        self._sums[:4] += loss, accuracy, norm, 1
-        return stop_code(votes)
+            if ends:
+                return
+            began = time.perf_counter()
 
     def _metrics(self, rate: float) -> dict[str, float]:
         """Means of the steps since the last row, which is this one from now on."""
@@ -221,7 +217,7 @@ class Trainer:
 
     def _save(self) -> None:
         if not self._session.is_saved:
-            progress = {"untested": self._untested, "window": self._sums.tolist()}
+            progress = {"window": self._sums.tolist()}
             self._session.save(self._images, self._learner.get_state(), {}, progress)
 
     # Testing
@@ -232,25 +228,25 @@ class Trainer:
         self._save()  # a kill during the test costs nothing else
         session.raise_if_stopped()
         session.phase("testing")
-        loss, hits = self._learner.test(self._test_batches())
+        test = self._dataset.test
+
+        def batches() -> Iterator[Batch]:
+            for batch in self._share.batches(test, data.in_file_order(test)):
+                session.watchdog.beat()
+                yield batch
+                if session.stop.signalled:
+                    break
+
+        loss, hits = self._learner.test(batches())
         session.raise_if_stopped()  # before anything is used of a test that may have been broken off
-        self._untested = False
         metrics = self._metrics(self._learning_rate(session.step - 1))
-        metrics |= {"test/loss": loss, "test/accuracy": hits / len(self._dataset.test)}
+        metrics |= {"test/loss": loss, "test/accuracy": hits / len(test)}
         self._result = metrics | {"hits": hits}
         self._write(metrics)
         if self._config.pictures:
             pixels = drawing.kernels(self._learner.weights())
             if pixels is not None:
                 session.writer.image("weights/first_layer", pixels, self._images)
-
-    def _test_batches(self) -> Iterator[Batch]:
-        test = self._dataset.test
-        for batch in self._share.batches(test, data.in_file_order(test)):
-            self._session.watchdog.beat()
-            yield batch
-            if self._session.stop.signalled:
-                break
 
     # The end
 
@@ -286,7 +282,9 @@ class Trainer:
 
 def highlights(metrics: Mapping[str, float]) -> list[str]:
     """The texts of the progress line for a row of metrics."""
-    if not metrics:
-        return []
-    texts = [f"{metrics['time/images_per_second']:,.0f} images/s", f"loss {metrics['train/loss']:.3f}"]
-    return texts + [f"test {metrics[k]:.2%}" for k in ("test/accuracy",) if k in metrics]
+    formats = {
+        "time/images_per_second": "{:,.0f} images/s",
+        "train/loss": "loss {:.3f}",
+        "test/accuracy": "test {:.2%}",
+    }
+    return [text.format(metrics[name]) for name, text in formats.items() if name in metrics]

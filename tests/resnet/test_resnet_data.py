@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from resnet.supervised import data
-from resnet.supervised.data import Pass, Share, Split, Timed
+from resnet.supervised.data import Pass, Share, Split
 from resnet.supervised.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
 from tfrl.cli.errors import UserError
 
@@ -167,16 +167,6 @@ def test_what_fails_while_batches_are_made_is_raised():
 
     with pytest.raises(Exception, match="lost"):
         list(Share(8).batches(numbered(8), passes()))
-
-
-def test_waiting_is_counted():
-    def slow():
-        time.sleep(0.02)
-        yield 0
-
-    timed = Timed(slow())
-    assert list(timed) == [0]
-    assert timed.wait_seconds >= 0.02
 
 
 @pytest.mark.parametrize("name,shape,classes", [("cifar10", (32, 32, 3), 10), ("dmlab", (64, 64, 3), 6)])
