@@ -15,15 +15,7 @@ import resnet
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, nearest, shown
-from tfrl.cli.settings import (
-    COUNT,
-    NATURAL,
-    NOT_NEGATIVE,
-    POSITIVE,
-    WIDTH,
-    Range,
-    Reader,
-)
+from tfrl.cli.settings import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, Reader
 from tfrl.cli.words import multiples_near
 from tfrl.run.folder import RESULTS_FILE
 
