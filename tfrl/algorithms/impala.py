@@ -19,9 +19,8 @@ from tfrl.algorithms.ppo import RolloutSettings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import multiples_near
-from tfrl.config import network
 from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.optimizer import Optimizer
+from tfrl.config.network import Optimizer
 from tfrl.config.run import ENVS, Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
@@ -186,7 +185,7 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, Roll
 
     def default_preset(self) -> str:
         """The preset of a command that names none: games' for all envs that show images."""
-        of_vectors = registry.family(self.env).preset == "gymnasium" and not network.shows_images(self)
+        of_vectors = registry.family(self.env).preset == "gymnasium" and not self.shows_images
         return "gymnasium" if of_vectors else "procgen"
 
     def check(self) -> None:

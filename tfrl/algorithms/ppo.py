@@ -18,9 +18,8 @@ from tfrl.algorithms.actor_critic import ActorCriticAgent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader, SettingsT
 from tfrl.cli.words import multiples_near
-from tfrl.config import network
 from tfrl.config.actors import Actors, Ahead, DistributedSettings, Learners
-from tfrl.config.optimizer import Optimizer
+from tfrl.config.network import Optimizer
 from tfrl.config.run import ENVS, Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
@@ -212,7 +211,7 @@ class RolloutSettings(DistributedSettings):
         super().check()
         if self.normalize_random_steps and not self.normalize_observations:
             raise UserError("--normalize-random-steps needs --normalize-observations.")
-        if self.normalize_observations and network.shows_images(self):
+        if self.normalize_observations and self.shows_images:
             raise UserError(
                 f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
                 "scales by itself; leave it out."
@@ -283,7 +282,7 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, Rollout
     def family_preset(self) -> str:
         """The preset of the env's family, or that of games where a Gymnasium env shows images."""
         preset = registry.family(self.env).preset
-        return "openai-easy" if preset == "gymnasium" and network.shows_images(self) else preset
+        return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     def default_preset(self) -> str:
         """The preset of a command that names none: the env's own, or its family's."""

@@ -26,8 +26,7 @@ from tfrl.cli.settings import (
     SettingsT,
 )
 from tfrl.cli.words import multiples_near
-from tfrl.config.network import Torso
-from tfrl.config.optimizer import Optimizer
+from tfrl.config.network import Optimizer, Torso
 from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Episodes, normalized

@@ -22,7 +22,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range, SettingsT
 from tfrl.config.actors import DistributedSettings
-from tfrl.config.optimizer import Optimizer
+from tfrl.config.network import Optimizer
 from tfrl.config.run import ENVS
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete

@@ -144,7 +144,7 @@ class DistributedSettings(RLSettings):
         return super().may_change - fixed | {"actors", "learners", "ray_address", "actor_timeout"}
 
 
-def leads(config: Any) -> bool:
+def leads(config: RLSettings) -> bool:
     """True if this process is to start the learners of --learners, and is none of them itself.
 
     Raises UserError where TF_CONFIG has made it a worker of a run already.
@@ -160,12 +160,12 @@ def leads(config: Any) -> bool:
     return True
 
 
-def ray_address(config: Any) -> str | None:
+def ray_address(config: RLSettings) -> str | None:
     """The address of the Ray that this process is to join; None: it starts one."""
     return os.environ.get(LEARNER) or config.ray_address
 
 
-def check_ray(config: Any) -> None:
+def check_ray(config: RLSettings) -> None:
     """Raises UserError if anything is to run on Ray, and that is not there or does not answer."""
     wanted = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(config, name, 0))]
     wanted += ["--ray-address"] if getattr(config, "ray_address", None) else []

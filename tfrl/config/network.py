@@ -1,15 +1,18 @@
-"""The network: a torso of the zoo under the heads of an algorithm."""
+"""The network, a torso of the zoo under the heads of an algorithm, and its optimizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import resnet
-from tfrl.cli.errors import EnvError, UserError
+from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.cli.settings import WIDTH
+from tfrl.cli.settings import FRACTION, POSITIVE, WIDTH
 from tfrl.envs import registry
+
+if TYPE_CHECKING:
+    from tfrl.config.run import RLSettings
 
 DECIDE_WEIGHTS = (
     "torso",
@@ -44,6 +47,46 @@ class Torso:
     """Activation function of the layers of mlp: tanh, relu, elu, gelu or silu. One name for all, or one for
     each layer of --hidden with commas between: relu,tanh say."""
 
+    @property
+    def hidden_units(self) -> tuple[int, ...]:
+        """The units of each layer of mlp. Raises UserError if --hidden is no such list."""
+        words = self.hidden.replace(" ", "").split(",")
+        if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
+            raise UserError(
+                f"--hidden must be units with commas between, 256,256 say, each from 1 to {_MOST_UNITS}; got "
+                f"{self.hidden!r}."
+            )
+        if len(words) > _MOST_LAYERS:
+            raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
+        return tuple(map(int, words))
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """The activation of each layer of mlp. Raises UserError if --activation is no such list."""
+        names, layers = self.activation.replace(" ", "").split(","), len(self.hidden_units)
+        for name in names:
+            if name not in _ACTIVATIONS:
+                hint = nearest(name, _ACTIVATIONS)
+                raise UserError(f"--activation {name} is unknown{hint}; known: {', '.join(_ACTIVATIONS)}.")
+        if len(names) not in (1, layers):
+            raise UserError(
+                f"--activation must be one name, or one for each of the {layers} layers of --hidden "
+                f"{self.hidden}; got {self.activation!r}."
+            )
+        return tuple(names * layers if len(names) == 1 else names)
+
+    @property
+    def hidden_options(self) -> dict[str, Any]:
+        """The options that the zoo builds an mlp with."""
+        return {"hidden": self.hidden_units, "activation": self.activations}
+
+    @property
+    def torso_options(self) -> dict[str, Any]:
+        """The options that the zoo builds the torso with, where they are not its defaults for PPO."""
+        if self.torso == "mlp":
+            return self.hidden_options
+        return {"width": self.torso_width} if self.torso_width != 1 else {}
+
 
 @dataclass(frozen=True)
 class Network(Torso):
@@ -57,84 +100,45 @@ class Network(Torso):
     """Keep the weights of --torso-weights as they are, and train the heads alone."""
 
 
-def resolved_torso(config: Any) -> str:
-    """The torso's name, with `auto` chosen by the observations of the env, if there is such an env."""
-    by_rank = {1: "mlp", 3: "impala"}
-    return by_rank.get(_observation_rank(config), config.torso) if config.torso == "auto" else config.torso
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer."""
+
+    optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
+    """Optimizer of the weights; rmsprop and sgd have no momentum here."""
+    rmsprop_decay: Annotated[float, FRACTION] = 0.99
+    """Decay rate of the mean square of gradients in rmsprop."""
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-8
+    """Epsilon of the optimizer: adam and nadam add it to the root of the mean square of gradients, rmsprop to
+    the mean square."""
 
 
-def shows_images(task: Any) -> bool:
-    """True if the task's env shows images; False for an env that does not exist."""
-    return _observation_rank(task) == 3
+def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:
+    """The names of settings that have no effect with the optimizer, each with why."""
+    found = {} if config.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
+    return found | ({"adam_epsilon": "with --optimizer sgd"} if config.optimizer == "sgd" else {})
 
 
-def _observation_rank(task: Any) -> int:
-    try:
-        return len(registry.specs(task)[0].shape)
-    except (ValueError, EnvError):  # said by the task's own check
-        return 0
-
-
-def torso_options(network: Torso) -> dict[str, Any]:
-    """The options that the zoo builds the torso with, where they are not its defaults for PPO."""
-    if network.torso == "mlp":
-        return hidden_options(network)
-    return {"width": network.torso_width} if network.torso_width != 1 else {}
-
-
-def hidden_options(network: Torso) -> dict[str, Any]:
-    """The options that the zoo builds an mlp with."""
-    return {"hidden": hidden_units(network), "activation": activations(network)}
-
-
-def hidden_units(network: Torso) -> tuple[int, ...]:
-    """The units of each layer of mlp. Raise UserError if --hidden is no such list."""
-    words = network.hidden.replace(" ", "").split(",")
-    if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
-        raise UserError(
-            f"--hidden must be units with commas between, 256,256 say, each from 1 to {_MOST_UNITS}; got "
-            f"{network.hidden!r}."
-        )
-    if len(words) > _MOST_LAYERS:
-        raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
-    return tuple(map(int, words))
-
-
-def activations(network: Torso) -> tuple[str, ...]:
-    """The activation of each layer of an mlp. Raise UserError if --activation is no such list."""
-    names, layers = network.activation.replace(" ", "").split(","), len(hidden_units(network))
-    for name in names:
-        if name not in _ACTIVATIONS:
-            hint = nearest(name, _ACTIVATIONS)
-            raise UserError(f"--activation {name} is unknown{hint}; known: {', '.join(_ACTIVATIONS)}.")
-    if len(names) not in (1, layers):
-        raise UserError(
-            f"--activation must be one name, or one for each of the {layers} layers of --hidden "
-            f"{network.hidden}; got {network.activation!r}."
-        )
-    return tuple(names * layers if len(names) == 1 else names)
-
-
-def check(network: Any) -> None:
+def check(config: RLSettings) -> None:
     """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
-    env, shape = network.env, registry.specs(network)[0].shape
+    env, shape = config.env, registry.specs(config)[0].shape
     fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
-    is_known = resnet.is_known(network.torso)
-    if not is_known or len(resnet.entry(network.torso).input_shape) != len(shape):
+    is_known = resnet.is_known(config.torso)
+    if not is_known or len(resnet.entry(config.torso).input_shape) != len(shape):
         takes_no = f"takes no {'images' if len(shape) == 3 else 'vectors'}, which {env} shows"
         reason = takes_no if is_known else "is not a network of the zoo"
-        hint = nearest(network.torso, fitting)
-        raise UserError(f"--torso {network.torso} {reason}{hint}; known: {', '.join(fitting)}.")
-    if network.torso_width != 1 and not resnet.entry(network.torso).has_width:
+        hint = nearest(config.torso, fitting)
+        raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(fitting)}.")
+    if config.torso_width != 1 and not resnet.entry(config.torso).has_width:
         raise UserError(
-            f"--torso {network.torso} has no width to choose, so it cannot be {network.torso_width}; "
+            f"--torso {config.torso} has no width to choose, so it cannot be {config.torso_width}; "
             "leave --torso-width out."
         )
-    activations(network)
-    if isinstance(network, Network) and network.freeze_torso and network.torso_weights is None:
+    config.activations  # noqa: B018 - raises where it is no list of activations
+    if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if len(shape) == 3:
         try:
-            resnet.check_size(network.torso, *shape[:2])
+            resnet.check_size(config.torso, *shape[:2])
         except ValueError as error:
-            raise UserError(f"--torso {network.torso} does not suit --env {env}: {error}") from None
+            raise UserError(f"--torso {config.torso} does not suit --env {env}: {error}") from None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.config import from_yaml
+from tfrl.config.run import RLSettings
 from tfrl.run.folder import SETTINGS_FILE, is_of
 
 
@@ -17,7 +17,7 @@ def folder(word: str) -> Path:
     return named if named.is_dir() and not path.exists() else path
 
 
-def settings(path: Path) -> Any:
+def settings(path: Path) -> RLSettings:
     """The settings of the run in a folder.
 
     Raises:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from tfrl.cli import settings
 from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
-from tfrl.config import network, optimizer, task
+from tfrl.config import network, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
 from tfrl.envs import registry
@@ -102,11 +102,6 @@ class RLSettings(Settings):
         return name if self.algorithm == "ppo" else f"{self.algorithm}-{name}"
 
     @property
-    def torso_options(self) -> dict[str, Any]:
-        """The options of the torso that are not its defaults."""
-        return network.torso_options(self)
-
-    @property
     def small_network(self) -> bool:
         """True if the network is one that XLA and NumPy compute fastest: an mlp (docs/design.md)."""
         return self.torso == "mlp"
@@ -117,7 +112,7 @@ class RLSettings(Settings):
         found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
-        return found | optimizer.ineffective(self)
+        return found | network.ineffective_of_optimizer(self)
 
     @property
     def published_as(self) -> str:
@@ -157,7 +152,9 @@ class RLSettings(Settings):
     def complete(self: SettingsT) -> SettingsT:
         """The settings with the env's own name, the torso's, and the run's folder filled in."""
         config = dataclasses.replace(self, env=registry.own_name(self.env))
-        config = dataclasses.replace(config, torso=network.resolved_torso(config))
+        if config.torso == "auto":
+            torso = {1: "mlp", 3: "impala"}.get(config.observation_rank, "auto")
+            config = dataclasses.replace(config, torso=torso)
         paths = {name: getattr(config, name, None) for name in ("start_from", "torso_weights")}
         paths = {name: expand_home(path) for name, path in paths.items() if path is not None}
         return super(RLSettings, dataclasses.replace(config, **paths)).complete()

@@ -62,6 +62,19 @@ class Task:
         return "train" in self.level_sets and self.num_levels > 0 and self.distribution_mode != "exploration"
 
     @property
+    def observation_rank(self) -> int:
+        """The number of axes of the env's observations: 3 of images, 1 of vectors; 0 without such an env."""
+        try:
+            return len(registry.specs(self)[0].shape)
+        except (ValueError, EnvError):  # told by `check`
+            return 0
+
+    @property
+    def shows_images(self) -> bool:
+        """True if the env shows images; False for an env that does not exist."""
+        return self.observation_rank == 3
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the env gives or needs, and training does not use or have."""
         found = []

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
-from tfrl.config.network import hidden_options
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
 from tfrl.networks.distributions import distribution_for
@@ -247,7 +246,7 @@ def _critic(
     actions = keras.Input(action_spec.shape, name="actions")
     features = torso_for(config, observation_spec, precision, seed)(observations) if images else observations
     both = keras.layers.Concatenate(dtype="float32", name="both")([features, actions])
-    hidden = resnet.build("mlp", both.shape[1:], seed=seed, **hidden_options(config))
+    hidden = resnet.build("mlp", both.shape[1:], seed=seed, **config.hidden_options)
     head = Head(1, features=hidden.output_shape[-1], gain=1.0, seed=seed)
     q = keras.layers.Reshape((), dtype="float32", name="q")(head(hidden(both)))
     return keras.Model([observations, actions], q, name="critic")

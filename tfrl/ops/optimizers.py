@@ -154,7 +154,7 @@ class SGD(Optimizer):
 
 
 def of_settings(config: Any, *, uncorrected_epsilon: bool = False) -> Optimizer:
-    """The optimizer that a run's settings name (`tfrl.config.optimizer`).
+    """The optimizer that a run's settings name (`tfrl.config.network`).
 
     `uncorrected_epsilon` is that of `Adam`.
     """

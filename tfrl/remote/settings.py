@@ -19,6 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce, flag, nearest_setting
 from tfrl.cli.settings import Reader
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
+from tfrl.config.run import RLSettings
 
 _KINDS = ("uniform", "loguniform", "choice")
 _OURS = ("logdir", "run_name", "resume", "print_config")  # a sweep gives each trial its own
@@ -88,7 +89,7 @@ class Sweep:
         """The command to type for a run of its own with the settings of a trial."""
         return shlex.join(["python", "-m", f"tfrl.{self.algorithm}", *self.arguments(trial)])
 
-    def config(self, trial: Mapping[str, Any]) -> Any:
+    def config(self, trial: Mapping[str, Any]) -> RLSettings:
         """All settings of a trial with these of its own. Raises UserError where they cannot be together."""
         return reader_of(self.algorithm).parse([*self.arguments(trial), *_APART])
 
@@ -172,7 +173,7 @@ def _check_flags(flags: Sequence[str], reader: Reader) -> None:
             )
 
 
-def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: Sequence[Any]) -> None:
+def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: Sequence[RLSettings]) -> None:
     """Raises UserError where a trial could not go on from another's weights, as PBT has it do."""
     if grids:
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfrl import config as settings
 from tfrl.algorithms import ppg
@@ -12,6 +12,7 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import check_ray, leads
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
@@ -67,7 +68,7 @@ def run(reader: Reader, agent: MakeAgent, arguments: Sequence[str]) -> int:
         return trainer.train(config, cluster, lambda c, session: make_learner(c, session, agent))
 
 
-def check(config: Any, cluster: TFConfig | None = None) -> None:
+def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     """Raises UserError where the settings do not fit this machine or its workers, or the run's folder."""
     check_ray(config)
     if leads(config):  # on this machine, or spread over the nodes of a Ray
@@ -83,7 +84,7 @@ def check(config: Any, cluster: TFConfig | None = None) -> None:
         _check_beginning(config)
 
 
-def _check_beginning(config: Any) -> None:
+def _check_beginning(config: RLSettings) -> None:
     """Raises UserError where what a new run is to begin with is not there, or does not fit."""
     if config.start_from is not None:
         start_from.check(config)
@@ -91,7 +92,7 @@ def _check_beginning(config: Any) -> None:
         check_torso(config)
 
 
-def _check_memory(config: Any, workers: int, here: int) -> None:
+def _check_memory(config: RLSettings, workers: int, here: int) -> None:
     """Raises UserError where the memory has no room for the replay or the rollouts of a worker."""
     if hasattr(config, "replay_size"):
         replay.check_memory(config, workers, here)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.streams import once
+from tfrl.config.run import RLSettings
 from tfrl.evaluation import policy, policy_files
 from tfrl.evaluation.episodes import play, split_episodes
 from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
@@ -26,7 +26,7 @@ from tfrl.run.metrics import EventFile
 POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
 
 
-def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
+def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> int:
     """Evaluates the newest checkpoint whenever there is a new one, until the run is complete.
 
     With --eval-every and --eval-every-steps it waits for a checkpoint at or after the next multiple of these.
@@ -78,12 +78,12 @@ def follow(config: Any, sleep: Callable[[float], None] = time.sleep) -> int:
     return 0
 
 
-def _is_between(config: Any, store: CheckpointStore, update: int) -> bool:
+def _is_between(config: RLSettings, store: CheckpointStore, update: int) -> bool:
     """True if the newest checkpoint's weights are between two updates: the next one's env steps are taken."""
     return store.env_steps() >= (update + 1) * config.steps_per_update
 
 
-def _ended_early(config: Any) -> bool:
+def _ended_early(config: RLSettings) -> bool:
     """True if the run has ended before its last update, at --max-episodes or --solved-at."""
     if config.solved_at is None and config.max_episodes is None:
         return False
@@ -91,7 +91,7 @@ def _ended_early(config: Any) -> bool:
     return results.is_file() and runs.load(config.run_dir).is_done_for(config)
 
 
-def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
+def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
     """That checkpoint's policy; None for one that cannot be read, or was pruned: there will be another."""
     try:
         return policy_files.find(config.run_dir, str(update), warn)
@@ -100,7 +100,9 @@ def _find(config: Any, update: int, warn: Callable[[str], None]) -> policy_files
         return None
 
 
-def _evaluate(player: policy.Policy, source: policy_files.PolicySource, config: Any) -> dict[str, float]:
+def _evaluate(
+    player: policy.Policy, source: policy_files.PolicySource, config: RLSettings
+) -> dict[str, float]:
     """The metrics that the workers would write: the same envs and random numbers."""
     found: dict[str, float] = {}
     num_envs, each = split_episodes(config.eval_episodes)

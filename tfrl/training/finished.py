@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tfrl.cli.errors import UserError
+from tfrl.config.run import RLSettings
 from tfrl.evaluation import policy_files
 from tfrl.run import results
 
 
-def complete(config: Any) -> str | None:
+def complete(config: RLSettings) -> str | None:
     """The sentence for a run that is complete: its results are of its newest checkpoint. Otherwise None.
 
     Raises UserError as `check_length` does, and where no checkpoint is valid.
@@ -22,7 +22,7 @@ def complete(config: Any) -> str | None:
     return sentence(config, found["env_steps"], found["episodes"])
 
 
-def check_length(config: Any, env_steps: int) -> None:
+def check_length(config: RLSettings, env_steps: int) -> None:
     """Raises UserError where the run is at more env steps than the settings want."""
     beyond = config.steps_per_update - 1 if config.updates_vary else 0  # how far its end may be
     if env_steps > config.run_steps + beyond:
@@ -32,12 +32,12 @@ def check_length(config: Any, env_steps: int) -> None:
         )
 
 
-def sentence(config: Any, env_steps: int, episodes: float) -> str:
+def sentence(config: RLSettings, env_steps: int, episodes: float) -> str:
     """Says that the run is complete after so many env steps and episodes, and how to go on with it."""
     return f"{config.run_dir} is complete; {_advice(config, env_steps, episodes)}."
 
 
-def _advice(config: Any, env_steps: int, episodes: float) -> str:
+def _advice(config: RLSettings, env_steps: int, episodes: float) -> str:
     if env_steps < config.run_steps:
         if config.max_episodes is not None and episodes >= config.max_episodes:
             return "without --max-episodes, or with a higher one, it would go on"

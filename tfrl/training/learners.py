@@ -12,13 +12,14 @@ from cluster import launch
 from cluster.places import Place, local_places
 from tfrl import remote
 from tfrl.config.actors import LEARNER
+from tfrl.config.run import RLSettings
 
 _RESTARTS = 3  # in a row without a new checkpoint
 _RESTART_WAIT = 5.0  # seconds before the first of them
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a failure
 
 
-def lead(config: Any, module: str, arguments: Sequence[str]) -> int:
+def lead(config: RLSettings, module: str, arguments: Sequence[str]) -> int:
     """Trains with --learners, each the same command as a worker of TF_CONFIG; the exit code.
 
     They are the workers that `cluster.launch` would start, so all that holds of those holds of them. Nothing
@@ -44,7 +45,7 @@ def lead(config: Any, module: str, arguments: Sequence[str]) -> int:
 class _Here:
     """Places on this machine, beside a Ray of the run's own where it has actors."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RLSettings) -> None:
         self._config = config
         self._cluster = None
 
@@ -78,7 +79,7 @@ class _Here:
             self._cluster = None
 
 
-def _on_nodes(config: Any) -> Any:
+def _on_nodes(config: RLSettings) -> Any:
     remote.reach_other_machines()
     from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
 

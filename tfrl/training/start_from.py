@@ -15,6 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.of_run import settings
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.networks.weights import PREFIX
@@ -40,7 +41,7 @@ class Start(NamedTuple):
     about: dict[str, Any]
 
 
-def check(config: Any) -> None:
+def check(config: RLSettings) -> None:
     """Raises UserError if the run of --start-from cannot serve; needs no TensorFlow."""
     run, name = Path(config.start_from), f"--start-from {config.start_from}"
     if run.exists() and run.resolve() == config.run_dir.resolve():
@@ -53,7 +54,7 @@ def check(config: Any) -> None:
     _check_same_network(name, config, there)
 
 
-def _check_same_network(name: str, config: Any, there: Any) -> None:
+def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
     """Raises UserError where the settings tell that weights or optimizer of that run do not fit this one."""
     if networks.kind(config.algorithm) != networks.kind(there.algorithm):
         raise UserError(
@@ -70,7 +71,7 @@ def _check_same_network(name: str, config: Any, there: Any) -> None:
         raise UserError(f"{name} is of another network or optimizer: {'; '.join(differing)}.")
 
 
-def read(config: Any, session: Session) -> Start:
+def read(config: RLSettings, session: Session) -> Start:
     """Reads the run of --start-from, the same on all workers though it may go on meanwhile. A collective.
 
     Raises UserError if there is nothing, or all of it is damaged.
@@ -84,7 +85,7 @@ def read(config: Any, session: Session) -> Start:
     raise UserError(f"the workers do not see the same weights in --start-from {config.start_from}.")
 
 
-def _newest(config: Any, store: CheckpointStore, warn: Callable[[str], None]) -> Start:
+def _newest(config: RLSettings, store: CheckpointStore, warn: Callable[[str], None]) -> Start:
     """The newest checkpoint, or where there is none the export. Raises UserError as `read`."""
     found = store.load(warn)
     if found is not None:
@@ -102,10 +103,10 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
     return checksum
 
 
-def _about(config: Any, env_steps: int, update: int | None) -> dict[str, Any]:
+def _about(config: RLSettings, env_steps: int, update: int | None) -> dict[str, Any]:
     return {"run": config.start_from, "env_steps": env_steps, "update": update}
 
 
-def refused(config: Any, error: Exception) -> UserError:
+def refused(config: RLSettings, error: Exception) -> UserError:
     """The error where weights or optimizer of that run do not fit, though the settings do."""
     return UserError(f"--start-from {config.start_from} is of another network or optimizer: {error}.")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
 
 from tfrl.algorithms.algorithm import Agent
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.run.session import Session
 from tfrl.run.summary import folder, hardware, network, tensorboard
 
 
-def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
+def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
     """Titles and texts.
 
     Args:
@@ -45,7 +45,7 @@ def rows(config: Any, session: Session, agent: Agent, logged: int, place: str) -
     return lines
 
 
-def next_commands(config: Any) -> list[str]:
+def next_commands(config: RLSettings) -> list[str]:
     """Commands for a finished run, and the line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
     policy = str(config.run_dir / "export" / "policy")
@@ -60,7 +60,7 @@ def next_commands(config: Any) -> list[str]:
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
 
 
-def _env(config: Any) -> dict[str, str]:
+def _env(config: RLSettings) -> dict[str, str]:
     observation, action = registry.specs(config)
     limit = config.max_episode_steps
     more = {"observes": str(observation), "takes": str(action)} | (
@@ -78,7 +78,7 @@ def _env(config: Any) -> dict[str, str]:
     return {"game": f"{config.env}, {config.distribution_mode}, {levels}", **more}
 
 
-def _actors(config: Any) -> dict[str, str]:
+def _actors(config: RLSettings) -> dict[str, str]:
     if not getattr(config, "is_ahead", False):
         return {}
     by = f"{config.actors} actors on Ray" if config.actors else "a thread"
@@ -86,7 +86,7 @@ def _actors(config: Any) -> dict[str, str]:
     return {"actors": f"{by}, {most}{config.lag} updates behind"}
 
 
-def _length(config: Any) -> str:
+def _length(config: RLSettings) -> str:
     steps = config.run_steps
     if config.updates_vary:
         return f"{steps:,} env steps, up to the end of an update"
