@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfrl.ops.bandit import SlidingWindowUCB
+from tfrl.ops.augment import SlidingWindowUCB
 
 
 def slow_choice(history, choices, exploration, window):

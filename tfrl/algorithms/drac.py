@@ -28,8 +28,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
-from tfrl.ops.augment import AUGMENTATIONS
-from tfrl.ops.bandit import SlidingWindowUCB
+from tfrl.ops.augment import AUGMENTATIONS, SlidingWindowUCB
 from tfrl.ops.graph import tf
 from tfrl.run import rng
 from tfrl.workers.data_parallel import Weights

@@ -10,9 +10,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSpec, VecEnv
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSettings, EnvSpec, VecEnv
 
 if TYPE_CHECKING:
     from tfrl.envs.gymnasium_ids import Facts
@@ -94,7 +94,7 @@ def family(env: str) -> Family:
     return next((known for known in FAMILIES.values() if env in known.names), FAMILIES["gymnasium"])
 
 
-def specs(task: Any) -> tuple[ArraySpec, ActionSpec]:
+def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """The specs of the observations and actions of the env that a task, or an `EnvSpec`, names.
 
     Raises:
@@ -104,18 +104,18 @@ def specs(task: Any) -> tuple[ArraySpec, ActionSpec]:
     return family(task.env).specs or _facts(task)[:2]
 
 
-def gives_action_mask(task: Any) -> bool:
+def gives_action_mask(task: EnvSettings) -> bool:
     """True if the info of the task's env has an "action_mask". Raises as `specs`."""
     return not family(task.env).names and _facts(task).action_mask
 
 
-def _facts(task: Any) -> Facts:
+def _facts(task: EnvSettings) -> Facts:
     from tfrl.envs.gymnasium_ids import facts_of
 
     return facts_of(task.env, json.dumps(dict(task.env_kwargs), sort_keys=True))
 
 
-def check(task: Any) -> None:
+def check(task: EnvSettings) -> None:
     """Raise as `specs`, and where the task has settings that the family of its env does not take."""
     env = task.env
     if family(env).names:
@@ -162,7 +162,7 @@ def level_set_title(env: str, level_set: str) -> str:
     return {TRAIN: "training levels", TEST: "unseen levels"}[level_set]
 
 
-def frames_per_second(task: Any) -> float:
+def frames_per_second(task: EnvSettings) -> float:
     """The agent's steps a second at which people see the task's env. Raises as `specs`."""
     return family(task.env).fps or _facts(task).fps / (task.frame_skip or 1)
 

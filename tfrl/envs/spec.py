@@ -126,6 +126,18 @@ class Box(ActionSpec):
         return 2 * numbers - 1
 
 
+class EnvSettings(Protocol):
+    """The settings that name an env; `tfrl.config.task.Task` says what they mean."""
+
+    env: str
+    env_kwargs: Mapping[str, Any]
+    frame_skip: int | None
+    max_episode_steps: int | None
+    distribution_mode: str
+    num_levels: int
+    start_level: int
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """The description of a global vector of envs: the same spec gives the same envs everywhere.
@@ -148,7 +160,7 @@ class EnvSpec:
     max_episode_steps: int | None = None
 
     @classmethod
-    def of(cls, task: Any, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
+    def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
         """A vector of the env of `task`, settings that have the same names; `changes` win over them."""
         names = ("env", "distribution_mode", "num_levels", "start_level")
         names += ("env_kwargs", "frame_skip", "max_episode_steps")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from tfrl.envs import registry
+from tfrl.envs.spec import EnvSettings
 from tfrl.run import rng
 
 _MARK = b"\0noise\0"  # no env's state begins with it
@@ -62,7 +63,7 @@ class CorrelatedNoise:
         return found
 
 
-def correlated_noise(config: Any, envs: int) -> CorrelatedNoise | None:
+def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
     """Makes the noise that the settings ask for; None where that of a step is independent of others."""
     correlation = getattr(config, "noise_correlation", 0.0)
     if not correlation:
@@ -70,7 +71,17 @@ def correlated_noise(config: Any, envs: int) -> CorrelatedNoise | None:
     return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
 
 
-def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
+class ExplorationSettings(EnvSettings, Protocol):
+    """The settings that random actions depend on."""
+
+    seed: int
+    num_envs: int
+    steps_per_env: int
+    iteration_steps: int
+    learning_starts: int
+
+
+def first_actions(config: ExplorationSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
     """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none."""
     if iteration * config.iteration_steps >= config.learning_starts:
         return None
@@ -79,11 +90,11 @@ def first_actions(config: Any, iteration: int, indices: Sequence[int]) -> np.nda
     return np.stack([spec.uniform(g, config.steps_per_env) for g in generators], axis=1)
 
 
-def is_random(config: Any, iteration: int, t: int) -> bool:
+def is_random(config: ExplorationSettings, iteration: int, t: int) -> bool:
     """True if step `t` of an iteration is one of those before --learning-starts."""
     return env_steps(config, iteration, t) < config.learning_starts
 
 
-def env_steps(config: Any, iteration: int, t: int) -> int:
+def env_steps(config: ExplorationSettings, iteration: int, t: int) -> int:
     """Env steps, all workers together, before step `t` of an iteration."""
     return iteration * config.iteration_steps + t * config.num_envs

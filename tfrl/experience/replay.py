@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Step
+from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings, Step
 from tfrl.ops.q_learning import n_step
 from tfrl.run.pieces import Piece
 from tfrl.workers import machine
@@ -374,7 +374,14 @@ class Priorities:
 _SHARE = 0.8  # of the memory: TensorFlow, the networks and checkpoints need the rest
 
 
-def replay_bytes(config: Any) -> int:
+class MemorySettings(EnvSettings, Protocol):
+    """The settings that the memory of a replay depends on."""
+
+    replay_size: int
+    prioritized_replay: bool
+
+
+def replay_bytes(config: MemorySettings) -> int:
     """The memory of the settings' replay, of all workers, without truncated episodes' last observations."""
     observation, action = registry.specs(config)
     row = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in (observation, action))
@@ -384,12 +391,12 @@ def replay_bytes(config: Any) -> int:
     return config.replay_size * row
 
 
-def in_words(config: Any) -> str:
+def in_words(config: MemorySettings) -> str:
     """The replay of all workers: "1,000,000 transitions, 12.3 GB"."""
     return f"{config.replay_size:,} transitions, {words.size(replay_bytes(config))}"
 
 
-def check_memory(config: Any, workers: int, here: int = 1) -> None:
+def check_memory(config: MemorySettings, workers: int, here: int = 1) -> None:
     """Raise UserError, which names a size that fits, if the replay is too large for the memory.
 
     Arrays of zeros take memory only as they are filled: without this check, a run would be killed hours

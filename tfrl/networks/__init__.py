@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tfrl.envs.spec import EnvSettings
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Network as Network
@@ -11,12 +14,21 @@ if TYPE_CHECKING:
 _ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
 
+class NetworkSettings(EnvSettings, Protocol):
+    """The settings that every network is made from."""
+
+    algorithm: str
+    seed: int
+    torso: str
+    torso_options: Mapping[str, Any]
+
+
 def kind(algorithm: str) -> str:
     """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
     return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
 
 
-def of_settings(config: Any, precision: str) -> Network:
+def of_settings(config: NetworkSettings, precision: str) -> Network:
     """Makes the network that a run's settings describe, of its algorithm's kind.
 
     Args:

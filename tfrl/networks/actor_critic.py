@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ import tensorflow as tf
 import resnet
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec
-from tfrl.networks import array_policy
+from tfrl.networks import NetworkSettings, array_policy
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.network import Head, Network, seeds_of
 from tfrl.workers import parts
@@ -267,11 +267,20 @@ class PhasicActorCritic(ActorCritic):
         return self.functions["actor"](weights["actor"], features), values, auxiliary
 
 
-def of_settings(config: Any, precision: str) -> ActorCritic:
+class ActorCriticSettings(NetworkSettings, Protocol):
+    """The settings that an `ActorCritic` is made from; `build` says what they mean."""
+
+    share_torso: bool
+    free_deviation: bool
+    normalize_observations: bool
+    freeze_torso: bool
+
+
+def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
     """Makes the actor and critic that a run's settings describe.
 
     Args:
-      config: settings with the sections Task, Network and PPO.
+      config: a run's settings.
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
 
     Raises:

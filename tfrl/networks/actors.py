@@ -6,8 +6,8 @@ actor alone. None shares a torso, so each is a Keras model from observations to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -16,10 +16,21 @@ import tensorflow as tf
 import resnet
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.networks import NetworkSettings
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.network import Functional, Head, Network, seeds_of, torso_for
 from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import Weights
+
+
+class ActorSettings(NetworkSettings, Protocol):
+    """The settings that the networks of this file are made from; an algorithm has those of its network."""
+
+    dueling: bool
+    exploration_end: float
+    exploration_noise: float
+    dropout: float
+    hidden_options: Mapping[str, Any]
 
 
 class ActorAndCritics(Network):
@@ -198,7 +209,7 @@ class QNetwork(Network):
         return {"action": self.greedy(outputs), "q": outputs[0]}
 
 
-def of_settings(config: Any, precision: str) -> QNetwork | ActorAndCritics:
+def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCritics:
     """Makes the networks that the settings of a DQN, DDPG, TD3, SAC or REINFORCE run describe.
 
     Raises:
@@ -224,7 +235,9 @@ def of_settings(config: Any, precision: str) -> QNetwork | ActorAndCritics:
     return DeterministicActor(actor, critics, noise_scale=config.exploration_noise)
 
 
-def _q_network(config: Any, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str) -> QNetwork:
+def _q_network(
+    config: ActorSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str
+) -> QNetwork:
     seeds = seeds_of(config.seed, 3)
     torso = torso_for(config, observation_spec, precision, seeds[0])
     features = torso.output_shape[-1]
@@ -236,7 +249,7 @@ def _q_network(config: Any, observation_spec: ArraySpec, action_spec: ActionSpec
 
 
 def _critic(
-    config: Any, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
+    config: ActorSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
 ) -> keras.Model:
     """Q(o, a): actions join the observation, or a torso's features of an image, before the hidden layers."""
     if isinstance(action_spec, Discrete):

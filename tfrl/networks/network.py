@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
-from tfrl.networks import array_policy
+from tfrl.networks import NetworkSettings, array_policy
 from tfrl.networks.distributions import ActionDistribution, distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
@@ -290,7 +290,7 @@ def variable_name(variable: keras.Variable) -> str:
     return "/".join(variable.path.split("/")[-2:])
 
 
-def torso_for(config: Any, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
+def torso_for(config: NetworkSettings, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
     """The torso of the settings.
 
     Raises:

@@ -10,7 +10,7 @@ import dataclasses
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import keras
 
     from tfrl.config.network import Network
+    from tfrl.config.run import RLSettings
     from tfrl.networks.actor_critic import ActorCritic
 
 WEIGHTS_FILE = "weights.npz"
@@ -58,7 +59,7 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
         variable.assign(weights[name])
 
 
-def export(directory: Path, config: Any, weights: Mapping[str, np.ndarray], *, precision: str) -> None:
+def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray], *, precision: str) -> None:
     """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
     The SavedModel maps observations [B, *shape], as the env shows them, to a dict: the most likely `action`,

@@ -1,9 +1,9 @@
-"""Random changes of images: the eight of UCB-DrAC (Raileanu et al. 2021, arXiv:2006.12862, appendix).
+"""UCB-DrAC (Raileanu et al. 2021, arXiv:2006.12862): augmentations of images, and a bandit to choose one.
 
-Each takes images uint8 [B, H, W, C] and seeds int32 [B, 2], and returns images of the same shape and dtype.
-The result for images[i] depends on it and on seeds[i] alone, to the bit. Sizes are those of the authors' code
-for 64 x 64 pixels, in proportion for others. `grayscale`, `cutout_color` and `color_jitter` need C = 3,
-`rotate` H = W; ValueError otherwise.
+The eight augmentations are those of the appendix. Each takes images uint8 [B, H, W, C] and seeds int32
+[B, 2], and returns images of the same shape and dtype. The bits of result i depend only on images[i] and
+seeds[i]. Sizes are those of the authors' code for 64 x 64 pixels, in proportion for others. `grayscale`,
+`cutout_color` and `color_jitter` need C = 3, `rotate` H = W; ValueError otherwise.
 
 All are compiled by XLA, which makes one loop over the pixels of dozens of operations. That takes a second or
 two at the first call of each shape.
@@ -12,8 +12,10 @@ two at the first call of each shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from tfrl.ops.graph import compiled, tf
 
@@ -262,3 +264,66 @@ def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
 def _rotate_left(x: tf.Tensor, bits: int) -> tf.Tensor:
     left = tf.bitwise.left_shift(x, tf.constant(bits, tf.uint32))
     return left | tf.bitwise.right_shift(x, tf.constant(32 - bits, tf.uint32))
+
+
+class SlidingWindowUCB:
+    """An upper-confidence-bound bandit with a short memory (Raileanu et al. 2021, arXiv:2006.12862).
+
+        choose argmax_f Q(f) + c sqrt(log t / N(f))     eq. 8
+        Q(f) = mean of the last K returns after f       eq. 9
+
+    N(f) is how often f was chosen, t how often any was; choices whose returns are still to come count, so
+    that none is tried again before its first return. First, each f is tried once (UCB1, Auer et al.
+    2002); the authors' code begins with Q = 0 instead, and may then stay with its first f for ever where
+    returns are positive. Of equals the first is chosen, so a run repeats itself.
+
+    Args:
+      num_choices: how many there are, A.
+      exploration: c, in the units of the returns.
+      window: K.
+    """
+
+    def __init__(self, num_choices: int, *, exploration: float = 0.1, window: int = 10) -> None:
+        self._exploration = exploration
+        self._counts = np.zeros(num_choices, np.int64)
+        self._returns = np.zeros((num_choices, window), np.float64)  # a ring for each choice
+
+    def choose(self, pending: Sequence[int] = ()) -> int:
+        """The choice to try next, 0 ... A - 1.
+
+        pending: earlier ones that are not recorded yet.
+        """
+        counts = self._counts + np.bincount(np.array(pending, np.int64), minlength=len(self._counts))
+        if (counts == 0).any() or not self._counts.any():
+            return int(np.argmin(counts))
+        bonus = self._exploration * np.sqrt(np.log(counts.sum()) / counts)
+        return int(np.argmax(np.where(self._counts > 0, self.mean_returns() + bonus, -np.inf)))
+
+    def record(self, choice: int, mean_return: float) -> None:
+        """Records the `mean_return` after a `choice`."""
+        self._returns[choice, self._counts[choice] % self._returns.shape[1]] = mean_return
+        self._counts[choice] += 1
+
+    def mean_returns(self) -> np.ndarray:
+        """Q, float64 [A]; 0 for a choice that was never tried."""
+        return self._returns.sum(axis=1) / np.clip(self._counts, 1, self._returns.shape[1])
+
+    def counts(self) -> np.ndarray:
+        """N, int64 [A]."""
+        return self._counts.copy()
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Copies of the arrays that decide the future choices, by name."""
+        return {"counts": self._counts.copy(), "returns": self._returns.copy()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`.
+
+        Raises:
+          ValueError: they are of another number of choices or another window.
+        """
+        for name, own in self.get_state().items():
+            if state[name].shape != own.shape:
+                raise ValueError(f"{name} of a bandit has shape {state[name].shape} instead of {own.shape}")
+        self._counts = np.array(state["counts"], np.int64)
+        self._returns = np.array(state["returns"], np.float64)

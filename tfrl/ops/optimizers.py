@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -153,7 +153,15 @@ class SGD(Optimizer):
         return weights + velocity, {"velocity": velocity}
 
 
-def of_settings(config: Any, *, uncorrected_epsilon: bool = False) -> Optimizer:
+class OptimizerSettings(Protocol):
+    """The settings of an optimizer; `tfrl.config.network.Optimizer` says what they mean."""
+
+    optimizer: str
+    adam_epsilon: float
+    rmsprop_decay: float
+
+
+def of_settings(config: OptimizerSettings, *, uncorrected_epsilon: bool = False) -> Optimizer:
     """The optimizer that a run's settings name (`tfrl.config.network`).
 
     `uncorrected_epsilon` is that of `Adam`.
