@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.supervised.config import from_yaml, parse
+from resnet.supervised.config import READER
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     takes seconds.
     """
     with endings.before_training():
-        config = parse(arguments)
+        config = READER.parse(arguments)
         cluster = tf_config.for_strategy(config.strategy)
         if cluster is not None and cluster.is_evaluator:
             raise UserError(
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         config.check_topology(workers * max(1, config.replicas))
         if cluster is None or cluster.is_chief:
             restart.check(config, arguments)
-        with take_run(config, cluster, from_yaml) as config:
+        with take_run(config, cluster, READER.from_yaml) as config:
             if cluster is None and policy_files.results_of_newest(config.run_dir):
                 Console(enabled=True).message(config.completed)
                 return 0

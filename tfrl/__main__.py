@@ -13,7 +13,7 @@ from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.config import ALGORITHMS
 
-_COMMANDS = (
+COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
     *("tfrl.suite", "tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] not in ("-h", "--help"):
         return _command(arguments[0])(arguments[1:])
     print(f"tfrl {__version__}. Each command has --help:\n")
-    for module in _COMMANDS:
+    for module in COMMANDS:
         print(f"  {_first_line(module)}")
     return 0
 
@@ -42,7 +42,7 @@ def script() -> None:
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     """The `main` of the command `tfrl.NAME`. Raises UserError where there is none."""
-    known = [module.removeprefix("tfrl.") for module in _COMMANDS if module.startswith("tfrl.")]
+    known = [module.removeprefix("tfrl.") for module in COMMANDS if module.startswith("tfrl.")]
     if name.replace("-", "_") not in known:
         raise UserError(f"there is no command {name}; known: {', '.join(known)}.")
     return importlib.import_module(f"tfrl.{name.replace('-', '_')}").main

@@ -10,12 +10,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfrl.__main__ import COMMANDS
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, without_none
 from tfrl.cli.settings import Reader
 
-_TOOLS = ("evaluate", "record", "report", "status", "suite", "tune", "collect")
 _SCRIPT = """_tfrl() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} module= words= i
   for ((i = 1; i < COMP_CWORD; i++)); do
@@ -62,30 +62,18 @@ def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
 
 def _flags() -> dict[str, dict[str, list[str]]]:
     """The flags of every command, each with its choices, where it has a few."""
-    from cluster import launch, tf_config
-    from resnet import evaluate as resnet_evaluate
-    from resnet.supervised.config import READER as SUPERVISED
-    from tfrl.algorithms.ppo import PROCGEN_READER
-    from tfrl.config import ALGORITHMS, reader
-
-    trainer = _of_reader(PROCGEN_READER)
-    flags = {"tfrl.ppo_procgen": trainer}
-    flags |= {f"tfrl.{algorithm}": _of_reader(reader(algorithm)) for algorithm in ALGORITHMS}
-    for tool in _TOOLS:
-        options = importlib.import_module(f"tfrl.{tool}").Options
-        flags[f"tfrl.{tool}"] = _of_kinds(typing.get_type_hints(options), {})
+    flags = {}
+    for name in COMMANDS:
+        module = importlib.import_module(name)
+        reader = next((value for value in vars(module).values() if isinstance(value, Reader)), None)
+        if reader is not None:
+            flags[name] = _of_kinds(reader.flag_kinds, reader.kind.aliases)
+        else:
+            flags[name] = _of_kinds(typing.get_type_hints(getattr(module, "Options", object)), {})
     own_names = ("--env", "--seed", "--run-name")  # which a suite gives
-    flags["tfrl.suite"] |= {name: values for name, values in trainer.items() if name not in own_names}
-    flags["resnet"] = {}
-    flags["resnet.evaluate"] = _of_kinds(typing.get_type_hints(resnet_evaluate.Options), {})
-    flags["resnet.train"] = _of_reader(SUPERVISED)
-    for module in (launch, tf_config):
-        flags[module.__name__] = _of_kinds(typing.get_type_hints(module.Options), {})
+    trainer = flags["tfrl.ppo_procgen"].items()
+    flags["tfrl.suite"] |= {name: values for name, values in trainer if name not in own_names}
     return flags
-
-
-def _of_reader(reader: Reader) -> dict[str, list[str]]:
-    return _of_kinds(reader.flag_kinds, reader.kind.aliases)
 
 
 def _of_kinds(kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from refusals import refusal
 
 import resnet.supervised.config
 from tfrl import __main__ as overview
-from tfrl import completion, config, suite
+from tfrl import config, suite
 from tfrl.algorithms.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
@@ -214,7 +214,6 @@ def test_the_overview_names_every_command_and_the_version(capsys):
                 assert f"  python -m {package}.{path.stem}" in told
     assert overview.main(["--version"]) == 0
     assert capsys.readouterr().out.split()[1] in told.splitlines()[0]
-    assert {*completion._flags(), "tfrl.completion"} == set(overview._COMMANDS)
 
 
 def test_the_command_tfrl_runs_each_command_of_the_package():
