@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import is_switch, read_flags
+from tfrl.cli.flags import read_flags
 from tfrl.cli.settings import check_ranges
 
 Options = TypeVar("Options")
@@ -30,8 +30,8 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
 
         tyro.cli(options, prog=usage, description=summary, args=["--help"])
     kinds = typing.get_type_hints(options)
-    words, flags = _split(argv, kinds)
-    given = options(**read_flags(kinds, {}, flags))
+    words: list[str] = []
+    given = options(**read_flags(kinds, {}, argv, words))
     check_ranges(given)
     return words, given
 
@@ -65,20 +65,3 @@ def one(words: Sequence[str], what: str, usage: str) -> str:
         got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
         raise UserError(f"give one {what}, {got}; usage: {usage}")
     return words[0]
-
-
-def _split(argv: Sequence[str], kinds: typing.Mapping[str, typing.Any]) -> tuple[list[str], list[str]]:
-    """Words that no flag takes as its value, and the flags with theirs."""
-    words, flags = [], []
-    tokens = list(reversed(argv))
-    while tokens:
-        token = tokens.pop()
-        if not token.startswith("-"):
-            words.append(token)
-            continue
-        flags.append(token)
-        name = token[2:].partition("=")[0].replace("-", "_")
-        takes_value = name in kinds and not is_switch(kinds[name]) and "=" not in token
-        if takes_value and tokens and not tokens[-1].startswith("--"):
-            flags.append(tokens.pop())
-    return words, flags

@@ -8,7 +8,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,72 +107,43 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
             return None
         return coerce(value, closed, where)
     if typing.get_origin(kind) is typing.Literal:
-        return _choice(value, typing.get_args(kind), where)
+        choices = typing.get_args(kind)
+        if value not in choices:
+            hint = nearest(str(value), choices)
+            raise UserError(f"{where} must be one of {', '.join(choices)}; got {shown(value)}{hint}.")
+        return value
     kind = typing.get_origin(kind) or kind
-    readers = {bool: _bool, int: _int, float: _float, str: _str, dict: _mapping}
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    wanted[dict] = 'a JSON object, such as {"size": 8}'
     try:
-        return readers[kind](value)
+        return _convert(value, kind)
     except (ValueError, OverflowError, RecursionError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        wanted[dict] = 'a JSON object, such as {"size": 8}'
         raise UserError(f"{where} must be {wanted[kind]}; got {shown(value)}.") from None
 
 
-def _choice(value: Any, choices: tuple[str, ...], where: str) -> str:
-    if value not in choices:
-        hint = nearest(str(value), choices)
-        raise UserError(f"{where} must be one of {', '.join(choices)}; got {shown(value)}{hint}.")
-    return value
-
-
-def _bool(value: Any) -> bool:
-    truth = {"true": True, "false": False}
-    if str(value).lower() not in truth:
-        raise ValueError
-    return truth[str(value).lower()]
-
-
-def _int(value: Any) -> int:
-    number = _number(value)
-    if isinstance(number, str):
-        try:
-            return int(number)
+def _convert(value: Any, kind: type) -> Any:
+    """`value` as a bool, an int, a float, a str or a dict. Raises ValueError or OverflowError."""
+    converted: Any = value
+    if kind is bool:
+        converted = {"true": True, "false": False}.get(str(value).lower())
+    elif kind is dict:
+        try:  # values of YAML must be JSON's too: no date, no set
+            converted = json.loads(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
+        except TypeError:
+            raise ValueError from None
+    elif kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        try:  # PyYAML takes 5e-4 for text; integers of many digits would not be exact as floats
+            converted = kind(value) if isinstance(value, str) else value
         except ValueError:
-            number = float(number)  # 1e6
-    if number != int(number):
+            converted = float(value)  # 1e6
+        if kind is int and converted != int(converted):
+            raise ValueError
+        converted = kind(converted)
+    if not isinstance(converted, kind):
         raise ValueError
-    return int(number)
-
-
-def _float(value: Any) -> float:
-    return float(_number(value))  # PyYAML takes 5e-4 for text, so text is what may arrive here
-
-
-def _number(value: Any) -> int | float | str:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    return value
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    """A JSON object, from its text or as YAML has it; in the second case its values must be JSON's too."""
-    mapping = json.loads(value if isinstance(value, str) else _json(value))
-    if not isinstance(mapping, dict):
-        raise ValueError
-    return mapping
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except TypeError:  # a date, a set
-        raise ValueError from None
+    return converted
 
 
 def is_switch(kind: Any) -> bool:
@@ -180,18 +151,31 @@ def is_switch(kind: Any) -> bool:
     return kind is bool or kind == bool | None
 
 
-def read_flags(kinds: Mapping[str, Any], aliases: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+def read_flags(
+    kinds: Mapping[str, Any],
+    aliases: Mapping[str, str],
+    argv: Sequence[str],
+    words: list[str] | None = None,
+) -> dict[str, Any]:
     """The settings that `argv` gives, by field name. The last one wins, as everywhere.
 
-    kinds: the type of every field.
-    aliases: further names of fields.
+    Args:
+      kinds: the type of every field.
+      aliases: further names of fields.
+      argv: the arguments.
+      words: takes the arguments that are neither flags nor their values; None: there may be none.
 
-    Raises UserError for unknown flags, missing values and values of another type.
+    Raises:
+      UserError: an unknown flag, a missing value or one of another type.
     """
     values: dict[str, Any] = {}
     tokens = list(reversed(argv))
     while tokens:
-        spelled, equals, text = tokens.pop().partition("=")
+        token = tokens.pop()
+        if words is not None and not token.startswith("-"):
+            words.append(token)
+            continue
+        spelled, equals, text = token.partition("=")
         name = _field(spelled, kinds, aliases)
         if is_switch(kinds.get(name)) and not equals:
             values[name] = True
@@ -234,44 +218,33 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
+    loader = yaml.SafeLoader(text)
+    values: dict[str, Any] = {}
+
+    def add(section: yaml.MappingNode) -> None:
+        # `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
+        for key_node, value_node in section.value:
+            key = loader.construct_object(key_node, deep=True)
+            name = aliases.get(name := str(key).replace("-", "_"), name)
+            if isinstance(value_node, yaml.MappingNode) and name not in kinds:
+                add(value_node)
+                continue
+            value = loader.construct_object(value_node, deep=True)
+            if name not in kinds:
+                hint = nearest_setting(name, [*kinds, *aliases])
+                raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
+            if name in values:
+                raise UserError(f"{path} gives {name} twice; leave one out.")
+            values[name] = coerce(value, kinds[name], f"{key} in {path}")
+
     try:
-        pairs = _pairs(text, {*kinds, *aliases})
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(f"the settings file {path} must hold one `name: value` a line.")
+        add(node)
     # ValueError: a month 13, a number of thousands of digits; RecursionError: thousands of brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
-    if pairs is None:
-        raise UserError(f"the settings file {path} must hold one `name: value` a line.")
-    values = {}
-    for key, value in pairs:
-        name = str(key).replace("-", "_")
-        name = aliases.get(name, name)
-        if name not in kinds:
-            hint = nearest_setting(name, [*kinds, *aliases])
-            raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
-        if name in values:
-            raise UserError(f"{path} gives {name} twice; leave one out.")
-        values[name] = coerce(value, kinds[name], f"{key} in {path}")
     return values
-
-
-def _pairs(text: str, names: Collection[str]) -> list[tuple[Any, Any]] | None:
-    """The settings of a YAML mapping in order, those of its sections among them; None if it is none.
-
-    `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
-    """
-    loader = yaml.SafeLoader(text)
-    node = loader.get_single_node()
-    return list(_flat(loader, node, names)) if isinstance(node, yaml.MappingNode) else None
-
-
-def _flat(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, names: Collection[str]
-) -> Iterator[tuple[Any, Any]]:
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if isinstance(value_node, yaml.MappingNode) and str(key).replace("-", "_") not in names:
-            yield from _flat(loader, value_node, names)
-        else:
-            yield key, loader.construct_object(value_node, deep=True)
