@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import KerasTensor
 
 Initializer = Callable[..., keras.initializers.Initializer]  # called with seed=<int>
 
@@ -71,7 +72,7 @@ class Layers:
 
     def conv(
         self,
-        x: keras.KerasTensor,
+        x: KerasTensor,
         filters: int,
         size: int,
         *,
@@ -80,7 +81,7 @@ class Layers:
         l2: float = 0.0,
         padding: str = "same",
         **settings: Any,
-    ) -> keras.KerasTensor:
+    ) -> KerasTensor:
         """A square convolution [B, H, W, C] -> [B, H', W', filters]; `settings` as in keras.layers.Conv2D."""
         layer = keras.layers.Conv2D(
             filters,
@@ -97,14 +98,8 @@ class Layers:
         return layer(x)
 
     def dense(
-        self,
-        x: keras.KerasTensor,
-        units: int,
-        *,
-        name: str,
-        initializer: Initializer = glorot,
-        **settings: Any,
-    ) -> keras.KerasTensor:
+        self, x: KerasTensor, units: int, *, name: str, initializer: Initializer = glorot, **settings: Any
+    ) -> KerasTensor:
         """A dense layer [B, D] -> [B, units], as a 1 x 1 convolution; `settings` as in keras.layers.Conv2D.
 
         A matrix product blocks its sums by the batch size, so a row's last bits depend on how many others
@@ -116,14 +111,8 @@ class Layers:
         return keras.layers.Reshape((units,), dtype=self.dtype, name=f"{name}_out")(x)
 
     def product(
-        self,
-        x: keras.KerasTensor,
-        units: int,
-        *,
-        name: str,
-        activation: str,
-        initializer: Initializer = glorot,
-    ) -> keras.KerasTensor:
+        self, x: KerasTensor, units: int, *, name: str, activation: str, initializer: Initializer = glorot
+    ) -> KerasTensor:
         """A dense layer [B, D] -> [B, units], as a matrix product, which XLA compiles well.
 
         Rows are the same in any company only where all products have one number of rows (see `dense`).
@@ -135,25 +124,25 @@ class Layers:
         _have_biases_learn(layer, lambda inputs: keras.ops.matmul(inputs, layer.kernel))
         return layer(x)
 
-    def relu(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    def relu(self, x: KerasTensor, name: str) -> KerasTensor:
         """max(x, 0)."""
         return keras.layers.ReLU(dtype=self.dtype, name=name)(x)
 
-    def add(self, x: keras.KerasTensor, y: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    def add(self, x: KerasTensor, y: KerasTensor, name: str) -> KerasTensor:
         """x + y."""
         return keras.layers.Add(dtype=self.dtype, name=name)([x, y])
 
-    def max_pool(self, x: keras.KerasTensor, size: int, strides: int, name: str) -> keras.KerasTensor:
+    def max_pool(self, x: KerasTensor, size: int, strides: int, name: str) -> KerasTensor:
         """Max pooling, padded: [B, H, W, C] -> [B, ceil(H / strides), ceil(W / strides), C]."""
         pool = keras.layers.MaxPooling2D(
             size, strides, padding="same", data_format="channels_last", dtype=self.dtype, name=name
         )
         return pool(x)
 
-    def flatten(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    def flatten(self, x: KerasTensor, name: str) -> KerasTensor:
         """[B, H, W, C] -> [B, H * W * C]."""
         return keras.layers.Flatten(data_format="channels_last", dtype=self.dtype, name=name)(x)
 
-    def average_pool(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    def average_pool(self, x: KerasTensor, name: str) -> KerasTensor:
         """Mean over the image, [B, H, W, C] -> [B, C], always in float32: sums in bfloat16 lose digits."""
         return keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name=name)(x)

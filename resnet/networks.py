@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
+from keras import KerasTensor
 
 from resnet.layers import Layers, orthogonal
 
 
-def impala(
-    images: keras.KerasTensor, layers: Layers, *, width: int = 1, pooled: bool = False
-) -> keras.KerasTensor:
+def impala(images: KerasTensor, layers: Layers, *, width: int = 1, pooled: bool = False) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, 256].
 
     The large network of Espeholt et al. 2018 (arXiv:1802.01561, figure 3) without its LSTM, the same as
@@ -44,7 +43,7 @@ def impala(
     return layers.dense(x, 256, name="head_dense", activation="relu")
 
 
-def nature(images: keras.KerasTensor, layers: Layers) -> keras.KerasTensor:
+def nature(images: KerasTensor, layers: Layers) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, 512].
 
     The network of Mnih et al. 2015 (Nature 518, methods), with the orthogonal initialisation, gain sqrt(2),
@@ -66,7 +65,7 @@ def nature(images: keras.KerasTensor, layers: Layers) -> keras.KerasTensor:
     return layers.dense(x, 512, name="head_dense", activation="relu", initializer=orthogonal)
 
 
-def cookbook(images: keras.KerasTensor, layers: Layers, *, dropout: float = 0.0) -> keras.KerasTensor:
+def cookbook(images: KerasTensor, layers: Layers, *, dropout: float = 0.0) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, 256].
 
     The convolution and max pooling stack of introductory recipes: 32, 64 and 64 filters of 3 x 3, each
@@ -91,18 +90,18 @@ def cookbook(images: keras.KerasTensor, layers: Layers, *, dropout: float = 0.0)
     return x
 
 
-def linear(images: keras.KerasTensor, layers: Layers) -> keras.KerasTensor:
+def linear(images: KerasTensor, layers: Layers) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, H * W * C], the pixels: what any network has to beat."""
     return layers.flatten(images, "head_flatten")
 
 
 def mlp(
-    vectors: keras.KerasTensor,
+    vectors: KerasTensor,
     layers: Layers,
     *,
     hidden: Sequence[int] = (64, 64),
     activation: str | Sequence[str] = "tanh",
-) -> keras.KerasTensor:
+) -> KerasTensor:
     """Vectors [B, D] -> features [B, hidden[-1]].
 
     The defaults are the network of Schulman et al. 2017 (arXiv:1707.06347, section 6.1), with orthogonal

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import keras
+from keras import KerasTensor
 
 from resnet.layers import Initializer, Layers, check_choice, he_normal
 
@@ -48,7 +49,7 @@ class Blocks:
 
     def convolution(
         self,
-        x: keras.KerasTensor,
+        x: KerasTensor,
         filters: int,
         size: int,
         name: str,
@@ -56,7 +57,7 @@ class Blocks:
         strides: int = 1,
         initializer: Initializer = he_normal,
         last: bool = False,
-    ) -> keras.KerasTensor:
+    ) -> KerasTensor:
         """A convolution and its normalization, or its bias; `last` says that it ends a residual branch."""
         dtype, margin = self.layers.dtype, (size - 1) // 2
         padded = strides > 1 and margin > 0
@@ -84,12 +85,8 @@ class Blocks:
         return x
 
     def block(
-        self,
-        x: keras.KerasTensor,
-        shortcut: keras.KerasTensor,
-        shapes: tuple[tuple[int, int, int], ...],
-        name: str,
-    ) -> keras.KerasTensor:
+        self, x: KerasTensor, shortcut: KerasTensor, shapes: tuple[tuple[int, int, int], ...], name: str
+    ) -> KerasTensor:
         """relu(shortcut + branch(x)), the branch being convolutions of (filters, size, strides) with relus
         between.
 
@@ -108,9 +105,7 @@ class Blocks:
                 x = self.layers.relu(x, f"{part}_relu")
         return self.layers.relu(self.layers.add(shortcut, x, f"{name}_add"), f"{name}_relu")
 
-    def padded_shortcut(
-        self, x: keras.KerasTensor, filters: int, strides: int, name: str
-    ) -> keras.KerasTensor:
+    def padded_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:
         """The paper's option A, without parameters: every strides-th pixel, new channels zero."""
         extra = filters - x.shape[-1]
         if strides > 1:
@@ -125,9 +120,7 @@ class Blocks:
             )(x)
         return x
 
-    def projected_shortcut(
-        self, x: keras.KerasTensor, filters: int, strides: int, name: str
-    ) -> keras.KerasTensor:
+    def projected_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:
         """The paper's option B: the identity where the shape stays, else a 1 x 1 convolution."""
         if strides == 1 and x.shape[-1] == filters:
             return x
@@ -135,8 +128,8 @@ class Blocks:
 
 
 def cifar(
-    images: keras.KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
-) -> keras.KerasTensor:
+    images: KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
+) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 64].
 
     Section 4.2 of He et al. 2015: 3 stages of (depth - 2) / 6 blocks with 16, 32 and 64 channels, option A
@@ -164,8 +157,8 @@ def cifar(
 
 
 def imagenet(
-    images: keras.KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
-) -> keras.KerasTensor:
+    images: KerasTensor, layers: Layers, *, depth: int, normalization: str = "batch", l2: float = 5e-5
+) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 512], or [B, 2048] for depth 50 (table 1).
 
     Depth 50 has bottleneck blocks, with the stride in the 3 x 3 convolution (Goyal et al. 2017,

@@ -80,8 +80,6 @@ class Learning:
 class Run(settings.Run):
     """The run's folder."""
 
-    run_name: str | None = None
-    """Name of the run; None: MODEL-DATASET-seedSEED, so that the same command goes on with the same run."""
     checkpoint_every: Annotated[int, COUNT] = 200
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
