@@ -51,8 +51,10 @@ def measure(
 
     samples: list[Sample] = []
 
-    def train(config: Any, cluster: Any, make_learner: Callable[..., Any]) -> int:
-        return original(config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, samples))
+    def train(config: Any, cluster: Any, make_learner: Callable[..., Any], callbacks: Any = ()) -> int:
+        return original(
+            config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, samples), callbacks
+        )
 
     original, trainer.train = trainer.train, train
     with tempfile.TemporaryDirectory() as logdir:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfrl.cli import endings
-from tfrl.training import learners
+from tfrl.training import command
 from tfrl.workers.watchdog import Watchdog
 
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     folder, module, *flags = arguments
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     notes = os.open(Path(folder) / f"worker-{index}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    beat, lead = Watchdog.beat, learners.lead
+    beat, lead = Watchdog.beat, command.launch_workers
 
     def note_and_beat(self: Watchdog, phase: str | None = None, update: int | None = None) -> None:
         if update is not None:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     def lead_noting(config: Any, _: str, __: Sequence[str]) -> int:
         return lead(config, __spec__.name, arguments)
 
-    Watchdog.beat, learners.lead = note_and_beat, lead_noting
+    Watchdog.beat, command.launch_workers = note_and_beat, lead_noting
     return importlib.import_module(module).main(flags)
 
 

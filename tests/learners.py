@@ -55,10 +55,10 @@ def updated(learner, updates):
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 
 
-def train(config, kind=OnPolicyLearner):
+def train(config, kind=OnPolicyLearner, callbacks=()):
     """Trains as the algorithm's command does, in this process; the exit code."""
     agent = _agent_class(config.algorithm)
-    return trainer.train(config, None, lambda c, session: kind(c, session, agent))
+    return trainer.train(config, None, lambda c, session: kind(c, session, agent), callbacks)
 
 
 def _agent_class(algorithm):

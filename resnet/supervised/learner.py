@@ -20,7 +20,7 @@ from tfrl.networks.weights import PREFIX, assign_weights, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam
 from tfrl.run import files
-from tfrl.run.arrays import encode
+from tfrl.run.checkpoint import encode
 from tfrl.run.stop import NUM_VOTES
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime

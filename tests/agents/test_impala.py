@@ -12,8 +12,7 @@ from tfrl.algorithms.acting import ActorCriticBehavior
 from tfrl.algorithms.impala import Config
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Collector
-from tfrl.training.actor_learner import ActorLearner
-from tfrl.training.on_policy import env_spec
+from tfrl.training.on_policy import PrefetchingLearner, env_spec
 
 FIELDS = ("observations", "actions", "rewards", "first", "truncated")
 
@@ -30,7 +29,7 @@ def learner():
     made = []
 
     def make(config):
-        made.append(learners.make(config, ActorLearner))
+        made.append(learners.make(config, PrefetchingLearner))
         return made[-1]
 
     yield make
@@ -284,7 +283,7 @@ def test_closing_breaks_off_a_rollout(learner):
     env = one.collector._actor._collector._groups[0].env
     act = env.act
     env.act = lambda actions: (time.sleep(0.05), act(actions))
-    one._ahead._let_go_on(0, one.weights())
+    one._prefetch._let_go_on(0, one.weights())
     began = time.monotonic()
     one.close()
     assert time.monotonic() - began < 5

@@ -1,4 +1,4 @@
-"""Replay against a plain list of what happened: ends, truncation, n steps, the ring, priorities, pieces."""
+"""Replay against a plain list of what happened: ends, truncation, n steps, the ring, priorities, shards."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def test_envs_that_stand_elsewhere_had_their_episodes_cut_off():
         replay.show(Step(zeros, np.full((2, 1), t, np.float32), no if t else ~no, no, None))
         replay.act(np.zeros(2, np.int32))
     replay.show(Step(zeros, np.full((2, 1), 3, np.float32), no, no, None))
-    replay.go_on_at(np.array([[50], [3]], np.float32), np.array([True, False]))
+    replay.resume_round(np.array([[50], [3]], np.float32), np.array([True, False]))
     replay.act(np.zeros(2, np.int32))
     replay.show(Step(zeros, np.array([[51], [4]], np.float32), no, no, None))
     found = replay._gather(np.array([[[2, 3], [2, 3]]]), np.ones((1, 2, 2), np.float32))
@@ -219,18 +219,18 @@ def test_rows_that_the_ring_writes_anew_are_not_drawn_by_their_old_priority(n):
 
 
 def saved(replays, store_of, update):
-    """Saves the replays of all workers in one checkpoint; the bytes that pieces took."""
+    """Saves the replays of all workers in one checkpoint; the bytes that shards took."""
     parts = [{"indices": np.array(r._envs), **r.get_state()} for r in replays]
     assert len(replays) == 1, "one process here"
     store_of.save(
-        update, learner={}, worker_part=parts[0], env_steps=update, worker_pieces=replays[0].pieces()
+        update, learner={}, worker_part=parts[0], env_steps=update, worker_shards=replays[0].shards()
     )
 
 
 def restored(store, envs, rows, **settings):
-    found = store.load(pytest.fail, verify_pieces=True)
+    found = store.load(pytest.fail, verify_shards=True)
     replay = make(envs, rows, **settings)
-    replay.set_state(found.parts, found.pieces)
+    replay.set_state(found.parts, found.shards)
     return replay
 
 
@@ -244,17 +244,17 @@ def assert_same(one, other, envs_of_one, envs_of_other, key):
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_a_checkpoint_holds_all_in_pieces_for_any_number_of_workers(store, directory, alpha):
+def test_a_checkpoint_holds_all_in_shards_for_any_number_of_workers(store, directory, alpha):
     settings = {"n_step": 2, "priority_exponent": alpha}
     script, replay = Script([0, 1, 2, 3], seed=6), make([0, 1, 2, 3], 30, **settings)
-    pieces = directory / "pieces"
+    shards = directory / "shards"
     for update, steps in enumerate((7, 12, 5, 40, 9), start=1):
         play(replay, script, steps)
         drawn = replay.sample(generators(script.envs, update), 2, 3)
         replay.set_priorities(drawn.rows, drawn.reward)
-        before = {path.name: path.stat().st_mtime_ns for path in pieces.glob("*")}
+        before = {path.name: path.stat().st_mtime_ns for path in shards.glob("*")}
         saved([replay], store, update)
-        after = {path.name: path.stat().st_mtime_ns for path in pieces.glob("*")}
+        after = {path.name: path.stat().st_mtime_ns for path in shards.glob("*")}
         assert len(set(after) - set(before)) == 1  # what is new, and nothing else, was written
         assert all(after[name] == before[name] for name in set(after) & set(before))
         for envs in ([0, 1, 2, 3], [2], [3, 0]):
@@ -264,7 +264,7 @@ def test_a_checkpoint_holds_all_in_pieces_for_any_number_of_workers(store, direc
             whole = restored(store, [0, 1, 2, 3], 30, **settings)
             whole.show(script.observe())
             assert_same(whole, again, [0, 1, 2, 3], envs, update)
-    assert len(list(pieces.glob("*"))) <= 5
+    assert len(list(shards.glob("*"))) <= 5
 
 
 def replay_shows(script, envs):

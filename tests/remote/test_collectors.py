@@ -18,8 +18,8 @@ from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.config import actors as actors_settings
 from tfrl.experience.collector import Versioned
-from tfrl.training.actor_learner import ActorLearner
 from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import PrefetchingLearner
 
 CATCH = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8"
 CATCH += " --num-steps 12 --num-minibatches 2 --lr 1e-2 --total-steps 100_000"
@@ -40,7 +40,7 @@ def parsed(algorithm, *more):
 
 def learner(algorithm, *more):
     config = parsed(algorithm, *more)
-    kind = ActorLearner if algorithm in ("impala", "ppo") else OffPolicyLearner
+    kind = PrefetchingLearner if algorithm in ("impala", "ppo") else OffPolicyLearner
     return contextlib.closing(make(config, kind))
 
 

@@ -19,10 +19,13 @@ from checkpoints import (
 
 from tfrl.cli.errors import UserError
 from tfrl.run import checkpoint
-from tfrl.run.arrays import pack_bytes, pack_json, unpack_bytes, unpack_json
 from tfrl.run.checkpoint import (
     CheckpointError,
     CheckpointStore,
+    pack_bytes,
+    pack_json,
+    unpack_bytes,
+    unpack_json,
 )
 
 
@@ -138,12 +141,12 @@ def test_damaged_checkpoint_is_skipped(store, directory, damage, reason):
 def test_a_checkpoint_of_another_format_is_skipped(store, monkeypatch):
     save(store, 10)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", 2)
+        later.setattr(checkpoint, "FORMAT", 3)
         save(store, 20)
     sentences = []
     assert_checkpoint(store.load(sentences.append), 10)
     assert len(sentences) == 1
-    assert "it has format 2, and this version of tfrl reads format 1" in sentences[0]
+    assert "it has format 3, and this version of tfrl reads format 2" in sentences[0]
 
 
 def test_all_damaged_is_an_error(store, directory):

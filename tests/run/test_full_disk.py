@@ -12,7 +12,7 @@ from tfrl import collect, evaluate, record, report, sac
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.run import results
-from tfrl.training import periodic
+from tfrl.training import callbacks
 
 # What a library leaves unfinished must not complain once more when it is collected.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -101,7 +101,7 @@ def test_a_video_in_training_costs_a_warning_once(run, learner):
     session = learner(config).session
     told = []
     session.console.warn = told.append
-    shown = periodic.Periodic(config, session)
+    shown = callbacks.Videos(config, session)
     for steps in (1, 2):
         shown.record(Acting(lambda observations, noise: (noise[:, 0] * 3).astype("int32")), steps)
     assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training goes on.")

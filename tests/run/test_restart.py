@@ -15,8 +15,8 @@ from tfrl import suite
 from tfrl.algorithms.ppo import from_yaml
 from tfrl.cli.settings import to_yaml
 from tfrl.config.of_run import settings
-from tfrl.run import restart
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.folder import check_restart
 from tfrl.run.lock import LOCK_FILE, take_run
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import LAUNCH
@@ -24,7 +24,7 @@ from tfrl.workers.tf_config import LAUNCH
 CLUSTER = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": %d}}'
 CHIEF, OTHER = (tf_config.parse(CLUSTER % index) for index in (0, 1))
 OWN = """export/weights.npz export/config.yaml export/policy/saved_model.pb eval.json report.html stop
-checkpoints/best.npz checkpoints/update-00000009.tmp/learner.npz checkpoints/pieces/a.npy
+checkpoints/best.npz checkpoints/update-00000009.tmp/learner.npz checkpoints/shards/a.npy
 phase/value-00000001-envs-0000000-0000008.npy videos/fruitbot-test-512.mp4 plots/learning_curve.png
 events.out.tfevents.1.host.1.tfrl"""
 FOREIGN = """notes.txt export/mine.txt checkpoints/notes.txt videos/holiday.mp4 plots/mine.png
@@ -82,10 +82,10 @@ def test_a_folder_of_another_program_is_left_alone(tmp_path):
     assert "holds no run, but export" in refusal(lambda: take_run(config, None, from_yaml).__enter__())
     assert [path.name for path in config.run_dir.iterdir()] == ["export"]
     (config.run_dir / "config.yaml").write_text("dataset: cifar10\n")
-    assert "holds a run of another trainer" in refusal(restart.check, config, ["--yes"])
+    assert "holds a run of another trainer" in refusal(check_restart, config, ["--yes"])
     (config.run_dir / "config.yaml").unlink()
     (config.run_dir / "progress.csv").write_text("a,b\n1,2\n")
-    assert "the progress.csv of another program" in refusal(restart.check, config, ["--yes"])
+    assert "the progress.csv of another program" in refusal(check_restart, config, ["--yes"])
 
 
 def test_a_suite_does_not_begin_its_runs_anew(tmp_path):
@@ -96,22 +96,22 @@ def test_a_suite_does_not_begin_its_runs_anew(tmp_path):
 
 def test_without_a_terminal_it_needs_yes(tmp_path):
     config = made(tmp_path)
-    sentence = refusal(restart.check, config, [])
+    sentence = refusal(check_restart, config, [])
     assert (
         f"removes the run in {config.run_dir}, 49,152 steps long; without a terminal it needs --yes"
         in sentence
     )
-    restart.check(config, ["--yes"])
-    restart.check(dataclasses.replace(config, run_name="new"), [])  # there is nothing to remove
+    check_restart(config, ["--yes"])
+    check_restart(dataclasses.replace(config, run_name="new"), [])  # there is nothing to remove
 
 
 @pytest.mark.parametrize("answer", [b"\n", b"y\n"])
 def test_a_terminal_is_asked(tmp_path, answer):
     config = made(tmp_path)
     before = names(config.run_dir)
-    code = "from tfrl.run import restart\nfrom tfrl.algorithms.ppo import parse\n"
+    code = "from tfrl.run.folder import check_restart\nfrom tfrl.algorithms.ppo import parse\n"
     code += "from tfrl.cli import endings\n"
-    code += "endings.run(lambda argv: restart.check(parse(argv), argv) or print('agreed'))"
+    code += "endings.run(lambda argv: check_restart(parse(argv), argv) or print('agreed'))"
     flags = ["--env", config.env, "--logdir", str(tmp_path), "--run-name", config.run_name]
     main, terminal = pty.openpty()
     os.write(main, answer)

@@ -10,7 +10,7 @@ from processes import ROOT
 from small_run import SMALL
 
 from tfrl.cli.errors import UserError
-from tfrl.training import finished
+from tfrl.training import command
 
 TOLD = """
 import sys, {module}
@@ -49,13 +49,13 @@ def test_a_complete_supervised_run_is_told_before_tensorflow_is_imported(tmp_pat
 
 
 def test_a_run_is_complete_by_its_settings_and_its_newest_checkpoint(config):
-    assert finished.complete(config)
-    assert finished.complete(dataclasses.replace(config, total_steps=512)) is None
+    assert command.told_complete(config)
+    assert command.told_complete(dataclasses.replace(config, total_steps=512)) is None
     with pytest.raises(UserError, match="is at 256 env steps"):
-        finished.complete(dataclasses.replace(config, total_steps=128))
+        command.told_complete(dataclasses.replace(config, total_steps=128))
     (newest,) = (config.run_dir / "checkpoints").glob("update-00000002")
     newest.rename(newest.parent / "elsewhere")
     try:
-        assert finished.complete(config) is None
+        assert command.told_complete(config) is None
     finally:
         (newest.parent / "elsewhere").rename(newest)

@@ -69,10 +69,10 @@ def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp
         assert before.update() is None
         (state, part), first = before.get_state(), before._iteration.first[:200]
         store = CheckpointStore(tmp_path, keep=1)
-        store.save(0, learner=state, worker_part=part, env_steps=0, worker_pieces=before.pieces())
-    saved = store.load(pytest.fail, verify_pieces=True)
+        store.save(0, learner=state, worker_part=part, env_steps=0, worker_shards=before.shards())
+    saved = store.load(pytest.fail, verify_shards=True)
     with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
-        after.set_state(saved.learner, saved.parts, saved.pieces)
+        after.set_state(saved.learner, saved.parts, saved.shards)
         ended = [end - begin for row in first.T for begin, end in pairwise([-1, *np.flatnonzero(row)])]
         assert after._episodes.episodes == len(ended) and after._episodes.mean_length == pytest.approx(
             np.mean(ended)
@@ -94,10 +94,10 @@ def test_no_two_episodes_are_counted_as_one_after_a_resume_within_an_iteration(l
         assert before.update() is None and before.steps_within < 40
         state, part = before.get_state()
         store = CheckpointStore(tmp_path, keep=1)
-        store.save(0, learner=state, worker_part=part, env_steps=0, worker_pieces=before.pieces())
-    saved = store.load(pytest.fail, verify_pieces=True)
+        store.save(0, learner=state, worker_part=part, env_steps=0, worker_shards=before.shards())
+    saved = store.load(pytest.fail, verify_shards=True)
     with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
-        after.set_state(saved.learner, saved.parts, saved.pieces)
+        after.set_state(saved.learner, saved.parts, saved.shards)
         for _ in range(5):
             updated(after, 1)
         assert after._episodes.episodes > 2 and after._episodes.mean_length == 50
@@ -118,10 +118,10 @@ def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algori
         state, part = before.get_state()
         assert state["episodes/lengths"].any() and state["episodes/returns"].any()
         store = CheckpointStore(tmp_path, keep=1)
-        store.save(1, learner=state, worker_part=part, env_steps=128, worker_pieces=before.pieces())
-    saved = store.load(pytest.fail, verify_pieces=True)
+        store.save(1, learner=state, worker_part=part, env_steps=128, worker_shards=before.shards())
+    saved = store.load(pytest.fail, verify_shards=True)
     with contextlib.closing(make_learner(config, kind)) as after:
-        after.set_state(saved.learner, saved.parts, saved.pieces)
+        after.set_state(saved.learner, saved.parts, saved.shards)
         found, _ = after.get_state()
         for name in ("episodes/lengths", "episodes/returns", "normalizer/returns"):
             assert not found.get(name, np.zeros(1)).any(), name

@@ -74,15 +74,15 @@ def results(config):
 
 
 def final_state(config):
-    """All arrays of the last checkpoint but for the clock, its pieces' among them."""
-    found = CheckpointStore(config.run_dir / "checkpoints", keep=3).load(pytest.fail, verify_pieces=True)
+    """All arrays of the last checkpoint but for the clock, its shards' among them."""
+    found = CheckpointStore(config.run_dir / "checkpoints", keep=3).load(pytest.fail, verify_shards=True)
     arrays = dict(found.learner)
     arrays.pop("progress")
     ends = {}
-    for piece in found.pieces:
-        for name, array in piece.load().items():
+    for shard in found.shards:
+        for name, array in shard.load().items():
             if name not in ("final_at", "finals"):
-                ends.setdefault(name, []).append((piece.about["begin"], array))
+                ends.setdefault(name, []).append((shard.about["begin"], array))
     for name, rows in ends.items():
         joined = np.concatenate([array for _, array in sorted(rows, key=lambda x: x[0])])
         arrays[f"replay/{name}"] = joined[-200 // 4 :]
@@ -128,7 +128,7 @@ def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_fr
         return contextlib.closing(make(parsed("dqn", *DQN[1:], "--lag", "1"), off_policy.OffPolicyLearner))
 
     with fresh() as one:
-        one.envs._collector.take = stopped
+        one.envs._envs.take = stopped
         with pytest.raises(Stopped):
             one.update()
         state, part = one.get_state()

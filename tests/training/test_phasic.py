@@ -24,8 +24,7 @@ from tfrl import status
 from tfrl.cli.errors import TrainingError
 from tfrl.experience import phase
 from tfrl.reporting import runs
-from tfrl.run.arrays import num_bytes
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, num_bytes
 from tfrl.run.session import Session
 from tfrl.training.phasic import PhasicLearner
 

@@ -17,8 +17,7 @@ from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
-from tfrl.run.arrays import encode, pack_json, unpack_json
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
 from tfrl.run.folder import BEST_FILE
 
 _INFO = "info"

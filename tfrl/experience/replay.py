@@ -18,7 +18,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings, Step
 from tfrl.ops.q_learning import n_step
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointShard
 from tfrl.workers import machine
 
 
@@ -87,13 +87,13 @@ class Replay:
         self._priorities = [Priorities(ring) for _ in envs] if priority_exponent is not None else []
         self._highest = np.ones(len(self._envs))  # priority of each env so far: that of a new row
         self._ranked = 0  # steps whose rows have their priority
-        self._pieces: list[Piece] = []
+        self._shards: list[CheckpointShard] = []
 
     # Storing
 
     def show(self, step: Step) -> None:
         """Takes what the envs show: o_t, and what a_{t-1} led to. Shown twice is shown once."""
-        self.stand_at(step.observation, step.first)
+        self.set_current(step.observation, step.first)
         if self.steps == 0:
             return
         before = (self.steps - 1) % self._ring
@@ -103,17 +103,17 @@ class Replay:
             for column, final in zip(np.flatnonzero(step.truncated), step.final_observation, strict=True):
                 self._finals[before, int(column)] = np.array(final)
 
-    def stand_at(self, observations: np.ndarray, first: np.ndarray) -> None:
+    def set_current(self, observations: np.ndarray, first: np.ndarray) -> None:
         """Sets the current observations [B, *shape] and `first` flags [B]; the previous transition stays."""
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         self._observations[at] = observations
         if self.steps and (self._first[before] != first).any():
             # An env that could not go on exactly: its episode was saved as one that goes on.
-            self._pieces = [piece for piece in self._pieces if piece.about["end"] < self.steps]
+            self._shards = [shard for shard in self._shards if shard.about["end"] < self.steps]
             self._first[before] = first
 
-    def go_on_at(self, observations: np.ndarray, first: np.ndarray) -> None:
-        """Takes where the envs stand before a round, as `stand_at`: mostly where they were shown last.
+    def resume_round(self, observations: np.ndarray, first: np.ndarray) -> None:
+        """Takes where the envs stand before a round, as `set_current`: mostly where they were shown last.
 
         Where an episode begins that was not begun there, the one before was cut off at what was shown last.
         """
@@ -122,7 +122,7 @@ class Replay:
         for column in np.flatnonzero(cut):
             self._finals[before, int(column)] = self._observations[at, column].copy()
         self._truncated[before] |= cut
-        self.stand_at(observations, first)
+        self.set_current(observations, first)
 
     def act(self, actions: np.ndarray) -> None:
         """Takes a_t [B, *shape], for what was shown; the oldest row gives way to the next."""
@@ -247,22 +247,22 @@ class Replay:
     # State
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Arrays of this worker beside the pieces."""
+        """Arrays of this worker beside the shards."""
         state = {"steps": np.array(self.steps)}
         if self._priorities:
             leaves = np.stack([tree[: self._ring] for tree in self._priorities])
             state |= {"priorities": leaves, "highest": self._highest, "ranked": np.array(self._ranked)}
         return state
 
-    def pieces(self) -> list[Piece]:
-        """The rows in pieces: those that are saved, and one of the rows since then."""
-        self._pieces = [p for p in self._pieces if p.is_saved and p.about["end"] > self._oldest]
-        begin = max(self._oldest, self._pieces[-1].about["end"] if self._pieces else 0)
+    def shards(self) -> list[CheckpointShard]:
+        """The rows in shards: those that are saved, and one of the rows since then."""
+        self._shards = [p for p in self._shards if p.is_saved and p.about["end"] > self._oldest]
+        begin = max(self._oldest, self._shards[-1].about["end"] if self._shards else 0)
         if begin < self.steps:
-            self._pieces.append(self._piece(begin))
-        return self._pieces
+            self._shards.append(self._shard(begin))
+        return self._shards
 
-    def _piece(self, begin: int) -> Piece:
+    def _shard(self, begin: int) -> CheckpointShard:
         at = np.arange(begin, self.steps) % self._ring
         stored = (self._observations, self._actions, self._rewards, self._first, self._truncated)
         arrays = {name: array[at] for name, array in zip(_STORED, stored, strict=True)}
@@ -270,21 +270,21 @@ class Replay:
         finals = sorted((places[p], c, o) for (p, c), o in self._finals.items() if p in places)
         arrays["final_at"] = np.array([(k, c) for k, c, _ in finals], np.int64).reshape(-1, 2)
         arrays["finals"] = np.array([o for *_, o in finals], self._observations.dtype)
-        return Piece({"begin": begin, "end": self.steps, "envs": self._envs}, arrays)
+        return CheckpointShard({"begin": begin, "end": self.steps, "envs": self._envs}, arrays)
 
-    def set_state(self, parts: Sequence[Mapping[str, np.ndarray]], pieces: Sequence[Piece]) -> None:
+    def set_state(self, parts: Sequence[Mapping[str, np.ndarray]], shards: Sequence[CheckpointShard]) -> None:
         """Continues from what all workers had, of which there may have been more or fewer.
 
         Args:
           parts: `get_state` of each, with its `indices`, the envs.
-          pieces: of all of them.
+          shards: of all of them.
         """
         self.steps = int(parts[0]["steps"])
         self._finals = {}
-        mine = [p for p in pieces if p.about["end"] > self._oldest and {*p.about["envs"]} & {*self._envs}]
-        for piece in mine:
-            self._take_in(piece)
-        self._pieces = sorted(mine, key=lambda p: p.about["end"])
+        mine = [p for p in shards if p.about["end"] > self._oldest and {*p.about["envs"]} & {*self._envs}]
+        for shard in mine:
+            self._take_in(shard)
+        self._shards = sorted(mine, key=lambda p: p.about["end"])
         if not self._priorities:
             return
         self._ranked = int(parts[0]["ranked"])
@@ -294,9 +294,9 @@ class Replay:
             tree.set(np.arange(self._ring), part["priorities"][k])
             self._highest[column] = part["highest"][k]
 
-    def _take_in(self, piece: Piece) -> None:
-        arrays, envs = piece.load(), piece.about["envs"]
-        begin, end = piece.about["begin"], piece.about["end"]
+    def _take_in(self, shard: CheckpointShard) -> None:
+        arrays, envs = shard.load(), shard.about["envs"]
+        begin, end = shard.about["begin"], shard.about["end"]
         skipped = max(0, self._oldest - begin)
         at = np.arange(begin + skipped, end) % self._ring
         columns = {i: self._envs.index(env) for i, env in enumerate(envs) if env in self._envs}

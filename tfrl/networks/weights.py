@@ -22,7 +22,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
-from tfrl.run.arrays import encode
+from tfrl.run.checkpoint import encode
 from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:

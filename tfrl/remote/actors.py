@@ -105,7 +105,7 @@ class _RolloutActor(SupervisedActor):
 
 
 class RayCollector(SupervisedActors):
-    """The envs of a run, shared out to processes on Ray; follows `tfrl.training.ahead.AheadCollector`.
+    """The envs of a run, shared out to processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
 
     Args:
       config: the settings, with the section Actors.

@@ -4,54 +4,107 @@
         learner.npz                  everything global, written by the chief
         worker-00000-of-00002.npz    the states of one worker's envs, one file a worker
         manifest.json                written last: format, update, env steps, topology, sizes and checksums
-    checkpoints/pieces/              what is written once and that several checkpoints need (tfrl.run.pieces)
+    checkpoints/shards/SHA256.npz    arrays that are written once and that several checkpoints refer to
 
 A checkpoint is staged in `update-00000040.tmp/`, synced to the disk, verified there, and committed by one
 rename. So whenever a process is killed, a folder without `.tmp` is a complete checkpoint. When an update is
 saved again, the old folder steps aside as `update-00000040.replaced/`, which readers accept while nothing has
 taken its place.
+
+A shard is named by the checksum of its content, so it never changes, and whoever refers to it can tell that
+it is whole. It is written before the checkpoint that first needs it, and removed once none does.
 """
 
 import contextlib
+import hashlib
+import io
 import itertools
+import json
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.run import files, pieces
-from tfrl.run.arrays import decode, num_bytes
-from tfrl.run.checkpoint_files import (
-    FORMAT,
-    LEARNER,
-    MANIFEST,
-    Checkpoint,
-    FaultError,
-    check_in,
-    file_names,
-    folder_bytes,
-    is_whole,
-    needed_pieces,
-    part_name,
-    pieces_of,
-    read_folder,
-    saved_steps,
-    seal,
-    with_pieces,
-    write_arrays,
-)
-from tfrl.run.pieces import Piece
+from tfrl.run import files
 
+FORMAT = 2
+LEARNER = "learner.npz"
+MANIFEST = "manifest.json"
+SHARDS = "shards"
+"""The folder of shards, and the array of a worker's part that lists them."""
 _STAGED = ".tmp"
 _REPLACED = ".replaced"
 _FOLDER = re.compile(rf"update-(\d{{8,}})({re.escape(_REPLACED)})?")
+_BLOCK = 1 << 24  # bytes
 
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be saved: one sentence. The earlier ones are as they were."""
+
+
+class FaultError(Exception):
+    """A checkpoint cannot be written or read; the text is the reason, as the second half of a sentence."""
+
+
+class CheckpointShard:
+    """Arrays that do not change any more.
+
+    Args:
+      about: JSON values that tell what they are; kept with every checkpoint that refers to them.
+      arrays: what is to be saved; None where that is done.
+      path: the file of a shard that is saved.
+    """
+
+    def __init__(
+        self, about: dict[str, Any], arrays: Mapping[str, np.ndarray] | None, path: Path | None = None
+    ) -> None:
+        self.about = about
+        self.arrays = arrays
+        self._path = path
+
+    @property
+    def is_saved(self) -> bool:
+        """True if a checkpoint has it."""
+        return self._path is not None
+
+    def load(self) -> dict[str, np.ndarray]:
+        """The arrays of a saved one. Raises OSError."""
+        return decode(self._path.read_bytes())
+
+    def write(self, folder: Path) -> Path:
+        """Writes it, unless it is saved, for good; its file. Raises OSError."""
+        if self.is_saved:
+            return self._path
+        data = encode(self.arrays)
+        path = folder / f"{_sha256(data)}.npz"
+        if not path.exists():  # a run that goes the same way again writes the same shards
+            files.make_folder(folder)
+            files.write(path, data)
+        return path
+
+    def keep(self, path: Path) -> None:
+        """Remembers that a checkpoint has it, in this file: the arrays are no longer needed."""
+        self._path, self.arrays = path, None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read: the arrays as they were saved, `parts` in the workers' order.
+
+    `shards` are those of all workers.
+    """
+
+    update: int
+    env_steps: int
+    learner: dict[str, np.ndarray]
+    parts: list[dict[str, np.ndarray]]
+    shards: list[CheckpointShard]
 
 
 class CheckpointStore:
@@ -77,11 +130,13 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self._directory = directory
-        self._pieces = directory / pieces.FOLDER
+        self._shards = directory / SHARDS
         self._keep = keep
         self._worker = worker
         self._num_workers = num_workers
         self._agree = agree
+
+    # Saving
 
     def save(
         self,
@@ -90,11 +145,11 @@ class CheckpointStore:
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
         env_steps: int,
-        worker_pieces: Sequence[Piece] = (),
+        worker_shards: Sequence[CheckpointShard] = (),
     ) -> int:
         """Saves the chief's `learner` and every worker's `worker_part`, then prunes. Call it on all workers.
 
-        Of `worker_pieces`, this worker's, those that no checkpoint has yet are written.
+        Of `worker_shards`, this worker's, those that no checkpoint has yet are written.
 
         Later checkpoints are removed too: the run left them behind when it resumed from an earlier one.
         On a full disk the oldest make room, one after another, as long as a newer one that is whole stays.
@@ -106,10 +161,10 @@ class CheckpointStore:
             CheckpointError: on every worker if any could not do its share; what was written of it is removed.
         """
         dropped = 0
-        new = sum(num_bytes(piece.arrays) for piece in worker_pieces if not piece.is_saved)
+        new = sum(num_bytes(shard.arrays) for shard in worker_shards if not shard.is_saved)
         size = num_bytes(learner) + self._num_workers * (num_bytes(worker_part) + new)
         while True:
-            done, failure = self._attempt(update, learner, worker_part, worker_pieces, env_steps)
+            done, failure = self._attempt(update, learner, worker_part, worker_shards, env_steps)
             if done:
                 self._prune(update)
                 return dropped
@@ -123,16 +178,160 @@ class CheckpointStore:
         reason = self._reason(failure, size)
         raise CheckpointError(f"The checkpoint of update {update} was not saved: {reason}.") from failure
 
+    def _attempt(
+        self,
+        update: int,
+        learner: Mapping[str, np.ndarray],
+        worker_part: Mapping[str, np.ndarray],
+        worker_shards: Sequence[CheckpointShard],
+        env_steps: int,
+    ) -> tuple[bool, BaseException | None]:
+        """Whether every worker could do its share, and why this one could not. It leaves all or nothing."""
+        staged, is_chief = self._path(update, _STAGED), self._worker == 0
+        written: list[tuple[CheckpointShard, Path]] = []
+
+        def prepare() -> None:
+            if is_chief:
+                files.make_folder(self._directory)
+                self._tidy()
+                staged.mkdir()
+
+        def write_shards() -> None:
+            written.extend((shard, shard.write(self._shards)) for shard in worker_shards)
+
+        def write_own_files() -> None:
+            if not staged.is_dir():
+                raise FaultError(
+                    f"worker {self._worker} does not see {staged}, and all workers must share one disk"
+                )
+            if is_chief:
+                _write_arrays(staged / LEARNER, learner)
+            entries = [
+                {"file": path.name, "bytes": path.stat().st_size, "about": shard.about}
+                for shard, path in written
+            ]
+            listed = {SHARDS: pack_json(entries)} if entries else {}
+            _write_arrays(staged / _part_name(self._worker, self._num_workers), {**worker_part, **listed})
+
+        def commit() -> None:
+            if is_chief:
+                self._commit(staged, update, env_steps)
+
+        for step in (prepare, write_shards, write_own_files, commit):
+            failure = None
+            try:
+                step()
+            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
+                failure = error
+            if not self._agree(failure is None):
+                if is_chief:
+                    with contextlib.suppress(OSError):
+                        self._tidy()
+                return False, failure
+        for shard, path in written:
+            shard.keep(path)
+        return True, None
+
+    def _commit(self, staged: Path, update: int, env_steps: int) -> None:
+        """Verifies what all workers have written, seals it by a manifest, and gives the folder its name."""
+        names = _file_names(self._num_workers)
+        entries = {name: _check_in(staged / name) for name in names}
+        shards = {}
+        for name in names[1:]:
+            for each in _listed_shards(decode((staged / name).read_bytes())):
+                path = self._shards / each["file"]
+                if not path.is_file() or path.stat().st_size != each["bytes"]:
+                    raise FaultError(f"{path} did not arrive, and all workers must share one disk")
+                shards[each["file"]] = each["bytes"]
+        manifest = {
+            "format": FORMAT,
+            "update": update,
+            "env_steps": env_steps,
+            "topology": {"num_workers": self._num_workers},
+            "files": entries,
+            "shards": shards,
+        }
+        files.write_synced(staged / MANIFEST, _seal(manifest))
+        files.sync_folder(staged)
+        final = self._path(update)
+        if final.exists():
+            final.rename(self._path(update, _REPLACED))
+        staged.rename(final)
+        files.sync_folder(self._directory)
+
+    def _prune(self, update: int) -> None:
+        """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
+        if self._worker != 0:
+            return
+        with contextlib.suppress(OSError):
+            self._tidy()
+            folders = self._folders()
+            earlier = [other for other in folders if other <= update]
+            self._drop(folders[other] for other in set(folders) - set(earlier[-self._keep :]))
+
+    def _make_room(self, size: int) -> bool:
+        """Drops the oldest checkpoint if that may help and a newer one is whole: the chief's vote."""
+        if self._worker != 0:
+            return True
+        try:
+            folders = self._folders()
+            newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
+            older = [folder for update, folder in folders.items() if update < newest]
+            freed = sum(path.stat().st_size for folder in older for path in folder.iterdir())
+            if not older or size > shutil.disk_usage(self._directory).free + freed:  # all would go in vain
+                return False
+            self._drop(older[:1])
+        except OSError:
+            return False
+        return True
+
+    def _drop(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            # Renamed first: a half-deleted checkpoint must not look like one.
+            folder.rename(folder.with_suffix(_STAGED))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Ends what a killed process left half done, and removes the shards that no checkpoint needs."""
+        for path in list(self._directory.iterdir()):
+            if path.suffix == _REPLACED and not path.with_suffix("").exists():
+                path.rename(path.with_suffix(""))
+            elif path.suffix in (_STAGED, _REPLACED):
+                shutil.rmtree(path, ignore_errors=True)
+        try:
+            needed = set(itertools.chain(*map(_needed_shards, self._folders().values())))
+        except OSError:  # a file server that is away: the next save sweeps
+            return
+        for path in self._shards.iterdir() if self._shards.is_dir() else ():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _reason(self, failure: BaseException | None, size: int) -> str:
+        if failure is None:
+            return "another worker could not do its share, and says why in its own output"
+        if not isinstance(failure, OSError):
+            return str(failure) or type(failure).__name__
+        if files.is_full(failure):
+            place = next(path for path in (self._directory, *self._directory.parents) if path.is_dir())
+            free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
+            return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
+        return f"cannot write {failure.filename or self._directory} ({files.reason(failure)})"
+
+    # Loading
+
     def updates(self) -> list[int]:
         """The updates that have a complete checkpoint (not yet verified), oldest first."""
         return [update for update, folder in self._folders().items() if (folder / MANIFEST).is_file()]
 
     def env_steps(self) -> int:
         """The env steps of the newest complete checkpoint (not yet verified) whose manifest can be read."""
-        return next(filter(None, map(saved_steps, reversed(self._folders().values()))), 0)
+        for folder in reversed(self._folders().values()):
+            with contextlib.suppress(OSError, FaultError):
+                return _read_manifest(folder / MANIFEST)["env_steps"]
+        return 0
 
     def load(
-        self, on_skip: Callable[[str], None], update: int | None = None, *, verify_pieces: bool = False
+        self, on_skip: Callable[[str], None], update: int | None = None, *, verify_shards: bool = False
     ) -> Checkpoint | None:
         """Reads and verifies the newest valid checkpoint, or that of `update` alone.
 
@@ -142,7 +341,7 @@ class CheckpointStore:
         Args:
             on_skip: called with one sentence for each checkpoint that is damaged.
             update: which one, instead of the newest.
-            verify_pieces: its pieces, too, to go on with them: gigabytes may have to be read.
+            verify_shards: its shards, too, to go on with them: gigabytes may have to be read.
 
         Returns:
             The checkpoint, or None if there is none at all.
@@ -160,7 +359,7 @@ class CheckpointStore:
             return None
         for candidate, folder in reversed(folders.items()):
             try:
-                return read_folder(folder, candidate, self._pieces if verify_pieces else None)
+                return _read_folder(folder, candidate, with_shards=verify_shards)
             except FaultError as fault:
                 on_skip(f"The checkpoint {folder} is skipped: {fault}.")
         raise UserError(
@@ -181,140 +380,180 @@ class CheckpointStore:
                 found[update] = self._directory / match[0]
         return dict(sorted(found.items()))
 
-    def _attempt(
-        self,
-        update: int,
-        learner: Mapping[str, np.ndarray],
-        worker_part: Mapping[str, np.ndarray],
-        worker_pieces: Sequence[Piece],
-        env_steps: int,
-    ) -> tuple[bool, BaseException | None]:
-        """Whether every worker could do its share, and why this one could not. It leaves all or nothing."""
-        staged = self._path(update, _STAGED)
-        written: list[tuple[Piece, Path]] = []
-        steps = (
-            lambda: self._prepare(staged),
-            lambda: written.extend((piece, piece.write(self._pieces)) for piece in worker_pieces),
-            lambda: self._write_own_files(staged, learner, with_pieces(worker_part, written)),
-            lambda: self._commit(staged, update, env_steps),
+
+# The files of one checkpoint
+
+
+def _part_name(worker: int, num_workers: int) -> str:
+    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
+
+
+def _file_names(num_workers: int) -> list[str]:
+    """The files that a manifest lists: the learner's, and all workers' parts."""
+    return [LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the arrays and, for the chief to check that all of it arrives, their checksum beside them."""
+    data = encode(arrays)
+    files.write_synced(path, data)
+    files.write_synced(_checksum_path(path), _sha256(data).encode())
+
+
+def _check_in(path: Path) -> dict[str, Any]:
+    """Verifies a staged file against its writer's checksum and returns its entry in the manifest."""
+    try:
+        data, expected = path.read_bytes(), _checksum_path(path).read_text()
+    except FileNotFoundError as error:
+        raise FaultError(f"{path} did not arrive, and all workers must share one disk") from error
+    if _sha256(data) != expected:
+        raise FaultError(f"{path} does not hold what was written to it")
+    _checksum_path(path).unlink()
+    return {"bytes": len(data), "sha256": expected}
+
+
+def _seal(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as JSON with a checksum of its own, so that no flipped bit in it goes unnoticed."""
+    seal = _sha256(json.dumps(manifest, sort_keys=True).encode())
+    return json.dumps({**manifest, "seal": seal}, indent=2, sort_keys=True).encode()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        manifest = json.loads(data)
+        intact = _seal({key: value for key, value in manifest.items() if key != "seal"}) == data
+    except (ValueError, AttributeError):
+        intact = False
+    if not intact:
+        raise FaultError(f"{path.name} is damaged")
+    if manifest["format"] != FORMAT:
+        raise FaultError(
+            f"it has format {manifest['format']}, and this version of tfrl reads format {FORMAT}"
         )
-        for step in steps:
-            failure = None
-            try:
-                step()
-            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
-                failure = error
-            if not self._agree(failure is None):
-                self._discard()
-                return False, failure
-        for piece, path in written:
-            piece.keep(path)
-        return True, None
+    return manifest
 
-    def _prepare(self, staged: Path) -> None:
-        if self._worker != 0:
-            return
-        files.make_folder(self._directory)
-        self._tidy()
-        staged.mkdir()
 
-    def _write_own_files(
-        self, staged: Path, learner: Mapping[str, np.ndarray], worker_part: Mapping[str, np.ndarray]
-    ) -> None:
-        if not staged.is_dir():
-            raise FaultError(
-                f"worker {self._worker} does not see {staged}, and all workers must share one disk"
-            )
-        if self._worker == 0:
-            write_arrays(staged / LEARNER, learner)
-        write_arrays(staged / part_name(self._worker, self._num_workers), worker_part)
+def _read_folder(folder: Path, update: int, *, with_shards: bool) -> Checkpoint:
+    """A verified checkpoint, with its shards or without. Raises FaultError."""
+    try:
+        manifest = _read_manifest(folder / MANIFEST)
+        if manifest["update"] != update:
+            raise FaultError(f"its manifest is of update {manifest['update']}")
+        arrays = []
+        for name in _file_names(manifest["topology"]["num_workers"]):
+            data, entry = (folder / name).read_bytes(), manifest["files"][name]
+            if len(data) != entry["bytes"]:
+                raise FaultError(f"{name} has {len(data)} bytes instead of {entry['bytes']}")
+            if _sha256(data) != entry["sha256"]:
+                raise FaultError(f"{name} does not match its checksum")
+            arrays.append(decode(data))
+        learner, *parts = arrays
+        shards = _find_shards(parts, folder.parent / SHARDS) if with_shards else []
+    except FileNotFoundError as error:
+        raise FaultError(f"{Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
+    return Checkpoint(update, manifest["env_steps"], learner, parts, shards)
 
-    def _commit(self, staged: Path, update: int, env_steps: int) -> None:
-        if self._worker != 0:
-            return
-        manifest = {
-            "format": FORMAT,
-            "update": update,
-            "env_steps": env_steps,
-            "topology": {"num_workers": self._num_workers},
-            "files": {name: check_in(staged / name) for name in file_names(self._num_workers)},
-            "pieces": self._check_in_pieces(staged),
-        }
-        files.write_synced(staged / MANIFEST, seal(manifest))
-        files.sync_folder(staged)
-        final, replaced = self._path(update), self._path(update, _REPLACED)
-        if final.exists():
-            final.rename(replaced)
-        staged.rename(final)
-        files.sync_folder(self._directory)
 
-    def _check_in_pieces(self, staged: Path) -> dict[str, int]:
-        """The sizes in bytes, by file, of all workers' pieces, which all must have arrived."""
-        parts = (part_name(worker, self._num_workers) for worker in range(self._num_workers))
-        entries = [e for part in parts for e in pieces_of(decode((staged / part).read_bytes()))]
-        for each in entries:
-            path = self._pieces / each["file"]
-            if not path.is_file() or path.stat().st_size != each["bytes"]:
-                raise FaultError(f"{path} did not arrive, and all workers must share one disk")
-        return {each["file"]: each["bytes"] for each in entries}
+def _is_whole(folder: Path, update: int) -> bool:
+    """True if all of a checkpoint is there and matches its checksums. Raises OSError."""
+    try:
+        _read_folder(folder, update, with_shards=True)
+    except FaultError:
+        return False
+    return True
 
-    def _prune(self, update: int) -> None:
-        """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
-        if self._worker != 0:
-            return
-        with contextlib.suppress(OSError):
-            self._tidy()
-            folders = self._folders()
-            earlier = [other for other in folders if other <= update]
-            self._drop(folders[other] for other in set(folders) - set(earlier[-self._keep :]))
 
-    def _make_room(self, size: int) -> bool:
-        """Drops the oldest checkpoint if that may help and a newer one is whole: the chief's vote."""
-        if self._worker != 0:
-            return True
-        try:
-            folders = self._folders()
-            newest = next((u for u in reversed(folders) if is_whole(folders[u], u)), -1)
-            older = [folder for update, folder in folders.items() if update < newest]
-            free = shutil.disk_usage(self._directory).free + sum(map(folder_bytes, older))
-            if not older or size > free:  # else all would go in vain
-                return False
-            self._drop(older[:1])
-        except OSError:
-            return False
-        return True
+def _listed_shards(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The entries of a worker's shards in its part: name of the file, size in bytes, what it is about."""
+    return unpack_json(part[SHARDS]) if SHARDS in part else []
 
-    def _drop(self, folders: Iterable[Path]) -> None:
-        for folder in folders:
-            # Renamed first: a half-deleted checkpoint must not look like one.
-            folder.rename(folder.with_suffix(_STAGED))
-        self._tidy()
 
-    def _discard(self) -> None:
-        if self._worker == 0:
-            with contextlib.suppress(OSError):
-                self._tidy()
+def _needed_shards(folder: Path) -> Iterable[str]:
+    """The files of a checkpoint's shards. A damaged checkpoint needs none: it cannot be gone on from.
 
-    def _tidy(self) -> None:
-        """Ends what a killed or failed process left half done: staged and replaced folders."""
-        for path in list(self._directory.iterdir()):
-            if path.suffix == _REPLACED and not path.with_suffix("").exists():
-                path.rename(path.with_suffix(""))
-            elif path.suffix in (_STAGED, _REPLACED):
-                shutil.rmtree(path, ignore_errors=True)
-        try:
-            needed = list(itertools.chain(*map(needed_pieces, self._folders().values())))
-        except OSError:  # then the next save sweeps, which may know
-            return
-        pieces.sweep(self._pieces, needed)
+    Raises OSError where that cannot be told now: a file server that is away comes back.
+    """
+    try:
+        return _read_manifest(folder / MANIFEST)["shards"]
+    except (FileNotFoundError, FaultError):
+        return ()
 
-    def _reason(self, failure: BaseException | None, size: int) -> str:
-        if failure is None:
-            return "another worker could not do its share, and says why in its own output"
-        if not isinstance(failure, OSError):
-            return str(failure) or type(failure).__name__
-        if files.is_full(failure):
-            place = next(path for path in (self._directory, *self._directory.parents) if path.is_dir())
-            free_mb, needed_mb = shutil.disk_usage(place).free / 1e6, size / 1e6
-            return f"the disk of {place} is full ({free_mb:.1f} MB free, about {needed_mb:.1f} MB needed)"
-        return f"cannot write {failure.filename or self._directory} ({files.reason(failure)})"
+
+def _find_shards(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[CheckpointShard]:
+    """The verified shards of all workers, each once. Raises FaultError and OSError."""
+    entries = {each["file"]: each for part in parts for each in _listed_shards(part)}
+    for name, entry in entries.items():
+        digest, size = hashlib.sha256(), 0
+        with (folder / name).open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+        if size != entry["bytes"]:
+            raise FaultError(f"the shard {name} has {size} bytes instead of {entry['bytes']}")
+        if digest.hexdigest() != Path(name).stem:
+            raise FaultError(f"the shard {name} does not match its checksum")
+    return [CheckpointShard(entry["about"], None, folder / name) for name, entry in entries.items()]
+
+
+# Arrays as bytes, and JSON and byte strings as arrays
+
+
+def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The arrays as an uncompressed .npz; unlike `np.savez` it never pickles and takes any name.
+
+    Raises:
+        ValueError: .npz cannot hold an array's type.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            # Objects, and bfloat16, which .npy would store as raw bytes.
+            if array.dtype.kind not in "?biufcSU":
+                raise ValueError(f"the array {name} has the type {array.dtype}, which .npz cannot hold")
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def decode(data: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an .npz by name."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """The size of the arrays in memory, in bytes."""
+    return sum(np.asarray(array).nbytes for array in arrays.values())
+
+
+def pack_json(value: Any) -> np.ndarray:
+    """A JSON value as an array, uint8 [n]."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def unpack_json(array: np.ndarray) -> Any:
+    """The value that `pack_json` packed."""
+    return json.loads(array.tobytes())
+
+
+def pack_bytes(items: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Byte strings as two arrays: all of them in a row, uint8 [n], and their lengths, int64 [len(items)]."""
+    return np.frombuffer(b"".join(items), np.uint8), np.array([len(item) for item in items], np.int64)
+
+
+def unpack_bytes(flat: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    """The byte strings that `pack_bytes` packed."""
+    data, ends = flat.tobytes(), np.cumsum(lengths)
+    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]

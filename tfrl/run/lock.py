@@ -21,8 +21,8 @@ from typing import IO
 
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.streams import tell
-from tfrl.run import files, restart
-from tfrl.run.folder import Settings, check_run, check_run_folder
+from tfrl.run import files
+from tfrl.run.folder import Settings, check_run, check_run_folder, note_restart, remove_run
 from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
@@ -68,8 +68,8 @@ def take_run(
         elif cluster is not None and not cluster.is_chief:
             yield config
         else:
-            config = config if restart.remove(config.run_dir) else check_run(config, read)
-            restart.note(config.run_dir)
+            config = config if remove_run(config.run_dir) else check_run(config, read)
+            note_restart(config.run_dir)
             yield config
 
 

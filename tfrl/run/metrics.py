@@ -1,4 +1,15 @@
-"""Writers of a run's metrics: `progress.csv` and TensorBoard's event file, both against env steps."""
+"""Writers of a run's metrics: `progress.csv` and TensorBoard's event file, both against env steps.
+
+Event files are written with TensorBoard's own protocol buffers rather than with `tf.summary`: no TensorFlow
+op runs for it, a kill loses at most the record being written, and after a failed write (a full disk) the file
+is cut back to its last whole record, where `tf.summary` leaves a torn one that hides everything after it.
+
+A record is its length (8 bytes), a checksum of that (4), an `Event` and a checksum of that (4). An `Event`
+begins with its time, and then, where it is not 0, its step. So much is read of each to find where to cut: the
+videos that they show may be gigabytes.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import csv
@@ -6,14 +17,17 @@ import io
 import math
 import os
 import shlex
+import socket
+import struct
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfrl.run import event_files, files
+from tfrl.run import files
 
 PROGRESS_FILE = "progress.csv"
 VIDEO_STRIDE = 2  # every so many env steps of a video are shown in TensorBoard
@@ -52,18 +66,23 @@ class MetricsWriter:
         last_step = -1 if resume_at is None else resume_at
         with self._going_on():
             _trim_csv(directory / PROGRESS_FILE, last_step)
-        for path in event_files.of_run(directory):
+        for path in event_files(directory):
             with self._going_on():
-                event_files.trim(path, last_step)
+                _trim_events(path, last_step)
         self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
         self._rows = _RecordFile(directory / PROGRESS_FILE, head=_csv_line(self._columns))
-        self._events = _RecordFile(directory / event_files.new_name(), head=event_files.head())
+        self._events = _RecordFile(directory / _new_event_file(), head=_first_record())
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out."""
+        """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out.
+
+        A metric that progress.csv has no column for gets one: its earlier rows are empty there.
+        """
         known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
-        cells = [f"{known[name]:.9g}" if name in known else "" for name in self._columns[1:]]
         with self._going_on():
+            if new := [name for name in values if name not in self._columns[1:]]:
+                self._add_columns(new)
+            cells = [f"{known[name]:.9g}" if name in known else "" for name in self._columns[1:]]
             self._rows.append(_csv_line([str(env_steps), *cells]))
         self.scalars(env_steps, known)
 
@@ -91,9 +110,7 @@ class MetricsWriter:
         curves: Collection[str],
     ) -> None:
         """Tells TensorBoard the hyperparameters, `chosen` ones first, and which `curves` share a chart."""
-        from tfrl.run import tensorboard_layout
-
-        self._add(0, *tensorboard_layout.summaries(settings, chosen, charts, curves, self._directory))
+        self._add(0, *_layout_summaries(settings, chosen, charts, curves, self._directory))
 
     def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
         """Shows the distribution of numbers of any shape."""
@@ -119,7 +136,7 @@ class MetricsWriter:
 
     def event_bytes(self) -> int:
         """The size of the run's event files, earlier processes' too."""
-        return event_files.total_bytes(self._directory)
+        return _event_bytes(self._directory)
 
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
@@ -133,12 +150,23 @@ class MetricsWriter:
         self._rows.close()
         self._events.close()
 
+    def _add_columns(self, names: Sequence[str]) -> None:
+        """Writes progress.csv anew with more columns, whole or not at all. Raises OSError."""
+        path, columns = self._directory / PROGRESS_FILE, [*self._columns, *names]
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = list(csv.reader(file))[1:]
+            empty = [""] * len(names)
+            files.write(path, b"".join(map(_csv_line, [columns, *([*row, *empty] for row in rows)])))
+        self._rows.close()
+        self._columns, self._rows = columns, _RecordFile(path, head=_csv_line(columns))
+
     def _add(self, step: int, *summaries: Any) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         summary = Summary(value=[value for part in summaries for value in part.value])
         with self._going_on():
-            self._events.append(event_files.encode(step=step, summary=summary))
+            self._events.append(_event_record(step=step, summary=summary))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -154,52 +182,18 @@ class MetricsWriter:
 
 
 class NullMetricsWriter:
-    """The writer of the workers that are not the chief: it writes nothing."""
+    """The writer of the workers that are not the chief: it takes the same calls and writes nothing."""
 
-    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        """Does nothing."""
-
-    def describe(self, settings: str) -> None:
-        """Does nothing."""
-
-    def layout(
-        self,
-        settings: Mapping[str, Any],
-        chosen: Collection[str],
-        charts: Mapping[str, Mapping],
-        curves: Collection[str],
-    ) -> None:
-        """Does nothing."""
-
-    def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
-        """Does nothing."""
-
-    def video(self, tag: str, frames: np.ndarray, env_steps: int) -> None:
-        """Does nothing."""
-
-    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Does nothing."""
-
-    @property
-    def has_gap(self) -> bool:
-        """False: nothing is written here."""
-        return False
+    has_gap = False
 
     def event_bytes(self) -> int:
         """Returns 0: nothing is written."""
         return 0
 
-    def flush(self) -> None:
+    def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    def close(self) -> None:
-        """Does nothing."""
+    write = scalars = text = describe = layout = histogram = video = image = flush = close = _skip
 
 
 def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int) -> None:
@@ -216,8 +210,8 @@ def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int) -> 
     Raises:
         OSError: it cannot be written.
     """
-    events = _RecordFile(directory / event_files.new_name(), head=event_files.head())
-    events.append(event_files.encode(step=env_steps, summary=_video_summary(tag, frames)))
+    events = _RecordFile(directory / _new_event_file(), head=_first_record())
+    events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames)))
     events.close()
 
 
@@ -228,16 +222,16 @@ class EventFile:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / event_files.new_name()
+        self._path = directory / _new_event_file()
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         summary = Summary(value=[value for part in _scalar_summaries(values) for value in part.value])
-        events = _RecordFile(self._path, head=event_files.head())
+        events = _RecordFile(self._path, head=_first_record())
         try:
-            events.append(event_files.encode(step=env_steps, summary=summary))
+            events.append(_event_record(step=env_steps, summary=summary))
         finally:
             events.close()
 
@@ -352,3 +346,184 @@ def _trim_csv(path: Path, last_step: int) -> None:
             break
         size += len(row)
     os.truncate(path, size)
+
+
+EVENT_FILES = "events.out.tfevents.*"
+"""Pattern of the names that TensorBoard takes for event files, whoever wrote them."""
+_OWN = ".tfrl"
+_LENGTH = struct.Struct("<Q")
+_DATA = 12  # where a record's data begins
+_FRAME = 16  # bytes of a record beside its data
+_TIME = b"\x09"  # what announces the field, a double
+_STEP = b"\x10"  # the same, a number in groups of 7 bits, the lowest first
+_BEGINNING = _DATA + 1 + 8 + 1 + 10
+
+
+def _new_event_file() -> str:
+    """The name of a file that no other process writes, after those of earlier seconds."""
+    prefix = EVENT_FILES.removesuffix("*")
+    return f"{prefix}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{_OWN}"
+
+
+def event_files(directory: Path) -> list[Path]:
+    """The event files in a run's folder that tfrl wrote: others are not to be touched."""
+    return [path for path in directory.glob(EVENT_FILES) if path.suffix == _OWN]
+
+
+def _event_bytes(directory: Path) -> int:
+    """The size of the run's event files."""
+    total = 0
+    for path in event_files(directory):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _event_record(**fields: Any) -> bytes:
+    """One record: an Event of this moment with the given fields."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    return record.getvalue()
+
+
+def _first_record() -> bytes:
+    """The first record of a file."""
+    return _event_record(file_version="brain.Event:2")
+
+
+def _trim_events(path: Path, last_step: int) -> None:
+    """Cuts a file of this run after its last whole record of at most `last_step`; without any, the file goes.
+
+    Steps only grow within a file. Raises OSError.
+    """
+    with path.open("r+b", buffering=0) as file:
+        descriptor = file.fileno()
+        size, records, end = 0, 0, os.fstat(descriptor).st_size
+        while begin := os.pread(descriptor, _BEGINNING, size):
+            length = _LENGTH.unpack(begin[:8])[0] if len(begin) > _DATA else 0
+            if not 0 < length <= end - size - _FRAME or _step(begin[_DATA:]) > last_step:
+                break
+            size, records = size + length + _FRAME, records + 1
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    if records <= 1:  # the first one shows nothing
+        path.unlink()
+        files.sync_folder(path.parent)
+
+
+def _step(event: bytes) -> int:
+    """The step of an Event, of which at least the beginning is given; 0 where it has none."""
+    if event[:1] != _TIME or event[9:10] != _STEP:
+        return 0
+    step = 0
+    for place, group in enumerate(event[10:20]):
+        step |= (group & 0x7F) << 7 * place
+        if group < 0x80:
+            break
+    return step
+
+
+_CHARTS = {
+    "return": {
+        "raw": ("rollout/episode_return", "eval_train/return", "eval_test/return"),
+        "normalised": (
+            "rollout/normalized_return",
+            "eval_train/normalized_return",
+            "eval_test/normalized_return",
+        ),
+        "train/test gap": ("eval/generalization_gap",),
+    },
+    "episodes": {
+        "mean reward of an env step": ("rollout/mean_reward",),
+        "length": (
+            "rollout/episode_length",
+            "rollout/longest_episode",
+            "eval_train/episode_length",
+            "eval_test/episode_length",
+        ),
+    },
+    "time": {
+        "env steps per second": ("time/env_steps_per_second",),
+        "seconds": ("time/rollout_seconds", "time/update_seconds"),
+    },
+}
+# Whose last points the HParams tab shows beside the settings: those of the evaluation that ends every run.
+_HPARAM_METRICS = (
+    *(
+        f"eval_{level_set}/{name}"
+        for name in ("return", "normalized_return")
+        for level_set in ("test", "train")
+    ),
+    "eval/generalization_gap",
+    "rollout/episode_return",
+)
+
+
+def _layout_summaries(
+    settings: Mapping[str, Any],
+    chosen: Collection[str],
+    charts: Mapping[str, Mapping],
+    curves: Collection[str],
+    run: Path,
+) -> list[Any]:
+    """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
+
+    Args:
+      settings: name to value; None and mappings become text.
+      chosen: names of those that tell this run from others, which come first.
+      charts: the algorithm's own, titles of groups -> titles of charts -> metrics.
+      curves: the metrics that the run has; charts of others are left out.
+      run: its folder.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2, summary
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    categories = [
+        layout_pb2.Category(
+            title=title,
+            chart=[
+                layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=_exactly(tags)))
+                for name, tags in group.items()
+                if not set(curves).isdisjoint(tags)
+            ],
+        )
+        for title, group in {**_CHARTS, **charts}.items()
+    ]
+    categories = [category for category in categories if category.chart]
+    values = {
+        name: str(value) if value is None or isinstance(value, dict) else value
+        for name, value in settings.items()
+    }
+    return [
+        # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
+        Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),
+        _experiment(values, chosen, curves),
+        # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
+        hparams.hparams_pb(values, trial_id=f"{run.resolve().name} in {run.resolve().parent}"),
+    ]
+
+
+def _experiment(names: Collection[str], chosen: Collection[str], curves: Collection[str]) -> Any:
+    """Which hyperparameters and metrics there are: TensorBoard sorts by name, and first what differs."""
+    from tensorboard.plugins.hparams import plugin_data_pb2
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    summary = hparams.hparams_config_pb(
+        hparams=[hparams.HParam(name) for name in names],
+        metrics=[hparams.Metric(tag, display_name=tag) for tag in _HPARAM_METRICS if tag in curves],
+    )
+    plugin = summary.value[0].metadata.plugin_data
+    data = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
+    for info in data.experiment.hparam_infos:
+        info.differs = info.name in chosen
+    plugin.content = data.SerializeToString()
+    return summary
+
+
+def _exactly(tags: tuple[str, ...]) -> list[str]:
+    """Regular expressions, as the plugin wants them."""
+    return [f"^{tag}$" for tag in tags]

@@ -18,12 +18,17 @@ from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.cli.streams import once
 from tfrl.run import files, results
-from tfrl.run.arrays import pack_json, unpack_json
-from tfrl.run.checkpoint import Checkpoint, CheckpointError, CheckpointStore
+from tfrl.run.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointShard,
+    CheckpointStore,
+    pack_json,
+    unpack_json,
+)
 from tfrl.run.console import Console
 from tfrl.run.folder import SETTINGS_FILE
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
-from tfrl.run.pieces import Piece
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
@@ -128,7 +133,12 @@ class Session:
           UserError: there are checkpoints, but none is valid.
           PeerError: some workers see none where others do. To begin with them would overwrite the run.
         """
-        found, skipped = self._find()
+        skipped: list[str] = []
+        try:
+            found = self._store.load(skipped.append, verify_shards=True)
+        except UserError:
+            self._warn(skipped)
+            raise
         mine = -1 if found is None else found.update
         newest = self.of_workers(mine)
         if newest.min() < 0 <= newest.max():
@@ -136,33 +146,20 @@ class Session:
                 f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
                 f"{newest.argmax()} that of {self._step_name} {newest.max()}: all must share one disk"
             )
-        if mine < newest.max():  # others could read what this worker cannot, and did not warn of it
+        # All workers skip the same ones where the files are damaged, and the chief tells that for all.
+        if self.runtime.is_chief or mine < newest.max():
             self._warn(skipped)
         if newest.min() != mine:
-            found = self._store.load(self.console.warn, int(newest.min()), verify_pieces=True)
+            found = self._store.load(self.console.warn, int(newest.min()), verify_shards=True)
         if found is None:
             return None
         self.found = found
         self.progress = unpack_json(found.learner["progress"])
         self.step = self._saved_at = found.update
         self.seconds = self.progress["seconds"]
-        self.started_from = self.progress.get("started_from")
+        self.started_from = self.progress["started_from"]
         self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
-
-    def _find(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that this worker can read, and why it skips others, if it has not told.
-
-        All workers skip the same ones where the files are damaged: the chief tells that for all of them.
-        """
-        skipped: list[str] = []
-        try:
-            warn = self.console.warn if self.runtime.is_chief else skipped.append
-            found = self._store.load(warn, verify_pieces=True)
-        except UserError:
-            self._warn(skipped)
-            raise
-        return found, skipped
 
     def _warn(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:
@@ -193,7 +190,7 @@ class Session:
         learner: Mapping[str, np.ndarray],
         worker_part: Mapping[str, np.ndarray],
         progress: Mapping[str, Any],
-        pieces: Sequence[Piece] = (),
+        shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Saves; a disk that is full costs this checkpoint, not the run.
 
@@ -202,7 +199,7 @@ class Session:
           learner: what is the same on all workers.
           worker_part: what is this worker's own.
           progress: what the trainer's loop needs to go on, as JSON values.
-          pieces: what of this worker's is written once, for this checkpoint and later ones.
+          shards: what of this worker's is written once, for this checkpoint and later ones.
         """
         self.phase("saving")
         self.writer.flush()
@@ -211,7 +208,7 @@ class Session:
         learner = {**learner, "progress": pack_json(clock | {**progress})}
         try:
             dropped = self._store.save(
-                self.step, learner=learner, worker_part=worker_part, env_steps=x, worker_pieces=pieces
+                self.step, learner=learner, worker_part=worker_part, env_steps=x, worker_shards=shards
             )
         except CheckpointError as error:
             self._tell_unsaved(error)

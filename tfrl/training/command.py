@@ -1,26 +1,37 @@
-"""The course of `python -m tfrl.ALGORITHM`, from its arguments to the end of a run."""
+"""The course of `python -m tfrl.ALGORITHM`, from its arguments to the end of a run.
+
+Nothing here imports TensorFlow before all settings are checked: that takes seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from cluster import launch
+from cluster.places import Place, local_places
 from tfrl import config as settings
+from tfrl import remote
 from tfrl.algorithms import ppg
 from tfrl.cli import endings
+from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.config.actors import check_ray, leads
+from tfrl.config.actors import LEARNER, check_ray, leads
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.evaluation import policy_files
 from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
-from tfrl.run import restart, results
+from tfrl.run import results
+from tfrl.run.callbacks import Callback
 from tfrl.run.console import Console
-from tfrl.run.folder import check_run_folder, has_checkpoint
+from tfrl.run.folder import check_restart, check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
-from tfrl.training import finished, learners, start_from
+from tfrl.training import start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -28,7 +39,9 @@ if TYPE_CHECKING:
     from tfrl.training.learner import MakeAgent
 
 
-def run(reader: Reader, agent: MakeAgent, arguments: Sequence[str]) -> int:
+def run(
+    reader: Reader, agent: MakeAgent, arguments: Sequence[str], callbacks: Sequence[Callback] = ()
+) -> int:
     """Trains with the settings of the command line; the exit code.
 
     Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
@@ -38,6 +51,7 @@ def run(reader: Reader, agent: MakeAgent, arguments: Sequence[str]) -> int:
       reader: reads the algorithm's settings.
       agent: the algorithm's class, made of the settings and the runtime.
       arguments: of the command line.
+      callbacks: called by the loop, in this process.
     """
     with endings.before_training():
         config = settings.parse(reader, arguments)
@@ -47,25 +61,26 @@ def run(reader: Reader, agent: MakeAgent, arguments: Sequence[str]) -> int:
         if not evaluates:
             check(config, cluster)
         if cluster is None or cluster.is_chief:
-            restart.check(config, arguments)
+            check_restart(config, arguments)
     if evaluates:
         with quiet_start():
             from tfrl.training import evaluator
         return evaluator.follow(config)
     if leading:
         agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
-        return learners.lead(config, reader.prog.removeprefix("python -m "), agreed)
+        return launch_workers(config, reader.prog.removeprefix("python -m "), agreed)
     with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
         # Several workers find out together, in the trainer: a shared disk may show a file to one first.
-        if cluster is None and (told := finished.complete(config)):
+        if cluster is None and (told := told_complete(config)):
             Console(enabled=True).message(told)
             return 0
         with quiet_start(), held_back():
             import tensorflow  # noqa: F401 - here, where signals wait
 
             from tfrl.training import trainer
-            from tfrl.training.actor_learner import make_learner
-        return trainer.train(config, cluster, lambda c, session: make_learner(c, session, agent))
+        return trainer.train(
+            config, cluster, lambda c, session: trainer.make_learner(c, session, agent), callbacks
+        )
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
@@ -99,3 +114,123 @@ def _check_memory(config: RLSettings, workers: int, here: int) -> None:
     else:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
+
+
+_RESTARTS = 3  # in a row without a new checkpoint
+_RESTART_WAIT = 5.0  # seconds before the first of them
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a failure
+
+
+def launch_workers(config: RLSettings, module: str, arguments: Sequence[str]) -> int:
+    """Trains with --learners, each the same command as a worker of TF_CONFIG; the exit code.
+
+    They are the workers that `cluster.launch` would start, so all that holds of those holds of them. Nothing
+    here imports TensorFlow.
+
+    Args:
+      config: checked settings.
+      module: of the command, tfrl.impala say.
+      arguments: of the command line.
+    """
+    places = _Here(config) if config.ray_address is None else _on_nodes(config)
+    with contextlib.closing(places):
+        return launch.launch(
+            places.find,
+            [sys.executable, "-m", module, *arguments],
+            max_restarts=_RESTARTS,
+            restart_wait=_RESTART_WAIT,
+            grace=_GRACE,
+            called="learner",
+        )
+
+
+class _Here:
+    """Places on this machine, beside a Ray of the run's own where it has actors."""
+
+    def __init__(self, config: RLSettings) -> None:
+        self._config = config
+        self._cluster = None
+
+    def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
+        """The learners' places.
+
+        Raises UserError for too few GPUs, and TrainingError if Ray could not be started.
+        """
+        config, address = self._config, ""
+        if config.actors:
+            from tfrl.remote.cluster import Cluster, store_bytes  # which imports Ray, and may not be there
+
+            if self._cluster is not None and not self._cluster.is_alive():
+                self.close()
+            if self._cluster is None:
+                self._cluster = Cluster(
+                    None, {"--actors": config.actors}, store_bytes(config, config.num_envs)
+                )
+            address = self._cluster.address
+        places = local_places(config.learners, None)
+        marked = ({**place.environment, LEARNER: address} for place in places)
+        return [
+            dataclasses.replace(place, environment=environment)
+            for place, environment in zip(places, marked, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends Ray."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+
+def _on_nodes(config: RLSettings) -> Any:
+    remote.reach_other_machines()
+    from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
+
+    return Nodes(config)
+
+
+def told_complete(config: RLSettings) -> str | None:
+    """The sentence for a run that is complete: its results are of its newest checkpoint. Otherwise None.
+
+    Raises UserError as `check_length` does, and where no checkpoint is valid.
+    """
+    found = policy_files.results_of_newest(config.run_dir)
+    if not results.are_of_all(found, config):
+        return None
+    check_length(config, found["env_steps"])
+    return complete_sentence(config, found["env_steps"], found["episodes"])
+
+
+def check_length(config: RLSettings, env_steps: int) -> None:
+    """Raises UserError where the run is at more env steps than the settings want."""
+    beyond = config.steps_per_update - 1 if config.updates_vary else 0  # how far its end may be
+    if env_steps > config.run_steps + beyond:
+        raise UserError(
+            f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} "
+            "is less; give at least as many to go on with it, or another --run-name."
+        )
+
+
+def complete_sentence(config: RLSettings, env_steps: int, episodes: float, stopped: str | None = None) -> str:
+    """Says that the run is complete after so many env steps and episodes, and how to go on with it.
+
+    `stopped` is why a callback stopped it, None if none did.
+    """
+    if stopped is not None:
+        return f"{config.run_dir} is complete, stopped by a callback ({stopped}); without it, it would go on."
+    return f"{config.run_dir} is complete; {_advice(config, env_steps, episodes)}."
+
+
+def _advice(config: RLSettings, env_steps: int, episodes: float) -> str:
+    if env_steps < config.run_steps:
+        if config.max_episodes is not None and episodes >= config.max_episodes:
+            return "without --max-episodes, or with a higher one, it would go on"
+        open_again = dataclasses.replace(config, solved_at=None)
+        open_again = settings.reader(config.algorithm).complete(open_again)
+        without = "without --solved-at, or " if open_again.solved_at is None else ""
+        return f"{without}with a higher {'one' if without else '--solved-at'}, it would go on"
+    if "total_steps" in config.may_change:
+        return "more --total-steps would go on with it"
+    return (
+        "its learning rate followed --total-steps to its end; another run goes on with its weights by "
+        f"--start-from {config.run_dir}"
+    )

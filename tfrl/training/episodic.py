@@ -13,11 +13,9 @@ from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Observer, Seen
 from tfrl.experience.rollout import Episodes
 from tfrl.run import rng
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training import env_states
-from tfrl.training.learner import LearnerBase, MakeAgent, env_spec, under, with_prefix
-from tfrl.training.trainer import Update
+from tfrl.training.learner import Learner, MakeAgent, Update, env_spec, pack_envs, under, with_prefix
 
 _DRAWN_AT_ONCE = 64  # steps of an env's random numbers
 _COLLECTING = 0.9  # of an update's time, for the terminal
@@ -50,8 +48,8 @@ class Observers(Protocol):
         """Stops the envs, and their processes."""
 
 
-class EpisodicLearner(LearnerBase):
-    """Learns from an episode of every env at a time; follows `tfrl.training.trainer.Learner`.
+class EpisodicLearner(Learner):
+    """Learns from an episode of every env at a time.
 
     Args:
       config: the settings of REINFORCE.
@@ -155,20 +153,17 @@ class EpisodicLearner(LearnerBase):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The agent's, the episodes', and the envs'."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        return state | {"env_steps": np.array(self._env_steps)}, env_states.pack(self.observers)
-
-    def pieces(self) -> Sequence[Piece]:
-        """None: all of the state changes with every update."""
-        return ()
+        return state | {"env_steps": np.array(self._env_steps)}, pack_envs(self.observers)
 
     def set_state(
         self,
         state: Mapping[str, np.ndarray],
         parts: Sequence[Mapping[str, np.ndarray]],
-        pieces: Sequence[Piece] = (),
+        shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Continues from what `get_state` gave. Raises UserError as all learners' do."""
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._env_steps = int(state["env_steps"])
-        self._restore_envs(self.observers, parts)
+        if (begun := self._restore_envs(self.observers, parts)) is not None:
+            self._forget(begun)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tfrl.algorithms.replay import ReplayAgent
 from tfrl.envs import registry
-from tfrl.envs.spec import Step
+from tfrl.envs.spec import ActionSpec, Step, VecEnv
+from tfrl.experience import exploration
+from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.replay import Replay
+from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
 from tfrl.run.session import Session
-from tfrl.training import env_states
-from tfrl.training.iteration import Iteration, Pauses, is_in
-from tfrl.training.learner import LearnerBase, MakeAgent, under, with_prefix
-from tfrl.training.playing import PlayedAhead, PlayedInTurn, Playing
-from tfrl.training.trainer import Update
+from tfrl.run.stop import StopRequest, stop_code
+from tfrl.training.learner import (
+    Learner,
+    MakeAgent,
+    Update,
+    env_spec,
+    pack_envs,
+    shown_envs,
+    under,
+    with_prefix,
+)
+from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
+from tfrl.workers.strategy import Runtime
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -29,8 +44,8 @@ _COLUMNS = (
 _ITERATION, _REST = "iteration/", "rest/"  # prefixes in a worker's part of a checkpoint
 
 
-class OffPolicyLearner(LearnerBase):
-    """One worker's share of the envs and of the replay; follows `tfrl.training.trainer.Learner`.
+class OffPolicyLearner(Learner):
+    """One worker's share of the envs and of the replay.
 
     An update is an iteration of --iteration-steps env steps, in which actions and gradient steps take turns.
     It may pause between two turns, to be saved or stopped, and goes on from there, bit for bit.
@@ -43,7 +58,7 @@ class OffPolicyLearner(LearnerBase):
 
     def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
-        self.envs: Playing = (PlayedAhead if config.is_ahead else PlayedInTurn)(config, session)
+        self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
         self.columns = (*_COLUMNS, *self.envs.columns)
         observation, action = registry.specs(config)
         self.replay = Replay(
@@ -162,16 +177,12 @@ class OffPolicyLearner(LearnerBase):
             self._taken += count
             clock["learning"] += learned - sampled
             clock["replay"] += sampled - began + time.perf_counter() - learned
-            self._note_first_learning(env_steps)
+            if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
+                self._has_learned = True
+                self._pauses.forget_pace()
+                session.console.forget_pace(env_steps)
         session.watchdog.beat()
         session.console.advance_to(env_steps)
-
-    def _note_first_learning(self, env_steps: int) -> None:
-        """After random steps, of which there may be thousands a second, turns may take seconds each."""
-        if not self._has_learned:
-            self._has_learned = True
-            self._pauses.forget_pace()
-            self._session.console.forget_pace(env_steps)
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
@@ -197,30 +208,30 @@ class OffPolicyLearner(LearnerBase):
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are the same on all workers; this worker's envs and replay, without the pieces."""
+        """The arrays that are the same on all workers; this worker's envs and replay, without the shards."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
         iteration, step = self._iteration, self._session.step
         if not self.steps_within:  # broken off while its first steps were waited for
             iteration = None
         state |= self.envs.get_weights(step, within=iteration is not None) | {"taken": np.array(self._taken)}
-        part = env_states.pack(self.envs) | with_prefix("replay/", self.replay.get_state())
+        part = pack_envs(self.envs) | with_prefix("replay/", self.replay.get_state())
         if iteration is not None:
             state |= iteration.get_state()
             part |= with_prefix(_ITERATION, iteration.get_part())
             part |= with_prefix(_REST, self.envs.get_rest())
         return state, part
 
-    def pieces(self) -> Sequence[Piece]:
+    def shards(self) -> Sequence[CheckpointShard]:
         """The replay's transitions."""
-        return self.replay.pieces()
+        return self.replay.shards()
 
     def set_state(
         self,
         state: Mapping[str, np.ndarray],
         parts: Sequence[Mapping[str, np.ndarray]],
-        pieces: Sequence[Piece] = (),
+        shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` and `pieces` gave on all workers, be they more or fewer now.
+        """Continues from what `get_state` and `shards` gave on all workers, be they more or fewer now.
 
         Raises UserError on all workers if the network is another one, or if envs then show something else
         than they did.
@@ -229,15 +240,15 @@ class OffPolicyLearner(LearnerBase):
         self._episodes.set_state(under("episodes/", state))
         self._taken = int(state["taken"])
         self.envs.set_weights(state)
-        begun = env_states.restore(self.envs, parts, self._config, self._session)
-        self.replay.set_state(_of_envs("replay/", parts), pieces)
+        begun = self._restore_envs(self.envs, parts)
+        self.replay.set_state(_of_envs("replay/", parts), shards)
         self._iteration = self._steps = self._cut_at_end = None
         if is_in(state):  # else the checkpoint was made between two
             self._iteration = self._new_iteration()
             self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
             self.envs.set_rest(_of_envs(_REST, parts))
         else:
-            self.replay.stand_at(*env_states.shown(parts, self.envs.indices))
+            self.replay.set_current(*shown_envs(parts, self.envs.indices))
         if begun is not None:
             self._cut_off(begun)
 
@@ -258,3 +269,305 @@ class OffPolicyLearner(LearnerBase):
 def _of_envs(prefix: str, parts: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
     """The arrays of each worker's part that are under a prefix, with the `indices` of its envs."""
     return [{**under(prefix, part), "indices": part["indices"]} for part in parts]
+
+
+_STATE = "iteration"
+_BY_ENV = ("rewards", "first", "actions")
+_NUMBERS = ("done", "counted", "taken", "seconds", "clock", "sums")
+POLL_SECONDS = 1.0  # seconds between two looks at the clock and at whether to stop, of all workers together
+PAUSE_AFTER = 30.0  # seconds after which an iteration pauses
+
+
+class Iteration:
+    """The steps and sums of an iteration so far.
+
+    Args:
+      num_steps: T, steps of each env in the whole iteration.
+      envs: B, of this worker.
+      action: their action space.
+      taken: gradient steps before it.
+
+    Attributes:
+      done: steps of each env so far; counted: those whose episodes are counted already, as some were cut off.
+      rewards: float32 [T, B]; first: bool [T, B]; actions: [T, B, *shape]. All but `done` rows are zero.
+      taken: as given.
+      clock: seconds of each kind of work; sums: of the metrics of all gradient steps so far, by name.
+      seconds: that it took so far, in all processes of the run.
+    """
+
+    def __init__(self, num_steps: int, envs: int, action: ActionSpec, taken: int) -> None:
+        self.done, self.counted, self.taken, self.seconds = 0, 0, taken, 0.0
+        self.rewards = np.zeros((num_steps, envs), np.float32)
+        self.first = np.zeros((num_steps, envs), bool)
+        self.actions = np.zeros((num_steps, envs, *action.shape), action.dtype)
+        self.clock, self.sums = Counter(), Counter()
+
+    def add(self, actions: np.ndarray, step: Step) -> None:
+        """Takes actions [B, *shape] and what they led to."""
+        t, self.done = self.done, self.done + 1
+        self.actions[t], self.rewards[t], self.first[t] = actions, step.reward, step.first
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """The numbers that are the same on all workers."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {_STATE: pack_json(numbers)}
+
+    def get_part(self) -> dict[str, np.ndarray]:
+        """The steps of this worker's envs."""
+        return {name: getattr(self, name)[: self.done] for name in _BY_ENV}
+
+    def set_state(
+        self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]
+    ) -> None:
+        """Continues from `get_state`, and `get_part` of all workers, with the `indices` of their envs.
+
+        `envs` are the global indices of this worker's envs now.
+        """
+        numbers = unpack_json(state[_STATE])
+        for name in ("done", "counted", "taken", "seconds"):
+            setattr(self, name, numbers[name])
+        self.clock, self.sums = Counter(numbers["clock"]), Counter(numbers["sums"])
+        for name in _BY_ENV:
+            getattr(self, name)[: self.done] = columns(parts, name, envs)
+
+
+def is_in(state: Mapping[str, np.ndarray]) -> bool:
+    """True if a checkpoint was made within an iteration."""
+    return _STATE in state
+
+
+def columns(parts: Sequence[Mapping[str, np.ndarray]], name: str, envs: Sequence[int]) -> np.ndarray:
+    """The array [T, B, ...] of some global envs, of those that all workers saved with their `indices`."""
+    saved = {int(i): (part, k) for part in parts for k, i in enumerate(part["indices"])}
+    return np.stack([part[name][:, k] for part, k in (saved[i] for i in envs)], axis=1)
+
+
+_ROUND = ("observations", "actions", "rewards", "first", "truncated")
+
+
+def pack_round(rollout: Rollout) -> dict[str, np.ndarray]:
+    """A round of one replica as arrays, [T, B, ...] or [T + 1, B, ...] each."""
+    finals = sorted(rollout.final_observations.items())
+    return {name: getattr(rollout, name)[0] for name in _ROUND} | {
+        "final_at": np.array([place for place, _ in finals], np.int64).reshape(-1, 3),
+        "finals": np.array([final for _, final in finals], rollout.observations.dtype),
+        "times": np.array([rollout.seconds, rollout.idle_seconds, rollout.version]),
+    }
+
+
+def join_rounds(parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]) -> Rollout:
+    """The round of some global envs, of those that all workers packed, with the `indices` of their envs."""
+    arrays = {name: columns(parts, name, envs)[None] for name in _ROUND}
+    finals = {}
+    for part in parts:
+        for (_, t, b), final in zip(part["final_at"].tolist(), part["finals"], strict=True):
+            if part["indices"][b] in envs:
+                finals[0, t, list(envs).index(part["indices"][b])] = final
+    seconds, idle, version = parts[0]["times"].tolist()
+    times = {"seconds": seconds, "idle_seconds": idle, "version": version}
+    return Rollout(**arrays, extras={}, final_observations=finals, **times)
+
+
+class Pauses:
+    """Tells after which turns of collecting and learning all workers pause, so that the run may be saved.
+
+    They look at clocks and stop requests together, at turns that follow from what they saw together before:
+    about once a second, because a look is a collective. A part of an iteration is as long as it happens to
+    be: what is learned does not depend on it.
+
+    Args:
+      runtime: this worker's place among others.
+      stop: this worker's.
+    """
+
+    def __init__(self, runtime: Runtime, stop: StopRequest) -> None:
+        self._runtime, self._stop = runtime, stop
+        self._began = self._looked = time.perf_counter()
+        self.forget_pace()
+
+    def forget_pace(self) -> None:
+        """Looks after the next turn: those to come may take far longer. Call it on all workers."""
+        self._stride = self._left = 1
+
+    def begin(self) -> None:
+        """Notes that a part begins."""
+        self._began = self._looked = time.perf_counter()
+
+    def after_turn(self) -> bool:
+        """True if it is time to pause, or a worker was told to stop; the same on all workers."""
+        self._left -= 1
+        if self._left:
+            return False
+        now = time.perf_counter()
+        mine = np.array([now - self._looked, now - self._began, *self._stop.votes()], np.float64)
+        found = self._runtime.sum_over_workers(mine)
+        since, part = found[:2] / self._runtime.num_workers
+        # At the most twice as far as before: a turn may take longer than those that were measured.
+        fits = int(self._stride * POLL_SECONDS / max(since, 1e-6))
+        self._stride = self._left = max(1, min(fits, 2 * self._stride))
+        self._looked = now
+        return part > PAUSE_AFTER or stop_code(found[2:]) is not None
+
+
+class EnvSource:
+    """This worker's slice of the global envs, as a learner with replay has it; also a `learner.Envs`.
+
+    This is the part of envs that are stepped one step at a time, by the agent's weights of now.
+
+    Attributes:
+      indices: the global indices of the envs.
+      columns: the names of `metrics`.
+    """
+
+    indices: list[int]
+    columns: tuple[str, ...] = ()
+    _envs: VecEnv | PrefetchCollector
+
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions [B, *shape] and what they led to, of one step after the other of an iteration.
+
+        The replay is first shown where the envs stand; what follows is for the caller to put there. `begin`
+        is not 0 where the run goes on within an iteration, after so many steps of it.
+        """
+        raise NotImplementedError
+
+    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
+        """Shares of an iteration of `seconds`."""
+        return {}
+
+    @property
+    def exact_state(self) -> bool:
+        """True where a state that is put back goes on exactly."""
+        return self._envs.exact_state
+
+    def get_state(self) -> EnvStates:
+        """The envs' state after the last step that was played."""
+        raise NotImplementedError
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        raise NotImplementedError
+
+    def get_rest(self) -> dict[str, np.ndarray]:
+        """The steps that were played of the present iteration, if not all are given yet; this worker's."""
+        return {}
+
+    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
+
+    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
+        """The older weights that steps to come are acted by, after so many iterations or within one."""
+        return {}
+
+    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from what `get_weights` gave, among other arrays."""
+
+    def close(self) -> None:
+        """Stops the envs."""
+        self._envs.close()
+
+
+class SyncEnvs(EnvSource):
+    """Envs that the agent acts in by its weights of now."""
+
+    def __init__(self, config: Any, session: Session) -> None:
+        self._config = config
+        self.indices = list(session.runtime.local_envs(config.num_envs))
+        self._envs = registry.make(env_spec(config), self.indices)
+        self._correlated = exploration.correlated_noise(config, len(self.indices))
+
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions and what they led to: each is chosen as it is asked for."""
+        config = self._config
+        sizes = (iteration, self.indices, config.steps_per_env)
+        noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
+        random = exploration.first_actions(config, iteration, self.indices)
+        step = self._envs.observe()
+        replay.show(step)
+        for t in range(begin, config.steps_per_env):
+            if self._correlated is not None:
+                noise[t] = self._correlated.next(noise[t], step.first)
+            if exploration.is_random(config, iteration, t):
+                actions = random[t]
+            else:
+                env_steps = exploration.env_steps(config, iteration, t)
+                actions = agent.act(step.observation, noise[t], env_steps)
+            self._envs.act(actions)
+            step = self._envs.observe()
+            yield actions, step
+
+    def get_state(self) -> EnvStates:
+        """The envs' present state."""
+        step = self._envs.observe()
+        states = self._envs.get_state()
+        if self._correlated is not None:
+            states = self._correlated.add_to(states)
+        return EnvStates(self.indices, states, step.observation, step.first)
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        mine = [states[i] for i in self.indices]
+        self._envs.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
+
+
+class PrefetchedEnvs(EnvSource):
+    """Envs whose rounds are acted by older weights, in a thread or on Ray."""
+
+    columns = COLUMNS
+
+    def __init__(self, config: Any, session: Session) -> None:
+        indices = session.runtime.local_envs(config.num_envs)
+        sizes = {"replicas": 1, "num_steps": config.steps_per_env, "rollouts": config.rollouts_held}
+        sizes["correlated"] = functools.partial(exploration.correlated_noise, config)
+        self._envs = make_prefetch_collector(
+            config, session, replicas=1, make=lambda: Collector(env_spec(config), indices, **sizes)
+        )
+        self.indices = self._envs.indices
+        self._prefetch = Prefetch(config, self._envs)
+        self._rollout: Rollout | None = None
+
+    def steps(
+        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
+        if begin:
+            rollout = self._rollout
+            replay.set_current(rollout.observations[0, begin], rollout.first[0, begin - 1])
+        else:
+            self._rollout = self._prefetch.take(iteration, agent.get_weights())
+            at = self._envs.began
+            order = [at.indices.index(i) for i in self.indices]
+            replay.resume_round(at.observations[order], at.first[order])
+        yield from itertools.islice(self._rollout.steps(), begin, None)
+
+    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
+        """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
+        return self._prefetch.metrics(iteration, self._rollout, seconds)
+
+    def get_state(self) -> EnvStates:
+        """The envs' state after the last round that was taken."""
+        return self._envs.get_state()
+
+    def set_state(self, states: dict[int, bytes]) -> None:
+        """Continues from states by global env index."""
+        self._envs.set_state(states)
+
+    def get_rest(self) -> dict[str, np.ndarray]:
+        """The round: the envs stand after it already."""
+        return pack_round(self._rollout)
+
+    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
+        self._rollout = join_rounds(parts, self.indices)
+
+    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
+        """The older weights that rounds to come are acted by, after so many iterations or within one."""
+        return self._prefetch.get_state(iteration, within=within)
+
+    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from what `get_weights` gave, among other arrays."""
+        self._prefetch.set_state(state)

@@ -1,4 +1,4 @@
-"""Algorithms that learn from each rollout as it comes: collect, learn, and the running statistics of both."""
+"""Algorithms that learn from each rollout as it comes. Rollouts may be prefetched while they learn."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, e
 from tfrl.experience.rollout import Rollout, too_large
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training import env_states
-from tfrl.training.learner import LearnerBase, MakeAgent, env_spec, under, with_prefix
-from tfrl.training.trainer import Update
+from tfrl.training.learner import Learner, MakeAgent, Update, env_spec, pack_envs, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
 from tfrl.workers.strategy import Runtime
 
 # The part of an update's time that collecting takes: an eighth with the default network and settings.
 _COLLECTING = 1 / 8
 
 
-class OnPolicyLearner(LearnerBase):
-    """One worker's share of the envs, and its replicas of the agent; follows `tfrl.training.trainer.Learner`.
+class OnPolicyLearner(Learner):
+    """One worker's share of the envs, and its replicas of the agent.
 
     Args:
       config: the settings, with the sections Task and Hardware and the algorithm's own.
@@ -182,17 +181,13 @@ class OnPolicyLearner(LearnerBase):
         state |= with_prefix("episodes/", self._episodes.get_state())
         if self._observations is not None:
             state |= with_prefix("observations/", self._observations.get_state())
-        return state, env_states.pack(self.collector)
-
-    def pieces(self) -> Sequence[Piece]:
-        """Returns no pieces: all of the state changes with every update."""
-        return ()
+        return state, pack_envs(self.collector)
 
     def set_state(
         self,
         state: Mapping[str, np.ndarray],
         parts: Sequence[Mapping[str, np.ndarray]],
-        pieces: Sequence[Piece] = (),
+        shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
 
@@ -204,11 +199,63 @@ class OnPolicyLearner(LearnerBase):
         self._episodes.set_state(under("episodes/", state))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state))
-        self._restore_envs(self.collector, parts)
+        if (begun := self._restore_envs(self.collector, parts)) is not None:
+            self._forget(begun)
 
     def _forget(self, envs: np.ndarray) -> None:
         super()._forget(envs)
         self._rewards.forget(envs)
+
+
+class PrefetchingLearner(OnPolicyLearner):
+    """Learns from rollouts that are `lag` updates behind.
+
+    Args:
+      config: the settings, with the sections Ahead and Actors.
+      session: this process's part of the run.
+      make_agent: makes the agent from the settings and the runtime.
+    """
+
+    columns = (*OnPolicyLearner.columns, *COLUMNS)
+    collector: PrefetchCollector
+
+    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+        super().__init__(config, session, make_agent)
+        self._prefetch = Prefetch(config, self.collector)
+
+    def _make_collector(self) -> PrefetchCollector:
+        config, runtime = self._config, self._runtime
+        make = {"replicas": runtime.local_replicas, "make": lambda: make_collector(config, runtime)}
+        return make_prefetch_collector(config, self._session, **make)
+
+    def collect(self) -> Rollout:
+        """The rollout of this update, with normalised rewards; the actors go on by the weights of now."""
+        self._session.phase("collecting")
+        rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
+        self._take_in_rewards(rollout)
+        return rollout
+
+    def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
+        """How learner and actors, side by side, spent an update that took the learner `seconds`."""
+        times = {"time/update_seconds": seconds - self._prefetch.waited}
+        return times | self._prefetch.metrics(self._session.step, rollout, seconds)
+
+    # State
+
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The arrays that are the same on all workers, older weights among them, and this worker's envs."""
+        state, part = super().get_state()
+        return state | self._prefetch.get_state(self._session.step), part
+
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        shards: Sequence[CheckpointShard] = (),
+    ) -> None:
+        """Continues from what `get_state` gave. Raises UserError as `OnPolicyLearner`'s does."""
+        super().set_state(state, parts, shards)
+        self._prefetch.set_state(state)
 
 
 def random_observations(config: Any, steps: int) -> np.ndarray:

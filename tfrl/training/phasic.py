@@ -17,18 +17,17 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.phase import PhaseFiles, check_disk
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.arrays import num_bytes, pack_json, unpack_json
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointShard, num_bytes, pack_json, unpack_json
 from tfrl.run.session import Session
+from tfrl.training.learner import Update
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
-from tfrl.training.trainer import Update
 
 _STATE = "phase"
 _NO_SUMS = [0.0] * len(AUXILIARY)
 
 
 class PhasicLearner(OnPolicyLearner):
-    """Follows `tfrl.training.trainer.Learner`; arguments are those of `OnPolicyLearner`."""
+    """Updates of PPO and auxiliary phases; the arguments are those of `OnPolicyLearner`."""
 
     def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
@@ -245,14 +244,14 @@ class PhasicLearner(OnPolicyLearner):
         self,
         state: Mapping[str, np.ndarray],
         parts: Sequence[Mapping[str, np.ndarray]],
-        pieces: Sequence[Piece] = (),
+        shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Continues from what `get_state` gave, with the rollouts of the phase, which must be there.
 
         Files that this checkpoint knows nothing of go: they will be written anew, by other workers perhaps.
         Raises UserError as `OnPolicyLearner.set_state`, and on all workers where rollouts are missing.
         """
-        super().set_state(state, parts, pieces)
+        super().set_state(state, parts, shards)
         phase = unpack_json(state[_STATE])
         self._held = None if phase["held"] is None else Update(**phase["held"])
         self._parts_done, self._sums = phase["parts_done"], phase["sums"]

@@ -24,18 +24,20 @@ from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates,
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.learner import env_spec
-from tfrl.training.trainer import WAITS
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
 _LOOK_EVERY = 0.2  # seconds between two looks at an actor that is waited for
 
+WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
+"""The metrics that say how learner and actors, side by side, waited for each other."""
+
 COLUMNS = (*WAITS, "train/lag")
-"""The names in `Ahead.metrics`, in the order of progress.csv."""
+"""The names in `Prefetch.metrics`, in the order of progress.csv."""
 
 
-class AheadCollector(Protocol):
+class PrefetchCollector(Protocol):
     """This worker's envs, which make the rollouts that were begun one after another.
 
     Attributes:
@@ -74,7 +76,7 @@ class AheadCollector(Protocol):
 
 
 class ThreadCollector:
-    """Steps the envs in a thread of this process; follows `AheadCollector`.
+    """Steps the envs in a thread of this process; follows `PrefetchCollector`.
 
     Args:
       config: the settings.
@@ -158,9 +160,9 @@ class _ClosedError(Exception):
     """The rollout is not wanted any more."""
 
 
-def make_ahead_collector(
+def make_prefetch_collector(
     config: Any, session: Session, *, replicas: int, make: Callable[[], Collector]
-) -> AheadCollector:
+) -> PrefetchCollector:
     """This worker's envs, in a thread or, as the settings say, on Ray.
 
     Args:
@@ -182,7 +184,7 @@ def make_ahead_collector(
     return RayCollector(config, env_spec(config), **mine, precision=runtime.precision, **hooks)
 
 
-class Ahead:
+class Prefetch:
     """The order of rollouts and of the weights that act them, and what of it a checkpoint needs.
 
     Args:
@@ -190,7 +192,7 @@ class Ahead:
       collector: the envs.
     """
 
-    def __init__(self, config: Any, collector: AheadCollector) -> None:
+    def __init__(self, config: Any, collector: PrefetchCollector) -> None:
         self._lag, self._free, self._updates = config.lag, config.free_running, config.num_updates
         self._collector = collector
         self._weights: dict[int, Weights] = {}  # by the number of updates behind them

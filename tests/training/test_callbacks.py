@@ -27,10 +27,11 @@ from tfrl.evaluation.levels import evaluation_results, level_spec
 from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results
+from tfrl.run.callbacks import Callback
 from tfrl.run.metrics import MetricsWriter
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
-from tfrl.training import periodic, summary
+from tfrl.training import callbacks, summary
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -83,7 +84,7 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
     player = UniformPolicy(registry.specs(config)[1])
-    found = periodic.Periodic(config, learner(config).session).evaluate(player, 0)
+    found = callbacks.Evaluation(config, learner(config).session).evaluate(player, 0)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
     gap = evaluation_results(config, found)["generalization_gap"]
     assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)
@@ -101,7 +102,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
         paddle = observations[:, -1, :, 0].argmax(axis=1)
         return (np.sign(column - paddle) + 1).astype(np.int32)
 
-    found = periodic.Periodic(config, learner(config).session).evaluate(Acting(towards), 0)
+    found = callbacks.Evaluation(config, learner(config).session).evaluate(Acting(towards), 0)
     assert found["eval_train/return"] == 1.0
     unseen = play(Acting(towards), level_spec(config, "test", 32), range(32), episodes_each=1)
     assert found["eval_test/return"] == unseen.returns.mean() < 0
@@ -111,7 +112,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
 def test_an_evaluation_keeps_few_frames(small, learner):
     """16 envs that never end an episode show 200 MB in 1000 steps; a video of one is the first 300."""
     config = small(env="coinrun", num_levels=200, eval_episodes=16)
-    evaluation = periodic.Periodic(config, learner(config).session)
+    evaluation = callbacks.Evaluation(config, learner(config).session)
 
     def still(observations, uniforms):
         return np.full(len(observations), 4, np.int32)
@@ -153,7 +154,7 @@ def test_drawing_vector_envs_costs_a_run_no_more_than_it_may(small, learner, mon
     """However slow it is, and not once more where it cannot be done; envs that OpenGL draws are never."""
     config = small(env="CartPole-v1", torso="mlp", eval_episodes=2)
     session = learner(small()).session
-    evaluation = periodic.Periodic(config, session)
+    evaluation = callbacks.Evaluation(config, session)
     played = []
 
     def play_slowly(*_, broken_off, **__):
@@ -161,7 +162,7 @@ def test_drawing_vector_envs_costs_a_run_no_more_than_it_may(small, learner, mon
         while not broken_off():
             time.sleep(0.01)
 
-    monkeypatch.setattr(periodic, "play", play_slowly)
+    monkeypatch.setattr(callbacks, "play", play_slowly)
     began = time.monotonic()
     for _ in range(5):
         evaluation._draw_episode(None, 0)
@@ -170,11 +171,11 @@ def test_drawing_vector_envs_costs_a_run_no_more_than_it_may(small, learner, mon
     def refuse(*_, **__):
         raise UserError("no pygame")
 
-    monkeypatch.setattr(periodic, "play", refuse)
-    evaluation = periodic.Periodic(config, session)
+    monkeypatch.setattr(callbacks, "play", refuse)
+    evaluation = callbacks.Evaluation(config, session)
     evaluation._draw_episode(None, 0)
     assert not evaluation._draws
-    assert not periodic.Periodic(small(env="InvertedDoublePendulum-v5"), session)._draws
+    assert not callbacks.Evaluation(small(env="InvertedDoublePendulum-v5"), session)._draws
 
 
 def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learner, tmp_path, monkeypatch):
@@ -183,8 +184,8 @@ def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learne
     session = learner(config).session
     session.writer = MetricsWriter(tmp_path, ["a"], resume_at=None, warn=pytest.fail)
     noise = np.random.default_rng(0).integers(0, 256, (8, 64, 64, 3), np.uint8)
-    evaluation = periodic.Periodic(config, session)
-    monkeypatch.setattr(periodic, "play", lambda *_, on_frame, **__: (on_frame(noise[0]), played)[1])
+    evaluation = callbacks.Evaluation(config, session)
+    monkeypatch.setattr(callbacks, "play", lambda *_, on_frame, **__: (on_frame(noise[0]), played)[1])
     played = Episodes(*np.zeros((3, 1, 1)))
     shown, real = [], session.writer.video
 
@@ -207,7 +208,7 @@ def test_without_a_budget_there_are_no_videos_in_tensorboard(small, learner):
     config = small(eval_episodes=2, event_megabytes=0)
     session = learner(config).session
     session.writer.video = None
-    periodic.Periodic(config, session).evaluate(Acting(still), config.total_steps)
+    callbacks.Evaluation(config, session).evaluate(Acting(still), config.total_steps)
 
 
 @needs_browser
@@ -262,7 +263,7 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
         raise Stopped(0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(periodic.Periodic, "evaluate", stop)
+        patch.setattr(callbacks.Evaluation, "evaluate", stop)
         assert train(config) == 0
     config = dataclasses.replace(config, eval_every=0)
     with monkeypatch.context() as patch:
@@ -282,7 +283,7 @@ def test_an_evaluation_by_env_steps_that_was_stopped_is_done_on_resume(small, tm
         raise Stopped(0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(periodic.Periodic, "evaluate", stop)
+        patch.setattr(callbacks.Evaluation, "evaluate", stop)
         assert train(config) == 0
     assert train(config) == 0
     steps, _ = runs.load(config.run_dir).evaluations("test")
@@ -299,3 +300,88 @@ def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_
 def test_commands_to_type_next_are_what_a_shell_takes(small):
     config = small(logdir="my logs")
     assert summary.folder(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}
+
+
+class Noting(Callback):
+    """Notes its calls, adds a metric that changes with its state, and may end the run."""
+
+    def __init__(self, stop_at=None):
+        self.stop_at, self.calls, self.seen = stop_at, [], np.zeros(2)
+
+    def on_start(self, run):
+        self.calls.append(("start", run.env_steps))
+
+    def on_update(self, run, metrics):
+        self.calls.append(("update", run.env_steps))
+        self.seen[0] += metrics["train/policy_loss"]
+        metrics["own/sum"] = self.seen[0]
+        if run.env_steps == self.stop_at:
+            run.stop("it is enough")
+
+    def on_evaluation(self, run, evaluation):
+        self.calls.append(("evaluation", run.env_steps))
+        self.seen[1] += evaluation["eval_test/return"]
+
+    def on_end(self, run, results):
+        self.calls.append(("end", results["env_steps"]))
+
+    def get_state(self):
+        return {"seen": self.seen.copy(), "note": [1, "two"]}
+
+    def set_state(self, state):
+        assert state["note"] == [1, "two"]
+        self.seen = state["seen"].copy()
+
+
+def test_a_callback_is_called_in_order_and_its_metrics_are_written(small, tmp_path):
+    config = small(logdir=str(tmp_path), total_steps=384, eval_every=2, eval_episodes=2)
+    noting = Noting()
+    assert train(config, callbacks=[noting]) == 0
+    before = [("start", 0), ("update", 128), ("evaluation", 256), ("update", 256)]
+    assert noting.calls == [*before, ("evaluation", 384), ("update", 384), ("end", 384)]
+    progress = runs.load(config.run_dir).progress
+    np.testing.assert_allclose(progress["own/sum"], np.cumsum(progress["train/policy_loss"]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("killed_in", ["evaluation", "update"])
+def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, tmp_path, killed_in):
+    flags = {"total_steps": 384, "eval_every": 2, "eval_episodes": 2, "checkpoint_every": 2}
+    whole = small(logdir=str(tmp_path / "whole"), **flags)
+    expected = Noting()
+    assert train(whole, callbacks=[expected]) == 0
+
+    class Killed(Noting):
+        def on_update(self, run, metrics):
+            super().on_update(run, metrics)
+            if killed_in == "update" and run.env_steps == 384:
+                raise KeyboardInterrupt
+
+        def on_evaluation(self, run, evaluation):
+            super().on_evaluation(run, evaluation)
+            if killed_in == "evaluation":
+                raise KeyboardInterrupt
+
+    Killed.__name__ = Noting.__name__  # a checkpoint has the state by the name of the class
+    config = small(logdir=str(tmp_path / "killed"), **flags)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, callbacks=[Killed()])
+    found = Noting()
+    assert train(config, callbacks=[found]) == 0
+    np.testing.assert_array_equal(found.seen, expected.seen)
+    a, b = (runs.load(c.run_dir).progress["own/sum"] for c in (whole, config))
+    np.testing.assert_array_equal(a, b)
+    assert results.read(config.run_dir)["weights_sha256"] == results.read(whole.run_dir)["weights_sha256"]
+
+
+def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
+    config = small(logdir=str(tmp_path), total_steps=1024, eval_every=2, eval_episodes=2)
+    assert train(config, callbacks=[Noting(stop_at=256)]) == 0
+    found = results.read(config.run_dir)
+    assert found["env_steps"] == 256 and found["stopped"] == "it is enough" and found["eval"]
+    assert "Ended after 256 env steps: it is enough." in capfd.readouterr().out
+    again = Noting()
+    assert train(config, callbacks=[again]) == 0
+    assert "is complete, stopped by a callback (it is enough)" in capfd.readouterr().out
+    assert not again.calls
+    assert train(config) == 0, "without the callback it goes on"
+    assert results.read(config.run_dir)["env_steps"] == 1024

@@ -8,10 +8,9 @@ from learners import make, updated
 
 from tfrl import config as settings
 from tfrl.experience.replay import Replay
-from tfrl.training import iteration as iterations
-from tfrl.training.actor_learner import ActorLearner
+from tfrl.training import off_policy as iterations
 from tfrl.training.off_policy import OffPolicyLearner
-from tfrl.training.on_policy import OnPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
 
 CARTPOLE = "--env CartPole-v1 --hidden 16 --num-envs 4"
 REPLAY = "--preset default --batch-size 16 --iteration-steps 80 --total-steps 8000 --learning-starts 100"
@@ -34,19 +33,19 @@ def learner():
         def of(name, *flags, kind=None):
             algorithm = name.partition(" ")[0]
             config = settings.reader(algorithm).parse([*RUNS[name].split(), *map(str, flags)])
-            kind = kind or (ActorLearner if algorithm == "ppo" else OffPolicyLearner)
+            kind = kind or (PrefetchingLearner if algorithm == "ppo" else OffPolicyLearner)
             return made.enter_context(contextlib.closing(make(config, kind)))
 
         yield of
 
 
 def saved(learner, folder):
-    """The state of a learner, and its pieces as a checkpoint has them."""
+    """The state of a learner, and its shards as a checkpoint has them."""
     state, part = learner.get_state()
-    pieces = learner.pieces()
-    for piece in pieces:
-        piece.keep(piece.write(folder))
-    return state, [part], pieces
+    shards = learner.shards()
+    for shard in shards:
+        shard.keep(shard.write(folder))
+    return state, [part], shards
 
 
 def assert_same(found, expected):
@@ -58,7 +57,9 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", ["ppo", "ppo of images"])
 def test_without_lag_a_thread_does_what_ppo_does_in_turn(learner, name):
-    found, expected = (updated(learner(name, "--lag", 0, kind=k), 3) for k in (ActorLearner, OnPolicyLearner))
+    found, expected = (
+        updated(learner(name, "--lag", 0, kind=k), 3) for k in (PrefetchingLearner, OnPolicyLearner)
+    )
     for metrics in found[0]:
         assert metrics.pop("train/lag") == 0
     assert_same(found, expected)
@@ -74,7 +75,7 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
 def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name, lag):
     """The second one is random at first, until --learning-starts."""
     one, slow = learner(name, "--lag", lag), learner(name)
-    specs = {"observation": slow.envs._env.observation_spec, "action": slow.envs._env.action_spec}
+    specs = {"observation": slow.envs._envs.observation_spec, "action": slow.envs._envs.action_spec}
     weights = []
     for iteration in range(6):
         weights.append(one.weights())
@@ -111,10 +112,10 @@ def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
     one, other = learner(name, *flags), learner(name, *flags)
     lags = [metrics["train/lag"] for metrics in updated(one, 4)[0]]
     assert lags[0] == 0 and max(lags) <= 3
-    state, parts, pieces = saved(one, tmp_path)
+    state, parts, shards = saved(one, tmp_path)
     assert not [key for key in state if key.startswith("acting/")]
     other.session.step = 4
-    other.set_state(state, parts, pieces)
+    other.set_state(state, parts, shards)
     assert updated(other, 1)[0][0]["train/lag"] == 0
 
 
@@ -140,8 +141,8 @@ def test_an_iteration_that_is_broken_off_between_two_turns_goes_on_bit_for_bit(
 ):
     """The third one, after two of its five turns; by one replica, and then by two."""
     expected = updated(learner(name, *flags), 4)
-    monkeypatch.setattr(iterations, "_PART", 0.0)
-    monkeypatch.setattr(iterations, "_LOOK", 0.0)
+    monkeypatch.setattr(iterations, "PAUSE_AFTER", 0.0)
+    monkeypatch.setattr(iterations, "POLL_SECONDS", 0.0)
     begun = learner(name, *flags)
     history, parts = [], 0
     while parts < 10:

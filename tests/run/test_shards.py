@@ -1,4 +1,4 @@
-"""Pieces: written once, kept while a checkpoint needs them, checked, safe from kills and full disks."""
+"""Shards: written once, kept while a checkpoint needs them, checked, safe from kills and full disks."""
 
 import os
 import shutil
@@ -12,77 +12,76 @@ import numpy as np
 import pytest
 
 from tfrl.cli.errors import UserError
-from tfrl.run.checkpoint import CheckpointError, CheckpointStore
-from tfrl.run.pieces import Piece
+from tfrl.run.checkpoint import CheckpointError, CheckpointShard, CheckpointStore
 
 
-def piece(number, size=10):
-    return Piece({"number": number}, {"x": np.full(size, number, np.int64)})
+def shard(number, size=10):
+    return CheckpointShard({"number": number}, {"x": np.full(size, number, np.int64)})
 
 
-def save(store, update, pieces):
+def save(store, update, shards):
     part = {"y": np.array(update)}
-    store.save(update, learner={}, worker_part=part, env_steps=update, worker_pieces=pieces)
+    store.save(update, learner={}, worker_part=part, env_steps=update, worker_shards=shards)
 
 
 def numbers(found):
-    for each in found.pieces:
+    for each in found.shards:
         np.testing.assert_array_equal(each.load()["x"], each.about["number"])
-    return [each.about["number"] for each in found.pieces]
+    return [each.about["number"] for each in found.shards]
 
 
 def files_of(directory):
-    return sorted(path.name for path in (directory / "pieces").iterdir())
+    return sorted(path.name for path in (directory / "shards").iterdir())
 
 
 def test_each_is_written_once_and_kept_as_long_as_a_checkpoint_needs_it(store, directory):
-    pieces = []
+    shards = []
     for update in range(1, 8):
-        pieces = [*pieces[-1:], piece(update)]  # the last one and a new one
-        before = {p: p.stat().st_mtime_ns for p in (directory / "pieces").glob("*")}
-        save(store, update, pieces)
-        assert all(p.is_saved and p.arrays is None for p in pieces)
-        kept = {p: p.stat().st_mtime_ns for p in (directory / "pieces").glob("*")}
+        shards = [*shards[-1:], shard(update)]  # the last one and a new one
+        before = {p: p.stat().st_mtime_ns for p in (directory / "shards").glob("*")}
+        save(store, update, shards)
+        assert all(p.is_saved and p.arrays is None for p in shards)
+        kept = {p: p.stat().st_mtime_ns for p in (directory / "shards").glob("*")}
         assert all(kept[p] == before[p] for p in kept.keys() & before.keys())
     # Three checkpoints are kept: of 5, 6 and 7, and 4 is needed by the one of 5.
     assert len(files_of(directory)) == 4
     for update in (5, 6, 7):
-        assert numbers(store.load(pytest.fail, update, verify_pieces=True)) == [update - 1, update]
-    assert store.load(pytest.fail).pieces == []  # who only wants weights reads none
+        assert numbers(store.load(pytest.fail, update, verify_shards=True)) == [update - 1, update]
+    assert store.load(pytest.fail).shards == []  # who only wants weights reads none
 
 
 def test_a_run_that_goes_another_way_keeps_what_is_needed_alone(store, directory):
     for update in (1, 2, 3):
-        save(store, update, [piece(update)])
-    pieces = store.load(pytest.fail, 1, verify_pieces=True).pieces
-    save(store, 2, [*pieces, piece(20)])
-    assert numbers(store.load(pytest.fail, verify_pieces=True)) == [1, 20]
+        save(store, update, [shard(update)])
+    shards = store.load(pytest.fail, 1, verify_shards=True).shards
+    save(store, 2, [*shards, shard(20)])
+    assert numbers(store.load(pytest.fail, verify_shards=True)) == [1, 20]
     assert len(files_of(directory)) == 2
     assert store.updates() == [1, 2]
 
 
-def test_pieces_stay_while_a_manifest_cannot_be_read(store, directory):
+def test_shards_stay_while_a_manifest_cannot_be_read(store, directory):
     """A file server that is away for a moment is no damage, and comes back."""
-    save(store, 1, [piece(1)])
+    save(store, 1, [shard(1)])
     manifest = next(directory.glob("update-*1/manifest.json"))
     kept = manifest.rename(manifest.with_suffix(".kept"))
     manifest.symlink_to(manifest)  # which the system refuses to read
-    save(store, 2, [piece(2)])
+    save(store, 2, [shard(2)])
     assert len(files_of(directory)) == 2
     kept.replace(manifest)
-    assert numbers(store.load(pytest.fail, 1, verify_pieces=True)) == [1]
+    assert numbers(store.load(pytest.fail, 1, verify_shards=True)) == [1]
     manifest.unlink()  # is damage
-    save(store, 3, [piece(3)])
+    save(store, 3, [shard(3)])
     assert len(files_of(directory)) == 2
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_checkpoint_with_a_damaged_piece_is_skipped(store, directory, damage):
-    save(store, 1, [piece(1)])
+def test_a_checkpoint_with_a_damaged_shard_is_skipped(store, directory, damage):
+    save(store, 1, [shard(1)])
     (first,) = files_of(directory)
-    save(store, 2, [piece(2)])
+    save(store, 2, [shard(2)])
     (second,) = set(files_of(directory)) - {first}
-    path = directory / "pieces" / second
+    path = directory / "shards" / second
     data = bytearray(path.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
@@ -92,32 +91,32 @@ def test_a_checkpoint_with_a_damaged_piece_is_skipped(store, directory, damage):
     else:
         path.unlink()
     said = []
-    found = store.load(said.append, verify_pieces=True)
+    found = store.load(said.append, verify_shards=True)
     assert found.update == 1 and numbers(found) == [1]
     assert len(said) == 1 and second[:8] in said[0]
     assert store.load(pytest.fail).update == 2  # its weights are whole
     shutil.rmtree(directory / "update-00000001")
     with pytest.raises(UserError, match="no valid checkpoint"):
-        store.load(said.append, verify_pieces=True)
+        store.load(said.append, verify_shards=True)
 
 
-def test_a_full_disk_leaves_pieces_to_be_written_again(small_disk):
+def test_a_full_disk_leaves_shards_to_be_written_again(small_disk):
     directory = small_disk("1m") / "checkpoints"
     store = CheckpointStore(directory, keep=3)
-    save(store, 1, [piece(1, 1000)])
+    save(store, 1, [shard(1, 1000)])
     blocker = directory.parent / "blocker"
     blocker.write_bytes(bytes(700_000))
-    large = piece(2, 60_000)
+    large = shard(2, 60_000)
     with pytest.raises(CheckpointError, match="full"):
         save(store, 2, [large])
     assert not large.is_saved and large.arrays is not None
-    assert len(files_of(directory)) == 1 and numbers(store.load(pytest.fail, verify_pieces=True)) == [1]
+    assert len(files_of(directory)) == 1 and numbers(store.load(pytest.fail, verify_shards=True)) == [1]
     blocker.unlink()
     save(store, 2, [large])
-    assert numbers(store.load(pytest.fail, verify_pieces=True)) == [2]
+    assert numbers(store.load(pytest.fail, verify_shards=True)) == [2]
 
 
-def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
+def test_killed_anywhere_every_checkpoint_has_its_shards(tmp_path):
     """SIGKILL before each of the calls by which a file comes, moves or goes."""
     script = textwrap.dedent(
         """
@@ -125,7 +124,7 @@ def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
         from pathlib import Path
         import numpy as np
         from tfrl.run.checkpoint import CheckpointStore
-        from tfrl.run.pieces import Piece
+        from tfrl.run.checkpoint import CheckpointShard
 
         left = int(sys.argv[2])
         def dying(call):
@@ -138,12 +137,12 @@ def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
             return wrapped
         os.rename, os.replace, os.unlink, os.fsync = map(dying, (os.rename, os.replace, os.unlink, os.fsync))
         store = CheckpointStore(Path(sys.argv[1]), keep=2)
-        found = store.load(print, verify_pieces=True)
-        pieces = [] if found is None else found.pieces
+        found = store.load(print, verify_shards=True)
+        shards = [] if found is None else found.shards
         for update in range(1 if found is None else found.update + 1, 5):
-            new = Piece({"number": update}, {"x": np.full(10, update)})
-            pieces = [*pieces[-1:], new]
-            store.save(update, learner={}, worker_part={}, env_steps=update, worker_pieces=pieces)
+            new = CheckpointShard({"number": update}, {"x": np.full(10, update)})
+            shards = [*shards[-1:], new]
+            store.save(update, learner={}, worker_part={}, env_steps=update, worker_shards=shards)
         """
     )
     directory, killed = tmp_path / "checkpoints", 0
@@ -155,7 +154,7 @@ def test_killed_anywhere_every_checkpoint_has_its_pieces(tmp_path):
         killed += code.returncode != 0
         store = CheckpointStore(directory, keep=2)
         for update in store.updates():
-            found = store.load(pytest.fail, update, verify_pieces=True)
+            found = store.load(pytest.fail, update, verify_shards=True)
             assert numbers(found) == [n for n in (update - 1, update) if n > 0]
         if code.returncode == 0:
             assert store.updates() == [3, 4] and len(files_of(directory)) == 3

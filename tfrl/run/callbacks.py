@@ -1,0 +1,105 @@
+"""Callbacks: what happens in a run beside learning. The product's own and a user's have the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfrl.run.checkpoint import pack_json, unpack_json
+
+_PREFIX = "callbacks/"
+
+
+class RunOfCallback(Protocol):
+    """The run as a callback sees it.
+
+    Attributes:
+      config: the settings.
+      folder: the run's folder.
+      updates: finished updates.
+      env_steps: env steps of the finished updates, all workers together.
+      seconds: of training, in all processes of the run.
+      metrics: of the last update, by name; empty before the first one.
+    """
+
+    config: Any
+    folder: Any
+    updates: int
+    env_steps: int
+    seconds: float
+    metrics: Mapping[str, float]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The agent's weights by name, float32."""
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]."""
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one env, float32 [steps, K]."""
+
+    def stop(self, why: str) -> None:
+        """Ends the run after the present update: with an evaluation, the export and the results."""
+
+
+class Callback:
+    """Called by the loop of a run. Each method does nothing unless a subclass overrides it.
+
+    Every worker has the same callbacks and calls them in the same order. A checkpoint holds the state of the
+    chief's. A run that was killed goes on from its last checkpoint: its callbacks see again what came after.
+    """
+
+    def on_start(self, run: RunOfCallback) -> None:
+        """Called once in each process, before its first update."""
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Called after each update, and after the evaluation that belongs to it.
+
+        Args:
+          run: the run; `run.stop` ends it.
+          metrics: of the update, and of the evaluation if there was one. What a callback adds, a float by
+            name, gets a column in progress.csv and a curve in TensorBoard.
+        """
+
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Called after each evaluation with its metrics: `eval_test/return`, say."""
+
+    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+        """Called once, when the run is complete, with the content of results.json."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The state that a resumed run needs: JSON values and NumPy arrays by name."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` gave."""
+
+
+def get_states(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:
+    """The states of callbacks as arrays of a checkpoint."""
+    found = {}
+    for name, callback in _named(callbacks).items():
+        state = callback.get_state()
+        arrays = {key for key, value in state.items() if isinstance(value, np.ndarray)}
+        if rest := {key: value for key, value in state.items() if key not in arrays}:
+            found[f"{_PREFIX}{name}"] = pack_json(rest)
+        found |= {f"{_PREFIX}{name}/{key}": state[key] for key in arrays}
+    return found
+
+
+def set_states(callbacks: Sequence[Callback], state: Mapping[str, np.ndarray]) -> None:
+    """Gives callbacks the states that `get_states` found in them. Those without one keep their own."""
+    for name, callback in _named(callbacks).items():
+        of_it = f"{_PREFIX}{name}"
+        found = unpack_json(state[of_it]) if of_it in state else {}
+        found |= {k.removeprefix(f"{of_it}/"): v for k, v in state.items() if k.startswith(f"{of_it}/")}
+        if found:
+            callback.set_state(found)
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class, and by number among those of the same class."""
+    kinds = [type(callback).__name__ for callback in callbacks]
+    return {f"{kind}.{kinds[:k].count(kind)}": callbacks[k] for k, kind in enumerate(kinds)}

@@ -1,0 +1,289 @@
+"""The duties of a run beside learning: its evaluations, and what happens after updates and evaluations.
+
+None of it touches the training envs or the run's random numbers, so a run takes the same steps without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.errors import UserError
+from tfrl.cli.streams import once
+from tfrl.config.run import RLSettings
+from tfrl.envs import registry
+from tfrl.envs.registry import TRAIN
+from tfrl.evaluation import policy_files
+from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
+from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.reporting.video import Preview, Recording, save
+from tfrl.run import files
+from tfrl.run.callbacks import Callback, RunOfCallback
+from tfrl.run.metrics import VIDEO_STRIDE
+from tfrl.run.session import Session
+from tfrl.training.prefetch import WAITS
+
+_VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
+# What drawing may cost a run that sees no images: so many seconds, and this share of the time it has trained.
+_DRAWING_SECONDS, _DRAWING_SHARE = 1.0, 0.02
+# By what the algorithms call them, in order: the first one that an update has is shown.
+_CRITIC = ("train/value_loss", "train/q_loss")
+_ACTOR = ("train/policy_loss", "train/actor_loss")
+
+
+def of_run(config: RLSettings, session: Session) -> list[Callback]:
+    """The callbacks of every run, in the order of their calls. All workers have them; the chief writes."""
+    found = [EvaluationTable(config, session), BestPolicy(config, session), LearningCurve(config, session)]
+    return [*found, Videos(config, session)] if config.record_every else found
+
+
+class Evaluation:
+    """The evaluations of one run. All workers make the same calls.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run, its folder open by the time of the first call.
+    """
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._runtime = session.runtime
+        self._sees_images = len(registry.specs(config)[0].shape) == 3
+        self._draws = not self._sees_images and not registry.draws_with_opengl(config.env)
+        self._drawing = 0.0  # seconds so far
+
+    def evaluate(self, player: Player, env_steps: int) -> dict[str, float]:
+        """Metrics of all level sets; every worker plays its share of the envs.
+
+        Args:
+          player: the policy.
+          env_steps: how long the policy was trained.
+
+        Raises:
+          Stopped: a worker was told to stop. One that got a signal breaks off at once, the others when they
+            have played the level set.
+        """
+        metrics: dict[str, float] = {}
+        shown = _has_room(self._config, self._session, env_steps)
+        self._session.raise_if_stopped()
+        for level_set in self._config.level_sets:
+            self._session.phase(f"evaluating{self._on(level_set)}")
+            played = self._play(player, level_set, env_steps, shown=shown)
+            metrics |= evaluation_metrics(self._config, level_set, played)
+        if shown and self._draws:
+            self._draw_episode(player, env_steps)
+        return with_gap(self._config, metrics)
+
+    def _draw_episode(self, player: Player, env_steps: int) -> None:
+        """Shows the first evaluation episode's beginning in TensorBoard: played once more, and drawn.
+
+        It ends when the time is up that drawing may take. Envs that OpenGL draws are never drawn here.
+        """
+        began = time.monotonic()
+        left = _DRAWING_SECONDS + _DRAWING_SHARE * self._session.seconds - self._drawing
+        if left < _DRAWING_SECONDS / 10:
+            return
+        num_envs, _ = split_episodes(self._config.eval_episodes)
+        spec = dataclasses.replace(level_spec(self._config, "test", num_envs), render=True)
+        preview = Preview()
+        try:
+            play(
+                player,
+                spec,
+                [0],
+                episodes_each=1,
+                watcher=preview,
+                max_steps=_VIDEO_STEPS,
+                broken_off=lambda: time.monotonic() > began + left or self._session.stop.signalled,
+            )
+        except UserError:  # pygame is missing, say: --record-every and record tell
+            self._draws = False
+        else:
+            if preview.frames:
+                self._session.writer.video("eval_test/episode", np.stack(preview.frames), env_steps)
+        self._drawing += time.monotonic() - began
+
+    def _on(self, level_set: str) -> str:
+        """Which levels, in words; nothing where there are none."""
+        return f" on {level_set} levels" if TRAIN in self._config.level_sets else ""
+
+    def _play(self, player: Player, level_set: str, env_steps: int, *, shown: bool) -> Episodes:
+        num_envs, each = split_episodes(self._config.eval_episodes)
+        mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
+        frames: list[np.ndarray] = []
+        steps = itertools.count()
+
+        def keep(frame: np.ndarray) -> None:
+            step = next(steps)
+            wanted = shown and self._sees_images
+            if wanted and step < _VIDEO_STEPS and step % VIDEO_STRIDE == 0:
+                frames.append(frame.copy())  # the view would keep what all envs showed
+
+        # Returns, lengths and solved, of which every worker fills in those of its envs.
+        found = np.zeros((3, num_envs, each))
+        if mine:
+            spec = level_spec(self._config, level_set, num_envs)
+            played = play(
+                player,
+                spec,
+                mine,
+                episodes_each=each,
+                on_frame=keep,
+                broken_off=lambda: self._session.stop.signalled,
+            )
+            found[:, mine] = played.returns, played.lengths, played.solved
+        self._session.phase(f"gathering episodes{self._on(level_set)}")  # the other workers may still play
+        self._session.raise_if_stopped()  # before anything is used of episodes that may have been broken off
+        if frames:
+            video = np.stack(frames)
+            if video.shape[3] != 3:  # catch is grey; of Atari's stack, the last one is the newest
+                video = np.broadcast_to(video[..., -1:], (*video.shape[:3], 3))
+            self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
+        returns, lengths, solved = self._runtime.sum_over_workers(found)
+        return Episodes(returns, lengths, solved > 0)
+
+
+class EvaluationTable(Callback):
+    """Prints a row for each evaluation; the header stands above the first row of a process."""
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._level_sets = config.level_sets
+        self._console = session.console
+        self._widths: list[int] = []
+
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Shows returns and lengths with their standard deviations, and the losses of the last update."""
+        metrics = {**run.metrics, **evaluation}
+        cells = {"env steps": f"{run.env_steps:,}", "seconds": f"{run.seconds:,.0f}"}
+        for level_set in self._level_sets:
+            name = "return" if len(self._level_sets) == 1 else f"return, {level_set}"
+            cells[name] = _spread(metrics, f"eval_{level_set}/return", 2)
+        cells["length"] = _spread(metrics, "eval_test/episode_length", 1)
+        for name, losses in (("critic loss", _CRITIC), ("actor loss", _ACTOR)):
+            loss = next((metrics[loss] for loss in losses if loss in metrics), math.nan)
+            cells[name] = "-" if math.isnan(loss) else f"{loss:.4g}"
+        if not self._widths:
+            least = {"env steps": 11, "seconds": 7, "length": 13}
+            self._widths = [
+                max(len(name), least.get(name, 15 if name.startswith("return") else 0)) for name in cells
+            ]
+            self._print(list(cells))
+        self._print(list(cells.values()))
+
+    def _print(self, cells: Sequence[str]) -> None:
+        padded = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
+        self._console.message("  ".join(padded))
+
+
+def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
+    """The mean of the episodes and their standard deviation."""
+    return f"{metrics[name]:.{digits}f} \u00b1 {metrics[f'{name}_std']:.{digits}f}"
+
+
+class BestPolicy(Callback):
+    """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._session = session
+        self._warn = once(session.console.warn)
+
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Writes `checkpoints/best.npz`, on the chief."""
+        if not self._session.runtime.is_chief:
+            return
+        score = evaluation["eval_test/return"]
+        try:
+            policy_files.keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
+            self._session.unwritten.discard("the best policy")
+        except OSError as error:
+            self._session.unwritten.add("the best policy")
+            self._warn(
+                f"The best policy so far could not be saved ({files.reason(error)}). Training goes on."
+            )
+
+
+class LearningCurve(Callback):
+    """Draws `plots/learning_curve.png` at the end of the run, on the chief."""
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._session = session
+
+    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+        """Draws the curves of progress.csv, which is complete by now."""
+        if not self._session.runtime.is_chief:
+            return
+        try:
+            from tfrl.reporting import plots, runs  # matplotlib takes a second
+
+            plots.save_learning_curve(runs.load(run.folder))
+        except Exception as error:  # nothing that a finished run should fail of
+            self._session.console.warn(
+                f"The learning curve could not be drawn ({error or type(error).__name__})."
+            )
+
+
+class Videos(Callback):
+    """Records a short video every --record-every updates, of games on unseen levels."""
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._warn = once(session.console.warn)
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Records where it is time."""
+        if run.updates % self._config.record_every == 0:
+            self.record(run, run.env_steps)
+
+    def record(self, player: Player, env_steps: int) -> None:
+        """Writes a video in the run's `videos` folder and shows it in TensorBoard."""
+        self._session.phase("recording")  # on all workers, which compare the phases they are in
+        if not self._session.runtime.is_chief:
+            return
+        options = Recording(episodes=1, max_steps=_VIDEO_STEPS)
+        path = (
+            self._config.run_dir / "videos" / f"{registry.file_name(self._config.env)}-test-{env_steps}.mp4"
+        )
+        try:
+            frames = save(player, self._config, path, options)
+        except OSError as error:
+            self._session.unwritten.add("videos")
+            self._warn(
+                f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training goes on."
+            )
+            return
+        except UserError as error:
+            self._warn(f"{error} Training goes on.")
+            return
+        if _has_room(self._config, self._session, env_steps):
+            self._session.writer.video("video/test", frames, env_steps)
+
+
+class Waits(Callback):
+    """Averages how long learner and actors, side by side, waited for each other in this process."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, list[float]] = {}
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Takes the shares of an update, where it has any."""
+        for name in WAITS:
+            if name in metrics:
+                self._shares.setdefault(name.removeprefix("time/"), []).append(metrics[name])
+
+    def means(self) -> dict[str, float]:
+        """The mean shares by their names in results.json; nothing where no actors run beside the learner."""
+        return {name: float(np.mean(shares)) for name, shares in self._shares.items()}
+
+
+def _has_room(config: RLSettings, session: Session, env_steps: int) -> bool:
+    """Whether TensorBoard gets a video now: the budget is spent evenly, up to the run's end."""
+    budget = 1e6 * config.event_megabytes * min(1.0, env_steps / config.run_steps)
+    return session.runtime.is_chief and session.writer.event_bytes() < budget
