@@ -283,7 +283,7 @@ def test_closing_breaks_off_a_rollout(learner):
     env = one.collector._actor._collector._groups[0].env
     act = env.act
     env.act = lambda actions: (time.sleep(0.05), act(actions))
-    one._prefetch._let_go_on(0, one.weights())
+    one._prefetch.begin_rollouts(0, one.weights())
     began = time.monotonic()
     one.close()
     assert time.monotonic() - began < 5

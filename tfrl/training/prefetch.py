@@ -28,7 +28,7 @@ from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
-_LOOK_EVERY = 0.2  # seconds between two looks at an actor that is waited for
+_POLL_SECONDS = 0.2  # seconds between two looks at an actor that is waited for
 
 WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 """The metrics that say how learner and actors, side by side, waited for each other."""
@@ -127,7 +127,7 @@ class ThreadCollector:
         seen = self._steps
         while True:
             try:
-                collected = self._done.get(timeout=_LOOK_EVERY)
+                collected = self._done.get(timeout=_POLL_SECONDS)
                 break
             except queue.Empty:
                 if self._steps != seen:  # an env that hangs is to be found
@@ -190,6 +190,9 @@ class Prefetch:
     Args:
       config: the settings, with the section Ahead.
       collector: the envs.
+
+    Attributes:
+      waited: seconds that the learner waited for the last rollout.
     """
 
     def __init__(self, config: Any, collector: PrefetchCollector) -> None:
@@ -197,18 +200,20 @@ class Prefetch:
         self._collector = collector
         self._weights: dict[int, Weights] = {}  # by the number of updates behind them
         self._next: int | None = None  # the rollout that is begun next
-        self._waited = 0.0
+        self.waited = 0.0
 
     def take(self, update: int, weights: Weights) -> Rollout:
         """The rollout of an update, once it is there; those after it go on by the weights of now."""
-        self._let_go_on(update, weights)
+        self.begin_rollouts(update, weights)
         began = time.perf_counter()
         rollout = self._collector.take()
-        self._waited = time.perf_counter() - began
-        self._forget_weights(update + 1)
+        self.waited = time.perf_counter() - began
+        # Rollouts that are begun are begun again where the run goes on from its checkpoint.
+        oldest = max(0, update + 1 - self._lag)
+        self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
         return rollout
 
-    def _let_go_on(self, update: int, weights: Weights) -> None:
+    def begin_rollouts(self, update: int, weights: Weights) -> None:
         """Begins the rollouts whose weights are there, up to that of update + lag or of the last update."""
         if self._free:
             self._collector.offer(Versioned(update, weights))
@@ -217,31 +222,15 @@ class Prefetch:
         if self._next is None:
             self._next = update
         while self._next <= min(update + self._lag, self._updates - 1):
-            self._collector.begin(self._next, None if self._free else self._of(self._next))
+            version = max(0, self._next - self._lag)
+            acted_by = None if self._free else Versioned(version, self._weights[version])
+            self._collector.begin(self._next, acted_by)
             self._next += 1
-
-    def _of(self, number: int) -> Versioned:
-        """The weights that act a rollout in lockstep."""
-        version = max(0, number - self._lag)
-        return Versioned(version, self._weights[version])
-
-    def _forget_weights(self, update: int) -> None:
-        """Keeps the weights that the rollouts from `update` on are acted by.
-
-        Those that are begun are begun again where the run goes on from its checkpoint.
-        """
-        oldest = max(0, update - self._lag)
-        self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the learner waited for the last rollout."""
-        return self._waited
 
     def metrics(self, update: int, rollout: Rollout, seconds: float) -> dict[str, float]:
         """Shares of an update of `seconds` that learner and actors waited; the lag."""
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
-        return dict(zip(COLUMNS, (self._waited / seconds, idle, update - rollout.version), strict=True))
+        return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
         """The older weights, as of after so many updates, or `within` the next, when it has its rollout."""
