@@ -23,8 +23,7 @@ from tfrl.config.run import EPISODES
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete, Step, VecEnv
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Player, Watcher, play
-from tfrl.evaluation.levels import check_level_set, level_spec
+from tfrl.evaluation.episodes import Player, Watcher, check_level_set, level_spec, play
 from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy, check_no_run, task_without_run
 from tfrl.run import files
 from tfrl.run.rng import Use

@@ -22,8 +22,7 @@ from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Player, play, split_episodes
-from tfrl.evaluation.levels import check_level_set, level_spec
+from tfrl.evaluation.episodes import Player, check_level_set, level_spec, play, split_episodes
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, check_writable

@@ -16,8 +16,7 @@ from tfrl.cli.settings import NATURAL
 from tfrl.config.of_run import folder
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Player
-from tfrl.evaluation.levels import check_level_set
+from tfrl.evaluation.episodes import Player, check_level_set
 from tfrl.evaluation.uniform import UniformPolicy, check_no_run, task_without_run
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window

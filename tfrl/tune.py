@@ -28,7 +28,7 @@ from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import COUNT, NATURAL, expand_home
 from tfrl.cli.streams import Unbreakable, console, tell
 from tfrl.config.actors import how_to_install_ray
-from tfrl.evaluation.levels import evaluation_columns
+from tfrl.evaluation.episodes import evaluation_columns
 from tfrl.remote import trial
 from tfrl.remote.settings import Sweep, plan, reader_of, trial_name
 from tfrl.remote.trial import Outcome

@@ -24,8 +24,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import play
-from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import runs, video
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.rng import Use

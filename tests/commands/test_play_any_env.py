@@ -19,8 +19,7 @@ from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.gymnasium import GymnasiumVec, SubprocessVecEnv
 from tfrl.envs.spec import Box, Discrete, EnvSpec, Step
-from tfrl.evaluation.episodes import play
-from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.episodes import level_spec, play
 from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy
 from tfrl.reporting import video
 from tfrl.run.rng import Use

@@ -10,8 +10,7 @@ from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation import episodes
-from tfrl.evaluation.episodes import play, split_episodes
-from tfrl.evaluation.levels import GAP, level_spec, with_gap
+from tfrl.evaluation.episodes import GAP, level_spec, play, split_episodes, with_gap
 from tfrl.run import rng
 from tfrl.run.rng import Use
 

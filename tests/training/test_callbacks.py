@@ -22,8 +22,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Episodes, play
-from tfrl.evaluation.levels import evaluation_results, level_spec
+from tfrl.evaluation.episodes import Episodes, evaluation_results, level_spec, play
 from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results

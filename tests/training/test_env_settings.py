@@ -8,7 +8,7 @@ from made_envs import made
 
 from tfrl import config as settings
 from tfrl.config.of_run import settings as of_run
-from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.episodes import level_spec
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
 from tfrl.training.learner import env_spec

@@ -22,8 +22,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, Step, VecEnv
-from tfrl.evaluation.episodes import Player, Watcher, play
-from tfrl.evaluation.levels import level_spec
+from tfrl.evaluation.episodes import Player, Watcher, level_spec, play
 from tfrl.run import files, rng
 from tfrl.run.metrics import VIDEO_STRIDE
 

@@ -20,8 +20,15 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Episodes, Player, play, split_episodes
-from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.evaluation.episodes import (
+    Episodes,
+    Player,
+    evaluation_metrics,
+    level_spec,
+    play,
+    split_episodes,
+    with_gap,
+)
 from tfrl.reporting.video import Preview, Recording, save
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback

@@ -14,8 +14,7 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
 from tfrl.evaluation import policy, policy_files
-from tfrl.evaluation.episodes import play, split_episodes
-from tfrl.evaluation.levels import evaluation_metrics, level_spec, with_gap
+from tfrl.evaluation.episodes import evaluation_metrics, level_spec, play, split_episodes, with_gap
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore

@@ -12,7 +12,7 @@ import numpy as np
 from tfrl import config as settings
 from tfrl.config.run import RLSettings
 from tfrl.envs.published import normalized_return
-from tfrl.evaluation.levels import GAP, evaluation_columns, evaluation_results
+from tfrl.evaluation.episodes import GAP, evaluation_columns, evaluation_results
 from tfrl.networks.weights import export
 from tfrl.run import results
 from tfrl.run.callbacks import Callback, get_states, set_states
