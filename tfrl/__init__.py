@@ -8,6 +8,16 @@ import sys
 
 __version__ = "0.2.0"
 
+
+def __getattr__(name: str) -> object:
+    """The public classes, imported when they are first asked for."""
+    if name == "Callback":
+        from tfrl.run.callbacks import Callback
+
+        return Callback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 # Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
 # traceback; also where it is ignored, as of a `command &` in a script: later our handlers would heed it, too.
 # Not where others import us: "-m" stands there while Python looks for a module of ours; one that was found

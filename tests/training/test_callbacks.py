@@ -18,6 +18,7 @@ import pytest
 from learners import train
 from scripted import Acting, still
 
+import tfrl
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
@@ -26,7 +27,6 @@ from tfrl.evaluation.episodes import Episodes, evaluation_results, level_spec, p
 from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results
-from tfrl.run.callbacks import Callback
 from tfrl.run.metrics import MetricsWriter
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
@@ -301,7 +301,7 @@ def test_commands_to_type_next_are_what_a_shell_takes(small):
     assert summary.folder(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}
 
 
-class Noting(Callback):
+class Noting(tfrl.Callback):
     """Notes its calls, adds a metric that changes with its state, and may end the run."""
 
     def __init__(self, stop_at=None):
