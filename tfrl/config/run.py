@@ -75,6 +75,7 @@ class RLSettings(Settings):
       result_sections: the sections that a result depends on.
       updates_vary: an update has as many env steps as its episodes; `steps_per_update` is the most of them.
       updates_alike: updates that together take as long as any others so many; single ones may take longer.
+      is_ahead: envs are stepped while the learner trains.
       rollouts_held: rollouts that are in memory at once.
       in_parts: gradients and forward passes are computed in parts, which the cores of a CPU share.
       least_parts: equal parts of a minibatch, at the least, on CPUs.
@@ -86,6 +87,7 @@ class RLSettings(Settings):
     result_sections: ClassVar[tuple[type, ...]]
     updates_vary: ClassVar[bool] = False
     updates_alike: int = 1
+    is_ahead: bool = False
     rollouts_held: int = 1
     in_parts: bool = True
     least_parts: int = 4

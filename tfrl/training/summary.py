@@ -79,7 +79,7 @@ def _env(config: RLSettings) -> dict[str, str]:
 
 
 def _actors(config: RLSettings) -> dict[str, str]:
-    if not getattr(config, "is_ahead", False):
+    if not config.is_ahead:
         return {}
     by = f"{config.actors} actors on Ray" if config.actors else "a thread"
     most = "at the most " if config.free_running else ""
