@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.arithmetic import product_rate
 from tfrl.envs.registry import specs
+from tfrl.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -115,7 +116,7 @@ def build(precision: str) -> tuple[Any, ActorCritic]:
     from tfrl.workers import strategy
 
     strategy.set_up_tensorflow()
-    observation_spec, action_spec = specs("coinrun")
+    observation_spec, action_spec = specs(EnvSpec(env="coinrun", num_envs=1, seed=1))
     network = actor_critic.build(
         torso="impala",
         torso_options={},
