@@ -16,7 +16,7 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
 from tfrl.cli.streams import console
 from tfrl.config.of_run import folder
-from tfrl.config.run import EPISODES
+from tfrl.config.run import EPISODES, RLSettings
 from tfrl.config.task import check as check_task
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
@@ -126,7 +126,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
     }
 
 
-def _task(config: Any, game: str, options: Options) -> Any:
+def _task(config: RLSettings, game: str, options: Options) -> Any:
     """The run's settings with the game and seed to evaluate.
 
     Raises:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from tfrl import config as settings
 from tfrl import report
@@ -27,6 +26,7 @@ from tfrl.cli.flags import coerce, flag, shown
 from tfrl.cli.settings import Range
 from tfrl.cli.streams import tell
 from tfrl.config.actors import leads
+from tfrl.config.run import RLSettings
 from tfrl.config.task import Task
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Task:
-    config: Any
+    config: RLSettings
     arguments: list[str]
 
     @property
@@ -271,7 +271,7 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
     return tasks
 
 
-def check_folder(config: Any) -> None:
+def check_folder(config: RLSettings) -> None:
     """Raises UserError where the run's folder cannot be written, or holds a run of other settings.
 
     A run that is done would otherwise pass for one of these.
@@ -296,7 +296,7 @@ def task_warnings(tasks: Sequence[_Task]) -> list[str]:
     return found
 
 
-def _locks_itself(config: Any) -> bool:
+def _locks_itself(config: RLSettings) -> bool:
     """Whether the run's lock is left to its trainer: a learner on another machine cannot be handed one.
 
     Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
@@ -306,7 +306,7 @@ def _locks_itself(config: Any) -> bool:
     return tf_config.for_strategy(config.strategy) is not None
 
 
-def is_done(config: Any) -> bool:
+def is_done(config: RLSettings) -> bool:
     """True if the run of these settings has come to its end, and left results."""
     if not (config.run_dir / RESULTS_FILE).is_file():
         return False

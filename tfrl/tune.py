@@ -28,6 +28,7 @@ from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import COUNT, NATURAL, expand_home
 from tfrl.cli.streams import Unbreakable, console, tell
 from tfrl.config.actors import how_to_install_ray
+from tfrl.config.run import RLSettings
 from tfrl.evaluation.episodes import evaluation_columns
 from tfrl.remote import trial
 from tfrl.remote.settings import Sweep, plan, reader_of, trial_name
@@ -150,7 +151,7 @@ def check_owner(logdir: Path) -> None:
             )
 
 
-def _check_metric(metric: str, config: Any) -> None:
+def _check_metric(metric: str, config: RLSettings) -> None:
     """Raises UserError where no progress.csv can have the metric; of updates' metrics, runs will tell."""
     columns = evaluation_columns(config.level_sets)
     if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfrl import networks
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import exploration
 from tfrl.experience.collector import BehaviorPolicy
@@ -163,7 +164,7 @@ class _Behavior:
     extras: Mapping[str, tuple[int, ...]] = {}
     _acting_class: type[ActingNetwork] = ActingNetwork
 
-    def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
+    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
         gpus = tf.config.list_logical_devices("GPU")
         self._config = config
         self._device = "/gpu:0" if gpus else "/cpu:0"
@@ -194,7 +195,7 @@ class ActorCriticBehavior(_Behavior):
     _acting: ActingActorCritic
     _acting_class = ActingActorCritic
 
-    def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
+    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
         self.extras = self._acting.extras
 
@@ -220,7 +221,7 @@ class ReplayBehavior(_Behavior):
     `config.exploration`, and, where the action is random, that action.
     """
 
-    def __init__(self, config: Any, precision: str, *, at_once: int) -> None:
+    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
         self._spec = registry.specs(config)[1]
 
@@ -257,7 +258,7 @@ class ReplayBehavior(_Behavior):
         """Does nothing: nothing is said of actions."""
 
 
-def of_settings(config: Any, precision: str, *, at_once: int) -> BehaviorPolicy:
+def of_settings(config: RLSettings, precision: str, *, at_once: int) -> BehaviorPolicy:
     """Makes the policy that a run's actors act by; arguments are those of `ActorCriticBehavior`."""
     kind = ReplayBehavior if hasattr(config, "replay_size") else ActorCriticBehavior
     return kind(config, precision, at_once=at_once)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfrl import networks
 from tfrl.algorithms.acting import ActingActorCritic
+from tfrl.config.run import RLSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
 from tfrl.ops.graph import compiled, tf
@@ -26,7 +27,7 @@ class ActorCriticAgent:
       runtime: the strategy and this worker's place in it.
     """
 
-    def __init__(self, config: Any, runtime: Runtime) -> None:
+    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():

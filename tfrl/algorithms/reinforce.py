@@ -186,7 +186,7 @@ class ReinforceAgent:
     allreduce_floats = 0
     steps_per_update = 1
 
-    def __init__(self, config: Any, runtime: Runtime) -> None:
+    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
         self._config = config
         with runtime.strategy.scope():
             self.network = networks.of_settings(config, runtime.precision)

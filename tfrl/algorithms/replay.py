@@ -23,7 +23,7 @@ from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range, SettingsT
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.network import Optimizer
-from tfrl.config.run import ENVS
+from tfrl.config.run import ENVS, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
 from tfrl.experience.replay import Batch, in_words
@@ -303,7 +303,7 @@ class ReplayAgent:
     target_networks: tuple[str, ...] = ()
     target_every = 1
 
-    def __init__(self, config: Any, runtime: Runtime) -> None:
+    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():

@@ -72,7 +72,7 @@ TIMEOUT = Range(0, _SEASON, above=True)
 TIMEOUT_OR_NONE = Range(0, _SEASON)
 
 
-def check_ranges(config: Any) -> None:
+def check_ranges(config: object) -> None:
     """Raise UserError for the first number outside the range of its field: `lr: Annotated[float, POSITIVE]`.
 
     None is left alone.

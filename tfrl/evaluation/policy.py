@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrl import networks
 from tfrl.cli.errors import UserError
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
@@ -95,7 +96,7 @@ def load(source: PolicySource, precision: str = "run", *, greedy: bool = False) 
     return policy
 
 
-def _build(config: Any, precision: str, *, greedy: bool) -> Policy:
+def _build(config: RLSettings, precision: str, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parts.one_thread_each()

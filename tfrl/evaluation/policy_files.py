@@ -15,6 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
+from tfrl.config.run import RLSettings
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
@@ -34,7 +35,7 @@ class PolicySource:
       env_steps: how long it was trained.
     """
 
-    config: Any
+    config: RLSettings
     weights: dict[str, np.ndarray]
     name: str
     env_steps: int
@@ -123,7 +124,7 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     files.write(path, encode({**arrays, _INFO: info}))
 
 
-def _best(path: Path, config: Any) -> PolicySource:
+def _best(path: Path, config: RLSettings) -> PolicySource:
     file = path / BEST_FILE
     if not file.is_file():
         raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
@@ -133,7 +134,7 @@ def _best(path: Path, config: Any) -> PolicySource:
     return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
 
 
-def _exported(path: Path, config: Any) -> PolicySource:
+def _exported(path: Path, config: RLSettings) -> PolicySource:
     for file in _exports(path):
         if file.is_file():
             weights = _read(file)

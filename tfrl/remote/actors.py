@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfrl.algorithms import acting
 from tfrl.config import actors as actors_settings
 from tfrl.config.actors import LEARNER
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration
@@ -41,7 +42,7 @@ class RemoteActor:
     """
 
     def __init__(
-        self, config: Any, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
+        self, config: RLSettings, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
     ) -> None:
         end_with_parent()
         leave_stopping_to_driver()
@@ -128,7 +129,7 @@ class RayCollector(SupervisedActors):
 
     def __init__(
         self,
-        config: Any,
+        config: RLSettings,
         spec: EnvSpec,
         *,
         indices: Sequence[int],

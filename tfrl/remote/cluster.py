@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.config.actors import LEARNER
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience.rollout import observation_bytes
 from tfrl.remote import LOOPBACK
@@ -206,7 +206,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def store_bytes(config: Any, num_envs: int) -> int:
+def store_bytes(config: RLSettings, num_envs: int) -> int:
     """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
     observation = registry.specs(config)[0]
     size = observation_bytes(observation, num_envs * (config.steps_per_env + 1))

@@ -18,6 +18,7 @@ from cluster.launch import AGENT, LOST
 from cluster.places import Place, Share, environments, shares
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER
+from tfrl.config.run import RLSettings
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
 
 _LISTEN = 0.2  # seconds that a host listens to its agent before it answers
@@ -151,7 +152,7 @@ class Nodes:
       UserError: there is no Ray, or it has too few CPUs.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RLSettings) -> None:
         self._config = config
         self._needs: Mapping[str, int] = {"--learners": config.learners}
         if config.actors:

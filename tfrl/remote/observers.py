@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.config.run import RLSettings
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
@@ -108,7 +109,7 @@ class RayObservers(SupervisedActors):
 
     def __init__(
         self,
-        config: Any,
+        config: RLSettings,
         spec: EnvSpec,
         *,
         raise_if_stopped: Callable[[], None],

@@ -17,6 +17,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config.of_run import settings
+from tfrl.config.run import RLSettings
 from tfrl.config.task import Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
@@ -43,7 +44,7 @@ class Run:
     """
 
     path: Path
-    config: Any
+    config: RLSettings
     progress: dict[str, np.ndarray]
     results: dict[str, Any] | None
 
@@ -71,7 +72,7 @@ class Run:
         """True if it has come to its end, or to --solved-at, and left results."""
         return self.is_done_for(self.config)
 
-    def is_done_for(self, config: Any) -> bool:
+    def is_done_for(self, config: RLSettings) -> bool:
         """The same by other settings, which may want more env steps or another --solved-at."""
         return results.are_of_all(self.results, config, self.env_steps)
 

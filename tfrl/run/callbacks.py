@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfrl.cli.settings import Settings
 from tfrl.run.checkpoint import pack_json, unpack_json
 
 _PREFIX = "callbacks/"
@@ -24,7 +25,7 @@ class RunOfCallback(Protocol):
       metrics: of the last update, by name; empty before the first one.
     """
 
-    config: Any
+    config: Settings
     folder: Any
     updates: int
     env_steps: int

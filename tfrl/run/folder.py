@@ -238,7 +238,7 @@ plots/performance_profiles.png plots/training.png plots/model.png
 _FOLDERS = "export checkpoints/shards checkpoints phase heartbeats tensorflow videos plots"
 
 
-def check_restart(config: Any, arguments: Sequence[str]) -> None:
+def check_restart(config: RunSettings, arguments: Sequence[str]) -> None:
     """Asks on a terminal whether the run in the folder may be removed, where --resume restart would.
 
     Args:

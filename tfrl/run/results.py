@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,7 +39,15 @@ def read(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
-def are_of_all(found: Mapping[str, Any] | None, config: Any, env_steps: float | None = None) -> bool:
+class Ends(Protocol):
+    """The settings that end a run."""
+
+    max_episodes: int | None
+    solved_at: float | None
+    run_steps: int
+
+
+def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float | None = None) -> bool:
     """True if results are of a run's end by these settings: --total-steps, --max-episodes or --solved-at.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
-from tfrl.cli.settings import to_yaml
+from tfrl.cli.settings import Settings, to_yaml
 from tfrl.cli.streams import once
 from tfrl.run import files, results
 from tfrl.run.checkpoint import (
@@ -36,7 +36,7 @@ from tfrl.workers.watchdog import Watchdog
 
 @contextlib.contextmanager
 def open_session(
-    config: Any, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
+    config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
 ) -> Iterator[Session]:
     """A session, which listens to signals inside.
 
@@ -83,7 +83,7 @@ class Session:
 
     def __init__(
         self,
-        config: Any,
+        config: Settings,
         runtime: Runtime,
         console: Console,
         stop: StopRequest,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from tfrl import remote
 from tfrl.cli.errors import TrainingError
+from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Observer, Seen
 from tfrl.experience.rollout import Episodes
 from tfrl.run import rng
@@ -62,7 +63,7 @@ class EpisodicLearner(Learner):
         "time/observer_wait_fraction",
     )
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.observers = self._make_observers()
         self._env_steps = 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.spec import EnvSpec
@@ -61,7 +62,7 @@ class Learner:
 
     columns: tuple[str, ...]
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         self._config = config
         self._session = session
         self._runtime = session.runtime
@@ -266,7 +267,7 @@ class Learner:
         raise NotImplementedError
 
 
-def env_spec(config: Any) -> EnvSpec:
+def env_spec(config: RLSettings) -> EnvSpec:
     """The global vector of training envs that the settings describe."""
     return EnvSpec.of(
         config,

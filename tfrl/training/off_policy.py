@@ -7,11 +7,11 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from tfrl.algorithms.replay import ReplayAgent
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Step, VecEnv
 from tfrl.experience import exploration
@@ -56,7 +56,7 @@ class OffPolicyLearner(Learner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
         self.columns = (*_COLUMNS, *self.envs.columns)
@@ -472,7 +472,7 @@ class EnvSource:
 class SyncEnvs(EnvSource):
     """Envs that the agent acts in by its weights of now."""
 
-    def __init__(self, config: Any, session: Session) -> None:
+    def __init__(self, config: RLSettings, session: Session) -> None:
         self._config = config
         self.indices = list(session.runtime.local_envs(config.num_envs))
         self._envs = registry.make(env_spec(config), self.indices)
@@ -519,7 +519,7 @@ class PrefetchedEnvs(EnvSource):
 
     columns = COLUMNS
 
-    def __init__(self, config: Any, session: Session) -> None:
+    def __init__(self, config: RLSettings, session: Session) -> None:
         indices = session.runtime.local_envs(config.num_envs)
         sizes = {"replicas": 1, "num_steps": config.steps_per_env, "rollouts": config.rollouts_held}
         sizes["correlated"] = functools.partial(exploration.correlated_noise, config)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import TrainingError
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience.collector import Collector
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
@@ -40,7 +40,7 @@ class OnPolicyLearner(Learner):
         *("time/allreduce_seconds", "time/env_wait_fraction"),
     )
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.collector = self._make_collector()
         self._rewards = RewardNormalizer(config.num_envs)
@@ -219,7 +219,7 @@ class PrefetchingLearner(OnPolicyLearner):
     columns = (*OnPolicyLearner.columns, *COLUMNS)
     collector: PrefetchCollector
 
-    def __init__(self, config: Any, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._prefetch = Prefetch(config, self.collector)
 
@@ -258,7 +258,7 @@ class PrefetchingLearner(OnPolicyLearner):
         self._prefetch.set_state(state)
 
 
-def random_observations(config: Any, steps: int) -> np.ndarray:
+def random_observations(config: RLSettings, steps: int) -> np.ndarray:
     """Observations [steps, 1, *shape] of an env of its own, played at random: the same on every worker."""
     env = registry.make(
         dataclasses.replace(env_spec(config), num_envs=1, seed=rng.env_seed(config.seed, rng.Use.WARM_UP))
@@ -272,7 +272,7 @@ def random_observations(config: Any, steps: int) -> np.ndarray:
     return np.stack(observations)
 
 
-def make_collector(config: Any, runtime: Runtime) -> Collector:
+def make_collector(config: RLSettings, runtime: Runtime) -> Collector:
     """This worker's envs, and the buffers of the rollouts that are held at once. Raises UserError."""
     held = config.rollouts_held
     sizes = {"replicas": runtime.local_replicas, "num_steps": config.num_steps, "rollouts": held}

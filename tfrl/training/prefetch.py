@@ -13,12 +13,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms import acting
+from tfrl.config.run import RLSettings
 from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned, Weights
 from tfrl.experience.rollout import Rollout
@@ -85,7 +86,9 @@ class ThreadCollector:
       watchdog: hears of the envs' steps while they are waited for.
     """
 
-    def __init__(self, config: Any, collector: Collector, runtime: Runtime, watchdog: Watchdog) -> None:
+    def __init__(
+        self, config: RLSettings, collector: Collector, runtime: Runtime, watchdog: Watchdog
+    ) -> None:
         self.indices, self.exact_state = collector.indices, collector.exact_state
         self.observation_spec, self.action_spec = collector.observation_spec, collector.action_spec
         at_once = runtime.parts_at_once * runtime.local_replicas
@@ -161,7 +164,7 @@ class _ClosedError(Exception):
 
 
 def make_prefetch_collector(
-    config: Any, session: Session, *, replicas: int, make: Callable[[], Collector]
+    config: RLSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
 ) -> PrefetchCollector:
     """This worker's envs, in a thread or, as the settings say, on Ray.
 
@@ -195,7 +198,7 @@ class Prefetch:
       waited: seconds that the learner waited for the last rollout.
     """
 
-    def __init__(self, config: Any, collector: PrefetchCollector) -> None:
+    def __init__(self, config: RLSettings, collector: PrefetchCollector) -> None:
         self._lag, self._free, self._updates = config.lag, config.free_running, config.num_updates
         self._collector = collector
         self._weights: dict[int, Weights] = {}  # by the number of updates behind them
