@@ -224,8 +224,7 @@ def _advice(config: RLSettings, env_steps: int, episodes: float) -> str:
     if env_steps < config.run_steps:
         if config.max_episodes is not None and episodes >= config.max_episodes:
             return "without --max-episodes, or with a higher one, it would go on"
-        open_again = dataclasses.replace(config, solved_at=None)
-        open_again = settings.reader(config.algorithm).complete(open_again)
+        open_again = dataclasses.replace(config, solved_at=None).complete()
         without = "without --solved-at, or " if open_again.solved_at is None else ""
         return f"{without}with a higher {'one' if without else '--solved-at'}, it would go on"
     if "total_steps" in config.may_change:
