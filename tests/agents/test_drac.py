@@ -280,9 +280,8 @@ def test_a_learner_learns_catch(make):
     pytest.fail(f"a mean return of {learner.episode_metrics()['rollout/episode_return']} after 60 updates")
 
 
-def test_the_names_are_those_of_the_augmentations():
-    assert tuple(augment.AUGMENTATIONS) == drac.AUGMENTATIONS
-    assert drac.fitting((64, 64, 3)) == drac.AUGMENTATIONS
+def test_grey_and_long_images_have_fewer_augmentations():
+    assert drac.fitting((64, 64, 3)) == tuple(augment.AUGMENTATIONS)
     assert drac.fitting((10, 5, 1)) == ("crop", "random-conv", "flip", "cutout")
 
 

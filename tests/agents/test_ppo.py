@@ -140,7 +140,7 @@ def test_of_targets_that_are_all_the_same_only_the_same_values_explain_all(small
 @pytest.mark.parametrize(
     ("changes", "rate"),
     [
-        ({"max_grad_norm": 0.05, "anneal_lr": True}, 0.0025),  # it is the seventh update of eight
+        ({"max_grad_norm": 0.05, "lr_schedule": "linear"}, 0.0025),  # it is the seventh update of eight
         ({"max_grad_norm": 100.0, "clip_value": False}, 0.01),
     ],
 )
