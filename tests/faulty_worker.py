@@ -105,7 +105,7 @@ def note_phases(folder):
         beat(self, phase, update)
         if phase is not None:
             with (folder / f"phases-{self._worker}").open("a") as file:
-                file.write(f"{self._update} {phase}\n")
+                file.write(f"{self._own.update} {phase}\n")
 
     watchdog.Watchdog.beat = noted
 
