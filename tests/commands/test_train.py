@@ -116,6 +116,8 @@ def test_results_json_has_the_promised_keys(run):
     assert set(found) == {
         *promised.split(),
         "algorithm",
+        "episodes",
+        "missing",
         "solved",
         "solved_at",
         "started_from",
@@ -131,7 +133,7 @@ def test_results_json_has_the_promised_keys(run):
     assert (found["env"], found["seed"], found["env_steps"], found["updates"]) == ("catch", 1, TOTAL, 32)
     assert (found["workers"], found["replicas"], found["precision"]) == (1, 1, "float32")
     assert (found["started_from"], found["actors"], found["learners"], found["lag"]) == (None, 0, 1, 0)
-    assert found["resumed_at"] == [] and found["normalized_return"] is None
+    assert found["resumed_at"] == found["missing"] == [] and found["normalized_return"] is None
     assert found["env_steps_per_second"] == pytest.approx(TOTAL / found["seconds"])
     assert set(found["eval"]) == {"train", "test", "generalization_gap"}
     for level_set in ("train", "test"):

@@ -53,3 +53,13 @@ def test_shared_features_are_what_either_model_computes_alone():
     np.testing.assert_array_equal(logits, network.parameters(weights, tf.constant(observations)))
     np.testing.assert_array_equal(values, network.values(weights, tf.constant(observations)))
     assert logits.shape == (4, 3) and values.shape == (4,)
+
+
+def test_a_torso_without_weights_is_a_vector_that_is_not_learned():
+    """An empty tensor would hang or crash workers that it is sent to."""
+    network = build(torso="linear")
+    assert network.initial()["torso"].size > 0
+    assert set(network.learned) == {"actor", "critic"}
+    assert set(network.split(network.initial())) == {
+        f"{part}/head/{name}" for part in ("actor", "critic") for name in ("kernel", "bias")
+    }

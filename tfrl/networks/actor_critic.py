@@ -126,7 +126,9 @@ class ActorCritic(Network):
     def learned(self) -> tuple[str, ...]:
         """The names of the networks that PPO and IMPALA learn."""
         fixed = self.constants + (self.torsos if self._frozen else ())
-        return tuple(name for name in self.acting if name not in fixed and self.functions[name].size)
+        return tuple(
+            name for name in self.acting if name not in fixed and self.functions[name].num_parameters
+        )
 
     @property
     def models(self) -> dict[str, keras.Model]:

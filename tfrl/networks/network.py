@@ -63,7 +63,8 @@ class Packing:
         self._lengths = [int(np.prod(shape)) for shape in self._shapes]
         self._padding = [-length % _ALIGNMENT for length in self._lengths]
         self.num_parameters = sum(self._lengths)
-        self.size = self.num_parameters + sum(self._padding)
+        # At least one value: workers that are sent an empty tensor wait for ever, or crash.
+        self.size = max(_ALIGNMENT, self.num_parameters + sum(self._padding))
 
     def arrays(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The arrays of one vector, in the order of `names`."""
@@ -89,7 +90,7 @@ class Packing:
         odd = sorted({*self.names} ^ arrays.keys())
         if odd:
             raise ValueError(f"the weights are of another network: {odd[0]} is in one of them alone")
-        flat = [np.zeros(0)]
+        flat = [] if self.names else [np.zeros(self.size)]
         for name, shape, padding in zip(self.names, self._shapes, self._padding, strict=True):
             if arrays[name].shape != shape:
                 shapes = f"{arrays[name].shape}, the network needs {shape}"
