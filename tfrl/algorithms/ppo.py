@@ -498,11 +498,7 @@ class PPOAgent(ActorCriticAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        # A whole epoch is one program where a run can have no other topology: a single env on one device.
-        # It is faster, and rounds otherwise than parts of it do.
-        one_device = isinstance(runtime.strategy, tf.distribute.OneDeviceStrategy)
-        alone = one_device and config.num_envs == 1
-        self._steps = tf.function(self._take_steps, jit_compile=self.uses_xla and alone)
+        self._steps = tf.function(self._take_steps)
         self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
 
     @property
