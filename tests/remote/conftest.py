@@ -9,6 +9,9 @@ import pytest
 from benchmarks.ray_nodes import ENVIRON, Nodes
 from tfrl.remote import LOOPBACK
 
+# Ray reads these when it is imported, which a test may do before the first one that uses `node`.
+os.environ |= {LOOPBACK: "0", "RAY_AUTH_MODE": "token", **ENVIRON}
+
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory):
@@ -16,5 +19,5 @@ def node(tmp_path_factory):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("pip install -r requirements-ray.txt")
     with contextlib.closing(Nodes(tmp_path_factory.mktemp("r"))) as nodes:
-        os.environ |= {LOOPBACK: "0", **ENVIRON, **nodes.environ}
+        os.environ |= nodes.environ
         yield nodes.start(cpus=6)
