@@ -1,21 +1,45 @@
 """tfrl: deep reinforcement learning in TensorFlow 2, from a laptop to a cluster."""
 
+import importlib
 import importlib.util
 import itertools
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
 
 
-def __getattr__(name: str) -> object:
-    """The public classes, imported when they are first asked for."""
-    if name == "Callback":
-        from tfrl.run.callbacks import Callback
+if TYPE_CHECKING:
+    from tfrl.cli.errors import SettingsError as SettingsError
+    from tfrl.cli.errors import TrainingError as TrainingError
+    from tfrl.library import Policy as Policy
+    from tfrl.library import Run as Run
+    from tfrl.library import evaluate as evaluate
+    from tfrl.library import load as load
+    from tfrl.library import train as train
+    from tfrl.run.callbacks import Callback as Callback
 
-        return Callback
+_PUBLIC = {
+    **dict.fromkeys(("train", "load", "Policy", "Run"), "tfrl.library"),
+    **dict.fromkeys(("SettingsError", "TrainingError"), "tfrl.cli.errors"),
+    "Callback": "tfrl.run.callbacks",
+}
+_MODULES = ("evaluate",)  # which can be called
+
+
+def __getattr__(name: str) -> object:
+    """The public names, imported when they are first asked for."""
+    if name in _MODULES:
+        return importlib.import_module(f"tfrl.{name}")
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PUBLIC, *_MODULES]
 
 
 # Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
@@ -23,9 +47,12 @@ def __getattr__(name: str) -> object:
 # Not where others import us: "-m" stands there while Python looks for a module of ours; one that was found
 # before we are imported, of resnet, say, is what Python runs then.
 _OF_PYTHON = (signal.default_int_handler, signal.SIG_IGN)
+_OURS = ("tfrl", "resnet", "cluster", "benchmarks")
+_module = next((name for flag, name in itertools.pairwise(sys.orig_argv) if flag == "-m"), "")
 _run = getattr(sys.modules.get("__main__"), "__spec__", None)
-_runs_ours = _run is not None and _run.name.partition(".")[0] in ("resnet", "cluster", "benchmarks")
-if (sys.argv[:1] == ["-m"] or _runs_ours) and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
+_runs_ours = _run is not None and _run.name.partition(".")[0] in _OURS[1:]
+_finds_ours = sys.argv[:1] == ["-m"] and _module.partition(".")[0] in _OURS
+if (_finds_ours or _runs_ours) and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
@@ -37,11 +64,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # (tfrl/cli/signals.py), and our matrix products outside TensorFlow are too small to gain by them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-if sys.argv[:1] == ["-m"]:
+_is_command = _finds_ours and _module.startswith("tfrl.") and _module.count(".") == 1
+if _is_command and not importlib.util.find_spec(_module):
     # Python's own error for `python -m tfrl.a2c` would name no command that exists.
-    _module = next((name for flag, name in itertools.pairwise(sys.orig_argv) if flag == "-m"), "")
-    if _module.startswith("tfrl.") and _module.count(".") == 1 and not importlib.util.find_spec(_module):
-        from tfrl import __main__
-        from tfrl.cli import endings
+    from tfrl import __main__
+    from tfrl.cli import endings
 
-        endings.run(lambda _: __main__.main([_module.removeprefix("tfrl.")]))
+    endings.run(lambda _: __main__.main([_module.removeprefix("tfrl.")]))

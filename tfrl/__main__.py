@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """Runs the console script `tfrl`."""
+    """Runs the console script `tfrl`, which finds modules in the working folder as `python -m` does."""
+    sys.path.insert(0, "")
     endings.run(main)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,18 @@ from tfrl.cli.settings import NATURAL
 from tfrl.cli.streams import console
 from tfrl.config.of_run import folder
 from tfrl.config.run import EPISODES, RLSettings
-from tfrl.config.task import check as check_task
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Player, check_level_set, level_spec, play, split_episodes
+from tfrl.evaluation.episodes import (
+    Player,
+    check_level_set,
+    check_plays,
+    level_spec,
+    play,
+    split_episodes,
+)
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, check_writable
@@ -134,11 +142,7 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
-    check_task(task)
-    if registry.specs(task) != registry.specs(config):
-        raise UserError(
-            f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
-        )
+    check_plays(config, task)
     if options.levels != "both":
         check_level_set(task.env, options.levels)
     return task
@@ -177,6 +181,18 @@ def _show(content: dict[str, Any]) -> None:
         table.add_row(*(row[name] for name in told))
     console().print(table)
 
+
+class _Callable(types.ModuleType):
+    """This module, which is `tfrl.evaluate` of the Python library, too."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Implements `tfrl.library.evaluate`."""
+        from tfrl import library
+
+        return library.evaluate(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     endings.run(main)

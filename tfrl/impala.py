@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tfrl.algorithms.impala import READER, ImpalaAgent
 from tfrl.cli import endings
-from tfrl.training import command
+from tfrl.training.command import Command
 
-main = partial(command.run, READER, ImpalaAgent)
+main = Command(READER, ImpalaAgent)
 
 if __name__ == "__main__":
     endings.run(main)

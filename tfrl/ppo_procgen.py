@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tfrl.algorithms.ppo import PROCGEN_READER, PPOAgent
 from tfrl.cli import endings
-from tfrl.training import command
+from tfrl.training.command import Command
 
-main = partial(command.run, PROCGEN_READER, PPOAgent)
+main = Command(PROCGEN_READER, PPOAgent)
 
 if __name__ == "__main__":
     endings.run(main)

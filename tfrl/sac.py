@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tfrl.algorithms.sac import READER, SACAgent
 from tfrl.cli import endings
-from tfrl.training import command
+from tfrl.training.command import Command
 
-main = partial(command.run, READER, SACAgent)
+main = Command(READER, SACAgent)
 
 if __name__ == "__main__":
     endings.run(main)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tfrl.algorithms.td3 import READER, TD3Agent
 from tfrl.cli import endings
-from tfrl.training import command
+from tfrl.training.command import Command
 
-main = partial(command.run, READER, TD3Agent)
+main = Command(READER, TD3Agent)
 
 if __name__ == "__main__":
     endings.run(main)

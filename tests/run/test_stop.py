@@ -18,8 +18,10 @@ ECHOES = {signal.SIGINT: 1.2, signal.SIGTERM: 3.2}  # seconds after which a sign
 PRELUDE = """
 import hashlib, threading, time
 from pathlib import Path
+from tfrl.cli import signals
 from tfrl.run.console import Console
 from tfrl.run.stop import StopRequest
+signals.OURS.of_command = True
 console, stop, answered = Console(), StopRequest(Path("no such folder")), threading.Event()
 def answer(name):
     console.message(f"{name}: saving")

@@ -28,6 +28,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     handlers of its own; a second one ends the process at once.
     """
     open_missing()
+    signals.OURS.of_command = True
     _on_signals(_end)
     try:
         code = main(sys.argv[1:])

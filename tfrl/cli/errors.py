@@ -15,6 +15,10 @@ class UnknownFlagError(UserError):
         self.spelled, self.name = spelled, name
 
 
+class SettingsError(UserError, ValueError):
+    """A UserError as the Python library raises it."""
+
+
 class TrainingError(Exception):
     """The run itself failed (a NaN in a loss, say): one sentence. Exit code 1."""
 

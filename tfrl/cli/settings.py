@@ -263,15 +263,24 @@ class Reader(Generic[SettingsT]):
         if any(token in ("-h", "--help") for token in argv):
             self._help(argv)
         flags = read_flags(self.flag_kinds, self.kind.aliases, argv)
-        path, print_config = flags.pop("config", None), flags.pop("print_config", False)
+        print_config = flags.pop("print_config", False)
         flags.pop("yes", None)  # for the command, which asks
-        file = self._read_file(path, flags.get("preset")) if path else {}
-        given = {**self.kind.derive(file), **file, **self.kind.derive(flags), **flags}
-        config = self._inheriting(self._in_full(given, self.defaults))
+        config = self.of_values(flags)
         if print_config:
             sys.stdout.write(to_yaml(config))
             raise SystemExit(0)
         return config
+
+    def of_values(self, values: Mapping[str, Any]) -> SettingsT:
+        """Checked settings of given values by field name: what `parse` makes of flags.
+
+        `config` among them names a file. Raises UserError for anything that cannot be meant.
+        """
+        values = dict(values)
+        path = values.pop("config", None)
+        file = self._read_file(path, values.get("preset")) if path else {}
+        given = {**self.kind.derive(file), **file, **self.kind.derive(values), **values}
+        return self._inheriting(self._in_full(given, self.defaults))
 
     def from_yaml(self, path: str | Path) -> SettingsT:
         """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""

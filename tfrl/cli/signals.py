@@ -11,7 +11,7 @@ from collections.abc import Iterator
 # What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
 STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 # Seconds after the first request in which another signal repeats it, and asks for nothing more.
-_ECHOES = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
+ECHOES = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
 
 
 class Requests:
@@ -25,9 +25,12 @@ class Requests:
       first: the number of the first signal; 0 before it.
       again: whether a second request has come.
       heard: whether somebody heeds or has heeded them who tells what came of it.
+      of_command: whether the process runs a command of ours, which a second request may end. Otherwise it is
+        a user's program, or a notebook, that calls the library.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_command: bool = False) -> None:
+        self.of_command = of_command
         self.first = 0
         self.again = False
         self.heard = False
@@ -39,10 +42,15 @@ class Requests:
         if not self.first:
             self.first, self._since = number, now
             return True
-        if now - self._since < _ECHOES[number]:
+        if now - self._since < ECHOES[number]:
             return False
         self.again = True
         return True
+
+    def begin(self) -> None:
+        """Forgets the requests of an earlier run that a user's program has trained."""
+        if not self.of_command:
+            self.__init__()
 
 
 OURS = Requests()

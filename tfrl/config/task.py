@@ -17,7 +17,8 @@ class Task:
 
     env: str = "coinrun"
     """A procgen game, a toy or a Gymnasium id; my_package.my_module:MyEnv-v0 imports the module that
-    registers the id. coinrun, procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
+    registers the id; my_package.my_module:make_env is a function that returns a gymnasium.Env. coinrun,
+    procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'; in a YAML file also as a mapping."""
     frame_skip: Annotated[int | None, Range(1, 1000)] = None

@@ -14,12 +14,13 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -34,6 +35,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
+from tfrl.envs import callables
 from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
 
 # By the namespace of ids: the packages whose import registers them, and what to install.
@@ -76,6 +78,10 @@ _NO_SKIP = {"frameskip": 1, "obs_type": "grayscale"}
 """Arguments for `gymnasium.make`: the preprocessing, not the emulator, skips frames and makes them grey."""
 
 
+class _AtariFrames(TransformObservation):
+    """The outermost wrapper of `preprocess_atari`."""
+
+
 def preprocess_atari(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
     """Atari's usual preprocessing (Mnih et al. 2015, Machado et al. 2018).
 
@@ -84,12 +90,12 @@ def preprocess_atari(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
     """
     stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), _STACK)
     space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
-    return TransformObservation(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
+    return _AtariFrames(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
 
 
 def is_atari(env: gymnasium.Env) -> bool:
     """True if `preprocess_atari` made this env."""
-    return isinstance(env, TransformObservation) and hasattr(env.unwrapped, "ale")
+    return isinstance(env, _AtariFrames)
 
 
 def make_env(
@@ -102,10 +108,11 @@ def make_env(
 ) -> gymnasium.Env:
     """Makes one env, without wrappers that only check, and with the usual preprocessing of its family.
 
-    Atari's is `preprocess_atari`; the dicts that dm_control shows are flattened.
+    Atari's is `preprocess_atari`; the dicts that dm_control shows are flattened. The env of a callable is
+    taken as it is, with its own wrappers.
 
     Args:
-      env_id: Gymnasium's id, or module:id.
+      env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
       kwargs: as above.
       frame_skip: times that each action is taken; None: 4 of Atari's games, else 1.
       unlimited: leaves out the time limit that the env is registered with.
@@ -115,6 +122,9 @@ def make_env(
       ValueError: one sentence: there is no such id, a package is missing, it does not take these arguments,
         or it gives no pictures.
     """
+    if callables.is_name(env_id):
+        env = _call(env_id, json.loads(kwargs), render=render)
+        return env if frame_skip in (None, 1) else FrameSkip(env, frame_skip)
     spec = copy.deepcopy(_find(env_id))
     spec.order_enforce = False
     if unlimited:
@@ -152,6 +162,49 @@ def make_env(
         raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
     if env_id.startswith("dm_control/") and isinstance(env.observation_space, gymnasium.spaces.Dict):
         env = gymnasium.wrappers.FlattenObservation(env)
+    return env
+
+
+def _call(name: str, kwargs: dict[str, Any], *, render: bool) -> gymnasium.Env:
+    """The env that a callable makes. Raises ValueError as `make_env`."""
+    make = callables.find(name)
+    if render:
+        _draw_off_screen()
+        if "render_mode" in _parameters(make):
+            kwargs = kwargs | {"render_mode": "rgb_array"}
+    try:
+        _silence_mujoco()
+        env = make(**kwargs)
+    except Exception as error:  # a function of anybody's
+        given = f" with {json.dumps(kwargs)}" if kwargs else ""
+        raise ValueError(f"{name} cannot be made{given}: {_cause(error)}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ValueError(
+            f"{name} gives {_kind(env)}, and must give a gymnasium.Env (Gymnasium {gymnasium.__version__})"
+        )
+    if render and env.render_mode != "rgb_array":
+        raise ValueError(
+            f"{name} gives no pictures: it must take render_mode, and its env's render_mode must be rgb_array"
+        )
+    return _without_checks(env)
+
+
+def _parameters(make: Callable[..., Any]) -> Collection[str]:
+    """The names of a callable's parameters; none where Python cannot tell."""
+    try:
+        return inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _without_checks(env: gymnasium.Env) -> gymnasium.Env:
+    """The env without the wrappers of `gymnasium.make` that only check, which cost time at each step."""
+    if not isinstance(env, gymnasium.Wrapper):
+        return env
+    inner = _without_checks(env.env)
+    if isinstance(env, gymnasium.wrappers.PassiveEnvChecker | gymnasium.wrappers.OrderEnforcing):
+        return inner
+    env.env = inner
     return env
 
 
@@ -261,12 +314,14 @@ class Facts(NamedTuple):
       observation, action: the specs.
       action_mask: its info has an "action_mask", which no algorithm here uses.
       fps: frames a second at which people see it; 30 if the env names none.
+      with_opengl: MuJoCo draws it.
     """
 
     observation: ArraySpec
     action: ActionSpec
     action_mask: bool
     fps: float
+    with_opengl: bool
 
 
 @functools.cache
@@ -281,7 +336,8 @@ def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
         spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
         observation, actions = observation_spec(env_id, next(spaces)), actions_of(env_id, next(spaces))
         masks = check_calls(env_id, env, observation)
-        return Facts(observation, actions.spec, masks, float(env.metadata.get("render_fps") or 30))
+        fps = float(env.metadata.get("render_fps") or 30)
+        return Facts(observation, actions.spec, masks, fps, hasattr(env.unwrapped, "mujoco_renderer"))
 
 
 @contextlib.contextmanager
@@ -311,7 +367,8 @@ def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(20)]
         outlines = [_outline(env_id, env, actions) for _ in range(2)]
-    return not _find(env_id).nondeterministic and outlines[0] == outlines[1]
+    marked = not callables.is_name(env_id) and _find(env_id).nondeterministic
+    return not marked and outlines[0] == outlines[1]
 
 
 def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
@@ -327,11 +384,19 @@ def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
     return seen
 
 
+def forget() -> None:
+    """Forgets all facts: a callable's name stands for another one now."""
+    facts_of.cache_clear()
+    can_repeat.cache_clear()
+
+
 def reward_threshold(env_id: str) -> float | None:
-    """The mean return from which Gymnasium counts an env as solved; None if it names none.
+    """The mean return from which Gymnasium counts an env as solved; None if it names none, or of a callable.
 
     Raises ValueError if there is no such id.
     """
+    if callables.is_name(env_id):  # its wrappers may have changed the rewards
+        return None
     threshold = _find(env_id).reward_threshold
     return None if threshold is None else float(threshold)
 
@@ -350,9 +415,9 @@ def draws_with_opengl(env_id: str) -> bool:
 
 def rendering_error(env_id: str, error: Exception) -> str:
     """One sentence for a failure to render, which names the missing package or OpenGL library."""
-    spec = _find(env_id)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
-        return f"{env_id} cannot be rendered without a package that is missing{_remedy(spec, error)}"
+        remedy = f" ({_summary(error)})" if callables.is_name(env_id) else _remedy(_find(env_id), error)
+        return f"{env_id} cannot be rendered without a package that is missing{remedy}"
     return f"{env_id} cannot be rendered: {_cause(error)}"
 
 

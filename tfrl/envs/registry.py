@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tfrl.envs import callables
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSettings, EnvSpec, VecEnv
 
 if TYPE_CHECKING:
@@ -123,15 +124,37 @@ def check(task: EnvSettings) -> None:
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is none: leave it out")
-    elif not re.fullmatch(r"\S+-v\d+", env):  # Gymnasium's ids look so; anything else stands for a game
+    elif not (
+        callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
+    ):  # Gymnasium's ids look so; anything else stands for a game
         from tfrl.envs.gymnasium_ids import did_you_mean
 
         known = ", ".join(env_names())
         raise ValueError(
             f"there is no env {env!r}{did_you_mean(env, env_names())}; known: {known}, Gymnasium's ids, and "
-            "MODULE:ID of your own"
+            "MODULE:ID or MODULE:FUNCTION of your own"
         )
     specs(task)
+
+
+def name_of(env: str | Callable[..., Any]) -> str:
+    """The name of an env, or of a callable that makes one, which this process then finds by its name.
+
+    Raises ValueError if it is an env already, or neither.
+    """
+    if isinstance(env, str):
+        return env
+    if not callable(env):
+        raise ValueError(
+            f"env must be an id or a function that makes an env, not a {type(env).__name__}: give "
+            "lambda: gymnasium.make(...), say"
+        )
+    name, changed = callables.give(env)
+    if changed:
+        from tfrl.envs.gymnasium_ids import forget
+
+        forget()
+    return name
 
 
 def own_name(env: str) -> str:
@@ -141,8 +164,8 @@ def own_name(env: str) -> str:
 
 
 def file_name(env: str) -> str:
-    """An env's name for names of files: dashes in place of the slash and the colon of ids."""
-    return re.sub(r"[/:]", "-", env)
+    """An env's name for names of files: dashes in place of slashes, colons and brackets."""
+    return re.sub(r"[^\w.-]+", "-", env).strip("-")[:100]
 
 
 def games() -> tuple[str, ...]:
@@ -179,13 +202,15 @@ def reward_threshold(env: str) -> float | None:
         return None
 
 
-def draws_with_opengl(env: str) -> bool:
-    """True if OpenGL draws an env's frames for people, or may; others take milliseconds."""
-    if family(env).fps:
+def draws_with_opengl(task: EnvSettings) -> bool:
+    """True if OpenGL draws the frames of a task's env for people, or may; others take milliseconds."""
+    if family(task.env).fps:
         return False
+    if callables.is_name(task.env):
+        return _facts(task).with_opengl
     from tfrl.envs.gymnasium_ids import draws_with_opengl
 
-    return draws_with_opengl(env)
+    return draws_with_opengl(task.env)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
@@ -198,7 +223,8 @@ def in_words() -> str:
     """The names of all families, for --help."""
     named = [f"{name}: {', '.join(known.names)}" for name, known in FAMILIES.items() if known.names]
     gymnasium = "gymnasium: ids of Gymnasium, such as CartPole-v1, or my_package.my_module:MyEnv-v0"
-    return "; ".join([*named, f"{gymnasium}, where the module registers the id"])
+    own = "or my_package.my_module:make_env, a function that returns a gymnasium.Env"
+    return "; ".join([*named, f"{gymnasium}, where the module registers the id, {own}"])
 
 
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
@@ -215,7 +241,7 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
         raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
     kind = getattr(importlib.import_module(known.module), known.kind)
     indices = list(range(spec.num_envs) if indices is None else indices)
-    if spec.render and draws_with_opengl(spec.env):
+    if spec.render and draws_with_opengl(spec):
         from tfrl.envs.gymnasium import SubprocessVecEnv
 
         return SubprocessVecEnv(kind, spec, indices)

@@ -61,6 +61,10 @@ class ActionSpec(ABC):
     def from_uniform(self, numbers: np.ndarray) -> np.ndarray:
         """Uniform actions [B, *shape] by numbers in [0, 1), float32 [B, K], one for each of an action's."""
 
+    def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] of an agent as the env's own; those of other ranges override this."""
+        return actions
+
     def scaled(self, action: np.ndarray) -> np.ndarray:
         """The numbers of one action [K] in [-1, 1], for pictures; those of other ranges override this."""
         return action
@@ -86,6 +90,10 @@ class Discrete(ActionSpec):
 
     def __str__(self) -> str:
         return f"{self.n} discrete actions, {self.start} to {self.start + self.n - 1}"
+
+    def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
+        """Actions int32 [B] from `start` on."""
+        return actions + self.start if self.start else actions
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, int32 [count]."""
@@ -116,6 +124,15 @@ class Box(ActionSpec):
 
     def __str__(self) -> str:
         return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
+
+    def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
+        """Actions float32 [B, D] between `low` and `high`, of some in [-1, 1]."""
+        low, high = (np.asarray(bound, np.float64) for bound in (self.low, self.high))
+        scaled = (actions * (high / 2 - low / 2) + (low / 2 + high / 2)).astype(np.float32)
+        # Rounding may not take a bound out of an env's of float64.
+        within = (np.nextafter(scaled, np.float32(way)) for way in (np.inf, -np.inf))
+        above, below = within
+        return np.where(scaled < low, above, np.where(scaled > high, below, scaled))
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""

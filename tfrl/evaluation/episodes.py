@@ -14,6 +14,7 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
+from tfrl.config.task import Task, check
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
@@ -192,6 +193,15 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
         num_levels=task.num_levels if level_set == TRAIN else 0,
         start_level=task.start_level if level_set == TRAIN else 0,
     )
+
+
+def check_plays(config: Task, task: Task) -> None:
+    """Raise UserError if there is no such env, or a policy trained by `config` cannot play it."""
+    check(task)
+    if registry.specs(task) != registry.specs(config):
+        raise UserError(
+            f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
+        )
 
 
 def check_level_set(env: str, level_set: str) -> None:

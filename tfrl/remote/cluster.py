@@ -244,6 +244,9 @@ def _signals_kept() -> Iterator[None]:
 
     Where one of those has run meanwhile, the process ends as one that was told to stop.
     """
+    if threading.current_thread() is not threading.main_thread():  # Ray then leaves them alone
+        yield
+        return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

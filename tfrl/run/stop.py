@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,18 @@ class StopRequest:
         self._stop_file = stop_file
         self.exit_code = 0
         self.saved = False
+        self._since = 0.0  # when the first signal came
 
     @contextlib.contextmanager
     def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
         """Heeds SIGINT, SIGTERM and SIGHUP inside, and those that `signals.held_back` has kept waiting.
 
         A second request (`signals.Requests` says what is one) ends the process at once, whatever it is in.
+        In a user's program a second Ctrl-C raises KeyboardInterrupt instead. In another thread than the main
+        one, where Python allows no handlers, nothing is heeded: the program's own handlers stay.
 
-        Enter it in the main thread, after the strategy is made: TensorFlow installs a SIGTERM handler of its
-        own, which swallows the signal.
+        Enter it after the strategy is made: TensorFlow installs a SIGTERM handler of its own, which swallows
+        the signal.
 
         A handler of Python's runs in the main thread, between two lines of it: not before a long call of
         TensorFlow's returns, and maybe while that thread holds the lock of a stream. So ours sets a number
@@ -70,6 +74,10 @@ class StopRequest:
           on_first: told the first signal's name, in a thread of its own.
           on_second: the same before the process ends with something unsaved; the exit code is the first's.
         """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals.OURS.begin()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -87,13 +95,19 @@ class StopRequest:
             os.close(writer)  # which ends the thread
 
     def _note(self, number: int, _frame: Any) -> None:
-        self.exit_code = self.exit_code or STOP_CODES[number]
+        again = self.exit_code and time.monotonic() - self._since >= signals.ECHOES[number]
+        if again and number == signal.SIGINT and not signals.OURS.of_command:
+            raise KeyboardInterrupt  # the listening thread leaves it to us
+        if not self.exit_code:
+            self.exit_code, self._since = STOP_CODES[number], time.monotonic()
 
     def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
         """Reads the numbers of signals, a byte each, as they come."""
         requests = signals.OURS
         while data := os.read(reader, 1):
             if data[0] not in STOP_CODES or not requests.take(data[0]):
+                continue
+            if requests.again and data[0] == signal.SIGINT and not requests.of_command:
                 continue
             if requests.again and self.saved:
                 os._exit(STOP_CODES[requests.first])

@@ -63,7 +63,7 @@ class Evaluation:
         self._session = session
         self._runtime = session.runtime
         self._sees_images = len(registry.specs(config)[0].shape) == 3
-        self._draws = not self._sees_images and not registry.draws_with_opengl(config.env)
+        self._draws = not self._sees_images and not registry.draws_with_opengl(config)
         self._drawing = 0.0  # seconds so far
 
     def evaluate(self, player: Player, env_steps: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
@@ -17,12 +18,14 @@ from tfrl import remote
 from tfrl.algorithms import ppg
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.config.actors import LEARNER, check_ray, leads
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.callables import is_importable, is_name
 from tfrl.evaluation import policy_files
 from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
@@ -39,48 +42,63 @@ if TYPE_CHECKING:
     from tfrl.training.learner import MakeAgent
 
 
-def run(
-    reader: Reader, agent: MakeAgent, arguments: Sequence[str], callbacks: Sequence[Callback] = ()
-) -> int:
-    """Trains with the settings of the command line; the exit code.
+@dataclass(frozen=True)
+class Command:
+    """The command `python -m tfrl.ALGORITHM`: its `main`.
 
-    Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
-    takes seconds.
-
-    Args:
+    Attributes:
       reader: reads the algorithm's settings.
       agent: the algorithm's class, made of the settings and the runtime.
-      arguments: of the command line.
-      callbacks: called by the loop, in this process.
     """
-    with endings.before_training():
-        config = settings.parse(reader, arguments)
-        leading = leads(config)
-        cluster = None if leading else tf_config.for_strategy(config.strategy)
-        evaluates = cluster is not None and cluster.is_evaluator
-        if not evaluates:
-            check(config, cluster)
-        if cluster is None or cluster.is_chief:
-            check_restart(config, arguments)
-    if evaluates:
-        with quiet_start():
-            from tfrl.training import evaluator
-        return evaluator.follow(config)
-    if leading:
-        agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
-        return launch_workers(config, reader.prog.removeprefix("python -m "), agreed)
-    with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
-        # Several workers find out together, in the trainer: a shared disk may show a file to one first.
-        if cluster is None and (told := told_complete(config)):
-            Console(enabled=True).message(told)
-            return 0
-        with quiet_start(), held_back():
-            import tensorflow  # noqa: F401 - here, where signals wait
 
-            from tfrl.training import trainer
-        return trainer.train(
-            config, cluster, lambda c, session: trainer.make_learner(c, session, agent), callbacks
-        )
+    reader: Reader
+    agent: MakeAgent
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        """Trains with the settings of the command line; the exit code."""
+        with endings.before_training():
+            config = settings.parse(self.reader, arguments)
+        return self.train(config, arguments)
+
+    def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
+        """Trains with settings; the exit code. The Python library calls it, too.
+
+        Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
+        takes seconds.
+
+        Args:
+          config: the settings that the arguments stand for.
+          arguments: of the command line that trains the same; --learners start it.
+          callbacks: called by the loop, in this process.
+        """
+        reader, agent = self.reader, self.agent
+        with endings.before_training():
+            leading = leads(config)
+            cluster = None if leading else tf_config.for_strategy(config.strategy)
+            evaluates = cluster is not None and cluster.is_evaluator
+            if not evaluates:
+                check(config, cluster)
+            if cluster is None or cluster.is_chief:
+                check_restart(config, arguments)
+        if evaluates:
+            with quiet_start():
+                from tfrl.training import evaluator
+            return evaluator.follow(config)
+        if leading:
+            agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
+            return launch_workers(config, reader.prog.removeprefix("python -m "), agreed)
+        with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
+            # Several workers find out together, in the trainer: a shared disk may show a file to one first.
+            if cluster is None and (told := told_complete(config)):
+                Console(enabled=True).message(told)
+                return 0
+            with quiet_start(), held_back():
+                import tensorflow  # noqa: F401 - here, where signals wait
+
+                from tfrl.training import trainer
+            return trainer.train(
+                config, cluster, lambda c, session: trainer.make_learner(c, session, agent), callbacks
+            )
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
@@ -91,12 +109,26 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     else:
         workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+    check_callables(config, workers)
     check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
     _check_memory(config, workers, here)
     if isinstance(config, ppg.Config) and not results.are_of_all(results.read(config.run_dir), config):
         phase.check_disk(config)
     if config.resume == "restart" or not has_checkpoint(config.run_dir):
         _check_beginning(config)
+
+
+def check_callables(config: RLSettings, workers: int) -> None:
+    """Raises UserError where processes could not import what settings name: an env's local function."""
+    if not is_name(config.env) or is_importable(config.env):
+        return
+    numbers = {"learners": workers, **{n: getattr(config, n, 0) for n in ("actors", "observers")}}
+    several = [f"{flag(name)} {n}" for name, n in numbers.items() if n > (name == "learners")]
+    if several:
+        raise UserError(
+            f"{several[0]} needs an env that other processes can import, and {config.env} is a lambda, a "
+            "local function or one of a notebook: put the function into a module of its own."
+        )
 
 
 def _check_beginning(config: RLSettings) -> None:

@@ -71,7 +71,8 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
         watchdog.beat(CONNECTING)
         watchdog.start()
         try:
-            with deadline(max(LIFELESS, config.cluster_timeout, config.stall_timeout)), quiet():
+            patience = max(LIFELESS, config.cluster_timeout, config.stall_timeout)
+            with deadline(patience) if together else contextlib.nullcontext(), quiet():
                 runtime = strategy.make(config, cluster)
             if together and cluster.is_local and not close_to_network(cluster) and cluster.is_chief:
                 ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfrl.cli.streams import once, tell
 from tfrl.ops.graph import tf
 from tfrl.workers import machine
 
@@ -28,14 +29,25 @@ def cores() -> int:
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else machine.cores()
 
 
-def one_thread_each() -> None:
+def one_thread_each(wanted: bool = True) -> None:
     """Gives TensorFlow's operations one thread each, in all of this process and from now on.
 
-    It does nothing once TensorFlow has computed something, because its threads are there already. More of
-    them cost speed, and equality with runs on other numbers of cores.
+    Once TensorFlow has computed something, its threads are there already: then it warns where they are not
+    what is wanted. More of them cost speed, and equality with runs on other numbers of cores.
     """
-    with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(1)
+    threading = tf.config.threading
+    if wanted:
+        with contextlib.suppress(RuntimeError):
+            threading.set_intra_op_parallelism_threads(1)
+    if wanted != (threading.get_intra_op_parallelism_threads() == 1) and cores() > 1:
+        have = "threads of their own" if wanted else "one thread each"
+        _warn(
+            f"warning: TensorFlow has computed in this process before, and its operations keep {have}; "
+            "results may differ from a new process's by rounding."
+        )
+
+
+_warn = once(tell)
 
 
 def map_rows(

@@ -247,8 +247,7 @@ def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: in
         return 1
     minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
-    if minibatch // _cpu_micro_batch(config, replicas) >= parts.cores():
-        parts.one_thread_each()
+    parts.one_thread_each(minibatch // _cpu_micro_batch(config, replicas) >= parts.cores())
     return -(-parts.cores() // local_replicas)
 
 
@@ -290,7 +289,13 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
         # A process can be split only once; a second strategy takes what the first has left.
         if len(tf.config.get_logical_device_configuration(cpu) or ()) < replicas:
             parts = [tf.config.LogicalDeviceConfiguration()] * replicas
-            tf.config.set_logical_device_configuration(cpu, parts)
+            try:
+                tf.config.set_logical_device_configuration(cpu, parts)
+            except RuntimeError:
+                raise UserError(
+                    f"--replicas {replicas} needs a process in which TensorFlow has not computed yet: it "
+                    "splits a CPU only once."
+                ) from None
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 
 

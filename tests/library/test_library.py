@@ -1,0 +1,206 @@
+"""`tfrl.train`, `load` and `evaluate` do what the commands do, in a user's program."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from processes import ROOT
+
+import tfrl
+from tfrl.envs.spec import Box, Discrete
+
+SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "seed": 3}
+
+
+def cartpole(**options):
+    return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1", **options).unwrapped, 500)
+
+
+class Walk(gymnasium.Env):
+    """Counts from 5; each fault breaks one rule of Gymnasium's interface."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    action_space = spaces.Discrete(2, start=5)
+
+    def __init__(self, fault=None):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        shown = np.float32([self.np_random.normal(), 9])
+        return shown if self.fault == "no info" else (shown, {})
+
+    def step(self, action):
+        assert action in (5, 6)
+        self.left -= 1
+        shown = np.zeros(3 if self.fault == "shape" else 2, np.float32)
+        result = shown, float(action - 5), self.left == 0, False, {}
+        return result[:4] if self.fault == "four values" else result
+
+
+def sha(run):
+    return run.results["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run by id, by a function, by a wrapped lambda, and by the command in a process of its own."""
+    logdir = tmp_path_factory.mktemp("logs")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tfrl.ppo", "--env", "test_library:cartpole", *flags, "--run-name", "command"]
+        + ["--logdir", str(logdir)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests/library"), str(ROOT / "tests")])},
+        stdout=subprocess.DEVNULL,
+    )
+    envs = {"id": "CartPole-v1", "function": cartpole, "lambda": lambda: gymnasium.make("CartPole-v1")}
+    made = {n: tfrl.train("ppo", env=e, logdir=logdir, run_name=n, **SMALL) for n, e in envs.items()}
+    assert command.wait() == 0
+    return made | {"command": tfrl.Run(logdir / "command")}
+
+
+def test_callables_ids_and_the_command_train_the_same_bits(runs):
+    assert len({sha(run) for run in runs.values()}) == 1
+    assert len({run.results["eval"]["test"]["return"] for run in runs.values()}) == 1
+
+
+def test_a_run_has_its_folder_results_and_progress(runs):
+    run = runs["function"]
+    assert run.results == json.loads((run.folder / "results.json").read_text())
+    assert run.progress["env_steps"].tolist() == [512.0, 1024.0, 1536.0, 2048.0]
+    assert np.isfinite(run.progress["train/policy_loss"]).all()
+
+
+def test_the_settings_file_names_callables_as_what_they_are(runs):
+    names = {
+        name: next(line for line in text.splitlines() if line.startswith("env: "))
+        for name, run in runs.items()
+        if (text := (run.folder / "config.yaml").read_text())
+    }
+    assert names["id"] == "env: CartPole-v1"
+    assert names["function"] == names["command"] == "env: test_library:cartpole"
+    assert names["lambda"] == "env: test_library:runs.<locals>.<lambda>"
+
+
+def test_the_same_call_goes_on_bit_for_bit(runs, tmp_path):
+    class Stop(tfrl.Callback):
+        def on_update(self, run, metrics):
+            if run.updates == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    settings = {**SMALL, "logdir": tmp_path, "run_name": "broken-off"}
+    make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(KeyboardInterrupt):
+        tfrl.train("ppo", env=make, callbacks=[Stop()], **settings)
+    assert not tfrl.Run(tmp_path / "broken-off").results
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert handlers == after
+    run = tfrl.train("ppo", env=make, callbacks=[tfrl.Callback()], **settings)
+    assert sha(run) == sha(runs["id"]) and run.results["resumed_at"] == [1024]
+    again = tfrl.train("ppo", env=make, **settings)
+    assert again.results == run.results, "a run that is complete is left alone"
+
+
+def test_it_trains_in_a_thread(runs, tmp_path):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(tfrl.train("ppo", env=cartpole, logdir=tmp_path, **SMALL))
+    )
+    thread.start()
+    thread.join()
+    assert sha(found[0]) == sha(runs["id"])
+
+
+def test_a_policy_takes_one_observation_or_a_batch(runs):
+    policy = tfrl.load(runs["function"].folder)
+    shown = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    actions = policy(shown)
+    assert actions.dtype.kind == "i" and set(actions) == {0, 1}
+    assert [policy(each) for each in shown] == actions.tolist() == policy(shown.tolist()).tolist()
+    drawn = [policy.sample(shown, seed=seed) for seed in (1, 1, 2)]
+    assert (drawn[0] == drawn[1]).all() and (drawn[0] != drawn[2]).any()
+    assert type(policy(shown[0])) is int
+    with pytest.raises(
+        tfrl.SettingsError, match=r"takes observations of \[4\], or a batch of them; got \[5\]"
+    ):
+        policy(np.zeros(5))
+
+
+def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
+    policy = tfrl.load(runs["function"].folder)
+    found = tfrl.evaluate(policy, episodes=4)
+    assert found.mean == runs["function"].results["eval"]["test"]["return"]
+    assert found.returns.tolist() == found.lengths.tolist(), "CartPole gives 1 a step"
+    more = tfrl.evaluate(policy, env=lambda: gymnasium.make("CartPole-v1"), episodes=70, seed=5)
+    assert more.returns.shape == more.lengths.shape == (70,)
+    assert more.interval[0] < more.mean < more.interval[1]
+    with pytest.raises(tfrl.SettingsError, match="this policy cannot play both"):
+        tfrl.evaluate(policy, env="Pendulum-v1")
+
+
+def test_bad_settings_are_one_sentence(tmp_path):
+    for algorithm, settings, sentence in (
+        ("pp", {}, r"no algorithm 'pp' \(did you mean ppo\?\)"),
+        ("ppo", {"learning_rate": 1e-3}, r"ppo has no setting learning_rate \(did you mean lr\?\)"),
+        ("ppo", {"tau": 0.5}, r"no setting tau \(it is a setting of dqn, ddpg, td3, sac\)"),
+        ("ppo", {"num_envs": "many"}, "num_envs must be a whole number; got 'many'"),
+        ("ppo", {"num_envs": 8, "actors": 3}, "num_envs must be divisible by actors 3"),
+        ("ppo", {"env": gymnasium.make("CartPole-v1")}, "env must be an id or a function .* not a TimeLimit"),
+        ("ppo", {"env": lambda: None}, "gives None, and must give a gymnasium.Env"),
+        ("ppo", {"env": lambda: 1 / 0}, "cannot be made: ZeroDivisionError: division by zero"),
+        ("ppo", {"env": "test_library:walk"}, "the module test_library has no walk"),
+        ("ppo", {"env": "no_such_module:f"}, "cannot be imported here .ModuleNotFoundError"),
+        (
+            "ppo",
+            {"env": lambda: Walk(), "actors": 2},
+            "actors 2 needs an env that other processes can import",
+        ),
+        ("ppo", {"env": lambda: Walk(), "learners": 2}, "learners 2 needs an env that other processes can"),
+        (
+            "ppo",
+            {"env": lambda: Walk("no info")},
+            r"its reset\(seed=..., options=...\) gives a value of type nd",
+        ),
+        (
+            "ppo",
+            {"env": lambda: Walk("four values")},
+            r"its step\(action\) gives 4 values, and must give \(obs",
+        ),
+        (
+            "ppo",
+            {"env": lambda: Walk("shape")},
+            r"shows an observation of float32 \[3\] where its observation_",
+        ),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=sentence) as caught:
+            tfrl.train(algorithm, logdir=tmp_path, **settings)
+        assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_actions_are_what_the_env_takes():
+    assert Discrete(2, start=5).as_env_takes(np.int32([0, 1])).tolist() == [5, 6]
+    taken = Box((-2.0, 0.1), (2.0, 0.3)).as_env_takes(np.float32([[-1, 1], [0, -1]]))
+    assert taken.dtype == np.float32 and taken[0, 0] == -2 and taken[1, 0] == 0
+    assert (taken[:, 1] <= 0.3).all() and (taken[:, 1] >= 0.1).all(), "in float64"
+
+
+def test_the_import_is_quick_and_leaves_tensorflow_and_signals_alone():
+    code = (
+        "import time; began = time.perf_counter(); import tfrl; took = time.perf_counter() - began\n"
+        "import signal, sys; assert 'tensorflow' not in sys.modules and took < 0.3, took\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "assert issubclass(tfrl.SettingsError, ValueError) and callable(tfrl.evaluate)\n"
+        "tfrl.train, tfrl.load, tfrl.Callback; assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

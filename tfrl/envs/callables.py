@@ -1,0 +1,83 @@
+"""Functions that make envs, by name: settings, checkpoints and messages hold `module:function`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_given: dict[str, Callable[..., Any]] = {}  # to this process, by name
+
+
+def give(make: Callable[..., Any]) -> tuple[str, bool]:
+    """Lets this process find a callable by its name.
+
+    Returns:
+      The name, and True if another object had it before.
+    """
+    name = _name_of(make)
+    changed = name in _given and _given[name] is not make
+    _given[name] = make
+    return name, changed
+
+
+def is_name(name: str) -> bool:
+    """True for the name of a callable, one of this process's or `module:function`, and no id of an env."""
+    return name in _given or bool(_IMPORTABLE.fullmatch(name))
+
+
+def is_importable(name: str) -> bool:
+    """True if another process finds the callable by its name alone; not a lambda or a local function."""
+    return bool(_IMPORTABLE.fullmatch(name)) and not name.startswith("__main__:")
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The callable of a name: of this process, or imported.
+
+    Raises ValueError, one sentence, if there is none.
+    """
+    if name in _given:
+        return _given[name]
+    if not is_importable(name):
+        raise ValueError(
+            f"only the program that defines {name} can find it: it is a lambda, a local function or one of a "
+            "notebook"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except AttributeError:
+        raise ValueError(f"the module {module} has no {attribute}") from None
+    except Exception as error:  # a module of anybody's
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise ValueError(
+            f"{name} cannot be imported here ({type(error).__name__}: {lines[0].rstrip('.')})"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"{name} is a value of type {type(found).__name__}, and no function")
+    return found
+
+
+def _name_of(make: Callable[..., Any]) -> str:
+    if isinstance(make, functools.partial):
+        arguments = [*map(repr, make.args), *(f"{key}={value!r}" for key, value in make.keywords.items())]
+        return f"{_name_of(make.func)}({', '.join(arguments)})"
+    of = make if hasattr(make, "__qualname__") else type(make)
+    name = f"{_module_of(of)}:{of.__qualname__}"
+    return name if of is make else f"{name}()"
+
+
+def _module_of(thing: Any) -> str:
+    """The module by which other processes import a thing: of the program's own file, its name."""
+    if thing.__module__ != "__main__":
+        return thing.__module__
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return main.__spec__.name
+    stem = Path(getattr(main, "__file__", "")).stem
+    return stem if stem.isidentifier() and Path(main.__file__).suffix == ".py" else "__main__"
