@@ -50,6 +50,25 @@ class Hidden(_Made):
         return shown, 0.1 * action, terminated, truncated, {"is_success": self.place > 0}
 
 
+class Recall(_Made):
+    """Shows a drawn sign first; after 10 steps, the action of that sign has a reward of 1."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        self.sign, self.time = int(self.np_random.integers(2)), 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.time += 1
+        asked = self.time == 11
+        return self.show(), float(asked and action == self.sign), asked, False, {}
+
+    def show(self):
+        return np.array([2.0 * self.sign - 1 if self.time == 0 else 0.0, self.time == 10])
+
+
 class Unseeded(_Made):
     """Draws from the system's randomness after `quiet` steps of an episode."""
 
@@ -206,6 +225,7 @@ def _register(name, entry, limit=None, **kwargs):
 _VECTOR, _DISCRETE = spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3)
 _register("Hidden", Hidden, limit=60)
 _register("Endless", Hidden)
+_register("Recall", Recall)
 _register("Unseeded", Unseeded, limit=60)
 _register("LateUnseeded", Unseeded, limit=60, quiet=40)
 _register("Fifty", Fifty)

@@ -44,6 +44,9 @@ class Acting:
     def draw_noise(self, generator, steps):
         return generator.random((steps, 1), np.float32)
 
+    def memory(self, envs):
+        return None
+
 
 def still(observations, noise):
     return np.zeros(len(observations), np.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from tfrl.workers.data_parallel import Weights
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
     from tfrl.networks.network import Network
+
+
+TOLD = ("log_prob", "value", "state")
+"""The names of what is told of actions: log-probabilities and values float32 [B], and states [B, S]."""
 
 
 class ActingNetwork:
@@ -74,18 +78,34 @@ class ActingNetwork:
             return self.network.act(self.array_pass(observations), noise, *exploration)
         return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
 
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K]."""
+    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K].
+
+        A recurrent network takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+        if memory is not None:
+            results = self._sample_with_states(*map(tf.convert_to_tensor, (observations, noise, memory)))
+            return tuple(x.numpy() for x in results)
         if self.in_arrays:
             return self.network.act(self.array_pass(observations), noise)
         return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
 
     @compiled(reduce_retracing=True)
+    def _sample_with_states(
+        self, observations: tf.Tensor, noise: tf.Tensor, memory: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs = self._forward(self._read(), observations, memory)
+        return self.network.sample(outputs, noise), outputs[-1]
+
+    @compiled(reduce_retracing=True)
     def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
         return self.network.sample(self._forward(self._read(), observations), noise, *exploration)
 
-    def greedy(self, observations: np.ndarray) -> np.ndarray:
-        """The best actions [B, *shape] of observations [B, *shape]."""
+    def greedy(self, observations: np.ndarray, memory: np.ndarray | None = None) -> Any:
+        """The best actions [B, *shape] of observations [B, *shape]; with memory, a pair as of `sample`."""
+        if memory is not None:
+            results = self._greedy_with_states(*map(tf.convert_to_tensor, (observations, memory)))
+            return tuple(x.numpy() for x in results)
         if self.in_arrays:
             return self.network.act_greedily(self.array_pass(observations))
         return self._greedy(tf.convert_to_tensor(observations)).numpy()
@@ -93,6 +113,11 @@ class ActingNetwork:
     @compiled(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
         return self.network.greedy(self._forward(self._read(), observations))
+
+    @compiled(reduce_retracing=True)
+    def _greedy_with_states(self, observations: tf.Tensor, memory: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs = self._forward(self._read(), observations, memory)
+        return self.network.greedy(outputs), outputs[-1]
 
 
 class ActingActorCritic(ActingNetwork):
@@ -115,30 +140,36 @@ class ActingActorCritic(ActingNetwork):
         self.extras = later if self.acts_in_arrays else {"log_prob": (), "value": ()}
 
     def act_with_extras(
-        self, observations: np.ndarray, noise: np.ndarray
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape]; extras, float32 [R, B, ...]."""
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape]; extras, float32 [R, B, ...].
+
+        A recurrent network takes its memory [R, B, M], and its states [R, B, S] are among the extras.
+        """
         size = observations.shape[:2]
-        observations, noise = (x.reshape(-1, *x.shape[2:]) for x in (observations, noise))
+        arguments = (observations, noise) if memory is None else (observations, noise, memory)
+        observations, noise, *memory = (x.reshape(-1, *x.shape[2:]) for x in arguments)
         if self.acts_in_arrays:
             parameters = self.array_pass(observations)
             actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
         else:
-            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise)))
-            actions, log_probs, values = (x.numpy() for x in results)
-            extras = {"log_prob": log_probs, "value": values}
+            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *memory)))
+            actions, *told = (x.numpy() for x in results)
+            extras = dict(zip(TOLD, told, strict=False))
         extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
         return actions.reshape(*size, *actions.shape[1:]), extras
 
     @compiled(reduce_retracing=True)
-    def _act_with_extras(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return self.actions_and_extras(self._forward(self._read(), observations), noise)
+    def _act_with_extras(
+        self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        return self.actions_and_extras(self._forward(self._read(), observations, *memory), noise)
 
     def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Drawn actions [B, *shape], their log-probabilities and the values, float32 [B], of outputs."""
+        """Drawn actions [B, *shape] of outputs, and the arrays of `TOLD`, of which some networks have two."""
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)
-        return actions, policy.log_prob(actions), outputs[1]
+        return actions, policy.log_prob(actions), *outputs[1:]
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy acted by the present weights."""
@@ -204,10 +235,12 @@ class ActorCriticBehavior(_Behavior):
         config = self._config
         return rng.action_noise(config.seed, number, indices, config.num_steps, self._network.draw_noise)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
         with tf.device(self._device):
-            return self._acting.act_with_extras(observations, noise)
+            return self._acting.act_with_extras(observations, noise, memory)
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""

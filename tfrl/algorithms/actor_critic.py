@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfrl import networks
-from tfrl.algorithms.acting import ActingActorCritic
+from tfrl.algorithms.acting import TOLD, ActingActorCritic
 from tfrl.config.run import RLSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
@@ -79,51 +79,77 @@ class ActorCriticAgent:
 
     # Acting
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras.
+
+        A recurrent network takes its memory [R, B, M], and its states [R, B, S] are among the extras.
+        """
         if self.acting.acts_in_arrays:
             return self.acting.act_with_extras(observations, noise)
-        results = self._act(self._runtime.per_replica(observations), self._runtime.per_replica(noise))
-        actions, log_probs, values = (np.stack(self._runtime.local_results(r)) for r in results)
-        return actions, {"log_prob": log_probs, "value": values}
+        rows = (observations, noise) if memory is None else (observations, noise, memory)
+        results = self._act(*map(self._runtime.per_replica, rows))
+        actions, *told = (np.stack(self._runtime.local_results(r)) for r in results)
+        return actions, dict(zip(TOLD, told, strict=False))
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""
         self.acting.complete(rollout)
 
     @compiled(reduce_retracing=True)
-    def _act(self, observations: Any, noise: Any) -> Any:
-        return self._runtime.strategy.run(self._act_on_replica, args=(observations, noise))
+    def _act(self, *rows: Any) -> Any:
+        return self._runtime.strategy.run(self._act_on_replica, args=rows)
 
-    def _act_on_replica(self, observations: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        outputs = self._forward(self._acting_weights(), observations)
+    def _act_on_replica(
+        self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        outputs = self._forward(self._acting_weights(), observations, *memory)
         return self.acting.actions_and_extras(outputs, noise)
 
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        return self.acting.sample(observations, noise)
+    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
+        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device.
 
-    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions [B, *shape]; ignores `noise`."""
-        return self.acting.greedy(observations)
+        A recurrent network takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+        return self.acting.sample(observations, noise, memory)
 
-    def values(self, observations: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """V of observations [..., *shape] by the present weights, float32 [...], on one device."""
+    def greedy(
+        self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
+    ) -> Any:
+        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair as of `sample`."""
+        return self.acting.greedy(observations, memory)
+
+    def values(
+        self, observations: np.ndarray, shape: tuple[int, ...], memory: np.ndarray | None = None
+    ) -> np.ndarray:
+        """V of observations [..., *shape] by the present weights, float32 [...], on one device.
+
+        A recurrent network takes its memory [..., M].
+        """
         leading = observations.shape[: observations.ndim - len(shape)]
-        return self._value(tf.convert_to_tensor(observations.reshape(-1, *shape))).numpy().reshape(leading)
+        rows = [observations.reshape(-1, *shape)]
+        rows += [] if memory is None else [memory.reshape(-1, memory.shape[-1])]
+        return self._value(*map(tf.convert_to_tensor, rows)).numpy().reshape(leading)
 
     @compiled(reduce_retracing=True)
-    def _value(self, observations: tf.Tensor) -> tf.Tensor:
-        return self._value_pass(self._acting_weights(), observations)
+    def _value(self, *rows: tf.Tensor) -> tf.Tensor:
+        return self._value_pass(self._acting_weights(), *rows)
 
     def final_values(self, rollout: Rollout) -> np.ndarray:
         """V of the last observations of truncated episodes, by the present weights, float32 [R, T, B]."""
         values = np.zeros_like(rollout.rewards)
         if rollout.final_observations:
-            at = tuple(np.array(list(rollout.final_observations)).T)
+            r, t, b = at = tuple(np.array(list(rollout.final_observations)).T)
             observations = np.stack(list(rollout.final_observations.values()))
-            values[at] = self.values(observations, rollout.observations.shape[3:])
+            memory = None if rollout.memory is None else rollout.memory[r, t + 1, b]
+            values[at] = self.values(observations, rollout.observations.shape[3:], memory)
         return values
+
+    def last_values(self, rollout: Rollout) -> np.ndarray:
+        """V(o_T) by the present weights, float32 [R, B]."""
+        memory = rollout.started_memory[:, -1] if rollout.memory is not None else None
+        return self.values(rollout.observations[:, -1], rollout.observations.shape[3:], memory)
 
     # State
 

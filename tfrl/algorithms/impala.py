@@ -191,6 +191,8 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, Roll
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
+        if self.memory != "none":
+            raise UserError("--memory is for ppo and drac.")
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 

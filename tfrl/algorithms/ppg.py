@@ -176,6 +176,8 @@ class Config(PPG, ppo.Config):
             raise UserError(
                 "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
             )
+        if self.memory != "none":
+            raise UserError("ppg has no --memory; ppo has.")
         if not isinstance(action := registry.specs(self)[1], Discrete):
             raise UserError(
                 f"ppg is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from tfrl.ops.schedules import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
 from tfrl.workers.strategy import Runtime
+
+if TYPE_CHECKING:
+    from tfrl.networks.memory import Sequences
 
 # Gymnasium envs: rollouts as short as they learn from, a small network for each of policy and value.
 _GYMNASIUM = {
@@ -249,6 +252,18 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, Rollout
         return self.steps_per_update // self.rows_per_step
 
     @property
+    def sequence_steps(self) -> int:
+        """Steps of a sequence that a recurrent network learns from as one."""
+        return self.sequence_length or self.num_steps
+
+    @property
+    def envs_per_block(self) -> int:
+        """Neighbouring envs that share their sequences out to the minibatches; 1 without memory."""
+        if self.memory == "none":
+            return 1
+        return self.num_minibatches // math.gcd(self.num_minibatches, self.num_steps // self.sequence_steps)
+
+    @property
     def least_parts(self) -> int:
         """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
         return math.gcd(4, self.num_envs) if self.small_network else 4
@@ -271,11 +286,29 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, Rollout
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raises UserError if the envs, or a replica's minibatch, do not divide by what there is."""
         super().check_topology(workers, replicas_per_worker)
+        if self.memory != "none":
+            self._check_sequences(workers * replicas_per_worker)
         share = self.rows_per_step // (workers * replicas_per_worker)
         if self.micro_batch and share % self.micro_batch:
             raise UserError(
                 f"--micro-batch must divide a replica's minibatch of {share} samples; got "
                 f"{self.micro_batch}; {divisors_near(share, self.micro_batch)} would do."
+            )
+
+    def _check_sequences(self, replicas: int) -> None:
+        """Raises UserError if minibatches, or their parts, are not whole sequences of as many envs."""
+        block, length = self.envs_per_block, self.sequence_steps
+        if self.num_envs % (replicas * block):
+            of_replicas = f" on each of {replicas} replicas" if replicas > 1 else ""
+            raise UserError(
+                f"--num-minibatches {self.num_minibatches} of sequences of {length} steps need a --num-envs "
+                f"that is a multiple of {block}{of_replicas}; got {self.num_envs}; "
+                f"{multiples_near(self.num_envs, replicas * block)} would do, or a smaller --sequence-length."
+            )
+        if self.micro_batch % length:
+            raise UserError(
+                f"--micro-batch must be whole sequences of {length} steps with --memory {self.memory}; got "
+                f"{self.micro_batch}; {multiples_near(self.micro_batch, length)} would do."
             )
 
     @property
@@ -329,7 +362,12 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, Rollout
                 f"--minibatch-size {self.minibatch_size} is more than a rollout of --num-envs "
                 f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update} has."
             )
-        if not self.minibatch_size and self.num_steps % self.num_minibatches:
+        if self.memory != "none" and self.minibatch_size:
+            raise UserError(
+                f"--minibatch-size is not for --memory {self.memory}, whose minibatches are whole sequences; "
+                "give --num-minibatches."
+            )
+        if self.memory == "none" and not self.minibatch_size and self.num_steps % self.num_minibatches:
             raise UserError(
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
                 f"{self.num_steps}; {multiples_near(self.num_steps, self.num_minibatches)} would do."
@@ -468,6 +506,7 @@ class Samples(NamedTuple):
     advantages: tf.Tensor
     targets: tf.Tensor
     extra: tuple[tf.Tensor, ...]  # of `PPOAgent._extra_inputs`
+    memory: Sequences | None = None  # of a recurrent network
 
 
 class PPOAgent(ActorCriticAgent):
@@ -518,11 +557,20 @@ class PPOAgent(ActorCriticAgent):
             metrics=self.means,
             optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
             batch_rows=config.rows_per_step,
-            part_rows=self._runtime.micro_batch(config),
+            part_rows=self._part_rows(),
             max_norm=config.max_grad_norm,
             errors="largest",
         )
         return {"update": step}
+
+    def _part_rows(self) -> int:
+        """Samples whose gradients are taken at once, or whole sequences of a recurrent network."""
+        config, most = self._config, self._runtime.micro_batch(self._config)
+        if not self.network.state_size:
+            return most
+        share = config.rows_per_step // config.sequence_steps // self._runtime.replicas
+        most = max(1, most // config.sequence_steps)
+        return max(d for d in range(1, min(most, share) + 1) if share % d == 0)
 
     @property
     def allreduce_floats(self) -> int:
@@ -564,7 +612,11 @@ class PPOAgent(ActorCriticAgent):
         self.acting.forget()
         observations = rollout.observations[:, : config.num_steps]
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
-        kept = tuple(per_replica(x) for x in (*kept, *self._extra_inputs(rollout, number)))
+        kept = (*kept, *self._extra_inputs(rollout, number))
+        if rollout.memory is not None:
+            begins = np.concatenate([np.zeros_like(rollout.first[:, :1]), rollout.first[:, :-1]], axis=1)
+            kept = (*kept, rollout.started_memory[:, :-1], 1 - begins.astype(np.float32))
+        kept = tuple(per_replica(x) for x in kept)
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)
         for epoch in range(config.epochs):
@@ -572,7 +624,8 @@ class PPOAgent(ActorCriticAgent):
                 estimated = self._estimates(rollout, rollout.extras["value"], rows)
                 self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
             elif config.renew_advantages:
-                values = self.values(observations, observations.shape[3:])
+                memory = None if rollout.memory is None else rollout.started_memory[:, :-1]
+                values = self.values(observations, observations.shape[3:], memory)
                 estimated = self._estimates(rollout, values, rows)
             self._epoch(epoch, (kept, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
             if totals.ended:
@@ -612,8 +665,13 @@ class PPOAgent(ActorCriticAgent):
         return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
     def _minibatches(self, number: int) -> np.ndarray:
-        """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica."""
+        """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica.
+
+        Of a recurrent network: the rows of its sequences' first steps, int32 [R, E, M, q].
+        """
         config, runtime = self._config, self._runtime
+        if self.network.state_size:
+            return self._sequences(number)
         steps = rng.minibatch_steps(
             config.seed,
             number,
@@ -625,6 +683,17 @@ class PPOAgent(ActorCriticAgent):
         )  # [E, M, R * B, b]
         return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
 
+    def _sequences(self, number: int) -> np.ndarray:
+        config, runtime = self._config, self._runtime
+        envs = runtime.local_envs(config.num_envs)
+        share, each = len(envs) // runtime.local_replicas, config.num_steps // config.sequence_steps
+        sizes = {"epochs": config.epochs, "num_minibatches": config.num_minibatches}
+        sizes |= {"each": each, "block": config.envs_per_block}
+        replicas = [envs[r * share : (r + 1) * share] for r in range(runtime.local_replicas)]
+        sequences = [rng.minibatch_sequences(config.seed, number, mine, **sizes) for mine in replicas]
+        env, place = np.divmod(np.stack(sequences), each)
+        return place * (config.sequence_steps * share) + env
+
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
         """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
 
@@ -632,7 +701,7 @@ class PPOAgent(ActorCriticAgent):
         ones; those of o_T and of the last observations of truncated episodes always are of the present.
         """
         final_values = self.final_values(rollout)
-        last_values = self.values(rollout.observations[:, -1], rollout.observations.shape[3:])
+        last_values = self.last_values(rollout)
         fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
         return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
 
@@ -645,10 +714,18 @@ class PPOAgent(ActorCriticAgent):
         return estimate(self._config, self._gae, *experience, self._rows(steps))
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its time steps [E, M, B, b / B]."""
+        """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its `_minibatches`."""
+        if self.network.state_size:
+            rows = self._rows_of_sequences(tf.reshape(steps, (self.steps_per_update, -1)))
+            return tf.reshape(rows, (self.steps_per_update, -1))
         num_envs = tf.shape(steps)[2]
         rows = steps * num_envs + tf.range(num_envs)[:, None]
         return tf.reshape(rows, (self.steps_per_update, -1))
+
+    def _rows_of_sequences(self, starts: tf.Tensor) -> tf.Tensor:
+        """Rows [..., L, n] of all steps of sequences, by the rows int32 [..., n] of their first steps."""
+        num_envs = self._config.num_envs // self._runtime.replicas
+        return starts[..., None, :] + num_envs * tf.range(self._config.sequence_steps)[:, None]
 
     def _take_steps(
         self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
@@ -693,19 +770,31 @@ class PPOAgent(ActorCriticAgent):
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
         shared = (data, moments[index], index)
+        if self.network.state_size:
+            rows = tf.reshape(steps, (self.steps_per_update, -1))
+        else:
+            rows = self._rows(steps)
         outcome = self.learning.gradient_step(
-            "update", self._rows(steps)[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
+            "update", rows[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
         )
         (ends,) = outcome.gathered
         return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
 
     def _loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
-        """The losses of some samples, by their rows int32 [b] in the arrays of the rollout."""
+        """The losses of some samples, by their rows int32 [b] in the arrays of the rollout.
+
+        Of a recurrent network: of some sequences, by the rows of their first steps.
+        """
         data, moments, index = shared
+        memory = None
+        if self.network.state_size:
+            *data, remembered, keep = data
+            count, rows = rows.shape[0], tf.reshape(self._rows_of_sequences(rows), [-1])
+            memory = self.network.sequences(*(tf.gather(x, rows) for x in (remembered, keep)), count)
         *fields, advantages, targets = (tf.gather(x, rows) for x in data[:6])
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
         extra = tuple(tf.gather(x, rows) for x in data[6:])
-        samples = Samples(*fields, advantages, targets, extra)
+        samples = Samples(*fields, advantages, targets, extra, memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
         return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 
@@ -716,7 +805,8 @@ class PPOAgent(ActorCriticAgent):
 
         `index` is the minibatch's in the update, int32.
         """
-        return self._losses_of(samples, *self.network.outputs(weights, samples.observations))
+        outputs = self.network.outputs(weights, samples.observations, samples.memory)
+        return self._losses_of(samples, *outputs[:2])
 
     def _losses_of(
         self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import resnet
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.cli.settings import FRACTION, POSITIVE, WIDTH
+from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, WIDTH, Range
+from tfrl.cli.words import multiples_near
 from tfrl.envs import registry
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ DECIDE_WEIGHTS = (
     "dueling",
     "normalize_observations",
 )
-DECIDE_WEIGHTS += ("freeze_torso", "optimizer")
+DECIDE_WEIGHTS += ("freeze_torso", "optimizer", "memory", "memory_size", "memory_inputs")
 """Settings that decide which weights there are, what they mean, and what the optimizer has of them. Not all
 algorithms have all of it."""
 DECIDE_MLP = ("hidden", "activation")
 """Settings that do so where the torso is an mlp."""
+DECIDE_MEMORY = ("memory_size", "memory_inputs", "sequence_length")
+"""Settings that have an effect only with --memory."""
 
 _MOST_LAYERS, _MOST_UNITS = 16, 65_536
 _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
@@ -97,7 +100,23 @@ class Network(Torso):
     torso_weights: str | None = None
     """The folder of a finished run of `python -m resnet.train`, whose torso this one starts from."""
     freeze_torso: bool = False
-    """Keep the weights of --torso-weights as they are, and train the heads alone."""
+    """Keep the weights of --torso-weights as they are, and train the rest."""
+    memory: Literal["none", "lstm", "gru"] = "none"
+    """A recurrent layer between torso and heads, for envs that do not show all that matters. Its state begins
+    anew with every episode."""
+    memory_size: Annotated[int, Range(16, 4096)] = 256
+    """Units of the recurrent layer, a multiple of 16."""
+    memory_inputs: bool = False
+    """The recurrent layer also takes the last action and its reward, clipped to [-1, 1]."""
+    sequence_length: Annotated[int, NATURAL] = 0
+    """Steps through which gradients go back in the recurrent layer; must divide --num-steps; 0: all of a
+    rollout."""
+
+    @property
+    def state_size(self) -> int:
+        """The numbers of the recurrent layers' state, of one env: actor and critic may have one each."""
+        vectors = {"none": 0, "lstm": 2, "gru": 1}[self.memory]
+        return vectors * self.memory_size * (1 if self.share_torso else 2)
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,11 @@ def check(config: RLSettings) -> None:
     config.activations  # noqa: B018 - raises where it is no list of activations
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
+    if isinstance(config, Network) and config.memory_size % 16:
+        raise UserError(
+            f"--memory-size must be a multiple of 16; got {config.memory_size}; "
+            f"{multiples_near(config.memory_size, 16)} would do."
+        )
     if len(shape) == 3:
         try:
             resnet.check_size(config.torso, *shape[:2])

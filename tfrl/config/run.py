@@ -114,6 +114,8 @@ class RLSettings(Settings):
         found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
+        if getattr(self, "memory", None) == "none":
+            found |= dict.fromkeys(network.DECIDE_MEMORY, "without --memory")
         return found | network.ineffective_of_optimizer(self)
 
     @property

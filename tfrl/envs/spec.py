@@ -5,6 +5,7 @@ Networks, buffers and noise are sized by the specs.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,15 @@ class ActionSpec(ABC):
         """The numbers of one action [K] in [-1, 1], for pictures; those of other ranges override this."""
         return action
 
+    @property
+    def encoded_size(self) -> int:
+        """A, the numbers of one action in `encoded`."""
+        return math.prod(self.shape)
+
+    def encoded(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] as inputs of a network, float32 [B, A]."""
+        return actions.reshape(len(actions), -1).astype(np.float32)
+
 
 @dataclass(frozen=True)
 class Discrete(ActionSpec):
@@ -102,6 +112,15 @@ class Discrete(ActionSpec):
     def from_uniform(self, numbers: np.ndarray) -> np.ndarray:
         """Uniform actions, int32 [B], by numbers in [0, 1), float32 [B, 1]."""
         return (numbers[:, 0] * self.n).astype(np.int32)
+
+    @property
+    def encoded_size(self) -> int:
+        """A = n."""
+        return self.n
+
+    def encoded(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B] as inputs of a network, one-hot, float32 [B, n]."""
+        return np.eye(self.n, dtype=np.float32)[actions]
 
 
 @dataclass(frozen=True)

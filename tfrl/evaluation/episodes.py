@@ -19,6 +19,7 @@ from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.experience.memory import Memory
 from tfrl.run import rng
 
 _MOST_ENVS = 64
@@ -43,8 +44,14 @@ class Episodes:
 class Player(Protocol):
     """A policy that plays: a trainer's, or one that a run left."""
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]; any B from 2 on."""
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]; any B from 2 on.
+
+        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+
+    def memory(self, envs: int) -> Memory | None:
+        """The memory of so many envs, if the policy is recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env, float32 [steps, K]."""
@@ -100,6 +107,7 @@ def play(
     generators = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
     tally = _Tally(len(indices), episodes_each)
     actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
+    memory = player.memory(len(indices))
     step = 0
     while (active := tally.active()).size and step < max_steps and not broken_off():
         if step % _NOISE_BLOCK == 0:
@@ -109,10 +117,18 @@ def play(
             on_frame(observations[0])
         # A GPU computes a batch of one in another way, and how many are left depends on the topology.
         rows = active if active.size > 1 else active.repeat(2)
-        actions[rows] = player.act(observations[rows], noise[step % _NOISE_BLOCK][rows])
+        shown = observations[rows], noise[step % _NOISE_BLOCK][rows]
+        if memory is None:
+            actions[rows] = player.act(*shown)
+        else:
+            actions[rows], states = player.act(*shown, memory.values[rows])
+            memory.acted(states, actions[rows], rows)
         watcher.before(env, observations, actions)
         env.act(actions)
         result = tally.cut_off(env.observe())
+        if memory is not None:
+            memory.rewarded(result.reward)
+            memory.begin(result.first)
         watcher.after(result)
         if tally.add(env, result):
             on_episode(int(tally.done.sum()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
+from tfrl.experience import memory
+from tfrl.experience.memory import Memory
 from tfrl.networks.network import Network
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
@@ -28,12 +31,20 @@ class Policy:
       observation_spec: of what it sees.
       precision: of the torso, "float32" or "bfloat16".
       greedy: take the most likely actions instead of drawn ones.
+      memory: makes the memory of so many envs, if the network is recurrent.
     """
 
     def __init__(
-        self, network: Network, observation_spec: ArraySpec, precision: str, *, greedy: bool
+        self,
+        network: Network,
+        observation_spec: ArraySpec,
+        precision: str,
+        *,
+        greedy: bool,
+        memory: Callable[[int], Memory | None] = lambda envs: None,
     ) -> None:
         self.precision = precision
+        self.memory = memory
         self.observation_spec = observation_spec
         self.draw_noise = network.draw_noise
         self._network = network
@@ -41,19 +52,22 @@ class Policy:
         initial = network.initial()
         self._weights = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parts.cores())
-        choose = self._greedy if greedy else self._drawn
+        self._choose = (lambda outputs, noise: network.greedy(outputs)) if greedy else network.sample
         # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
         observations = tf.TensorSpec((None, *observation_spec.shape), observation_spec.dtype)
         noise = tf.TensorSpec((None, network.noise_size), tf.float32)
-        self._act = graph(choose, input_signature=[observations, noise])
+        one = memory(1)
+        remembered = [] if one is None else [tf.TensorSpec((None, one.values.shape[1]), tf.float32)]
+        self._act = graph(self._chosen, input_signature=[observations, noise, *remembered])
+        self._shows_probabilities = network.has_probabilities and one is None
         self._probabilities = graph(
             lambda o: network.probabilities(self._outputs(o)), input_signature=[observations]
         )
 
     @property
     def probabilities(self) -> Any:
-        """Gives those of each action, float32 [B, A], of observations; None where actions are continuous."""
-        return (lambda o: self._probabilities(o).numpy()) if self._network.has_probabilities else None
+        """Gives those of each action, float32 [B, A], of observations alone; None where there are none."""
+        return (lambda o: self._probabilities(o).numpy()) if self._shows_probabilities else None
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Acts by other weights from now on.
@@ -68,19 +82,21 @@ class Policy:
         for name, variable in self._weights.items():
             variable.assign(vectors[name])
 
-    def _outputs(self, observations: tf.Tensor) -> Sequence[tf.Tensor]:
+    def _outputs(self, *rows: tf.Tensor) -> Sequence[tf.Tensor]:
         weights = {name: variable.read_value() for name, variable in self._weights.items()}
-        return self._forward(weights, observations)
+        return self._forward(weights, *rows)
 
-    def _greedy(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self._network.greedy(self._outputs(observations))
+    def _chosen(self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        outputs = self._outputs(observations, *memory)
+        return self._choose(outputs, noise), *(outputs[-1:] if memory else ())
 
-    def _drawn(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self._network.sample(self._outputs(observations), noise)
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] of observations [B, *shape], drawn by noise float32 [B, K].
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of observations [B, *shape], drawn by noise float32 [B, K]."""
-        return self._act(observations, noise).numpy()
+        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+        chosen = tuple(x.numpy() for x in self._act(observations, noise, *memory))
+        return chosen if memory else chosen[0]
 
 
 def load(source: PolicySource, precision: str = "run", *, greedy: bool = False) -> Policy:
@@ -102,4 +118,5 @@ def _build(config: RLSettings, precision: str, *, greedy: bool) -> Policy:
         parts.one_thread_each()
     precision = resolve_precision(precision, small=config.small_network)
     network = networks.of_settings(config, precision)
-    return Policy(network, registry.specs(config)[0], precision, greedy=greedy)
+    remembered = functools.partial(memory.of_settings, config)
+    return Policy(network, registry.specs(config)[0], precision, greedy=greedy, memory=remembered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tfrl.config.task import Task, check
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.evaluation.episodes import Player
+from tfrl.experience.memory import Memory
 
 
 class UniformPolicy:
@@ -27,6 +29,9 @@ class UniformPolicy:
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] by noise float32 [B, K]."""
         return self._spec.from_uniform(noise)
+
+    def memory(self, envs: int) -> None:
+        """Remembers nothing."""
 
     @property
     def probabilities(self) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -59,11 +64,17 @@ class EpsilonGreedyPolicy:
         parts = [whether, self._uniform.draw_noise(generator, steps)]
         return np.concatenate([*parts, self._player.draw_noise(generator, steps)], axis=1)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of observations [B, *shape], by noise [B, K]."""
-        best = self._player.act(observations, noise[:, self._own :])
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] of observations [B, *shape], by noise [B, K]; with memory, also states."""
+        chosen = self._player.act(observations, noise[:, self._own :], *memory)
+        best, *states = chosen if memory else (chosen,)
         at_random = (noise[:, 0] < self._epsilon).reshape(self._shape)
-        return np.where(at_random, self._uniform.act(observations, noise[:, 1 : self._own]), best)
+        actions = np.where(at_random, self._uniform.act(observations, noise[:, 1 : self._own]), best)
+        return (actions, *states) if memory else actions
+
+    def memory(self, envs: int) -> Memory | None:
+        """The other policy's."""
+        return self._player.memory(envs)
 
 
 def task_without_run(env: str, seed: int | None) -> Task:

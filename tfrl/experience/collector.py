@@ -16,6 +16,7 @@ import numpy as np
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.exploration import CorrelatedNoise
+from tfrl.experience.memory import Memory
 from tfrl.experience.rollout import Rollout
 
 
@@ -28,9 +29,12 @@ class ActingPolicy(Protocol):
 
     extras: Mapping[str, tuple[int, ...]]
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by [R, B, K].
 
+        A recurrent policy takes its memory, float32 [R, B, M], and adds its `state` [R, B, S] to the extras.
         The next call does not change these arrays.
         """
 
@@ -42,10 +46,16 @@ class _Group:
     """Envs that step together: the same slice of every replica's envs."""
 
     def __init__(
-        self, env: VecEnv, columns: slice, replicas: int, correlated: CorrelatedNoise | None
+        self,
+        env: VecEnv,
+        columns: slice,
+        replicas: int,
+        correlated: CorrelatedNoise | None,
+        memory: Memory | None,
     ) -> None:
         self.env = env
         self.correlated = correlated
+        self.memory = memory
         self.first: np.ndarray | None = None  # flags [R * B] of the last observations
         self.columns = columns
         self.replicas = replicas
@@ -63,12 +73,16 @@ class _Group:
         return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
 
     def get_state(self) -> list[bytes]:
-        """The envs' states, each with its correlated noise."""
+        """The envs' states, each with its correlated noise or its memory."""
         states = self.env.get_state()
+        if self.memory is not None:
+            states = self.memory.add_to(states)
         return states if self.correlated is None else self.correlated.add_to(states)
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues from states of `get_state`."""
+        if self.memory is not None:
+            states = self.memory.take_from(states)
         self.env.set_state(states if self.correlated is None else self.correlated.take_from(states))
 
     def store(self, rollout: Rollout) -> None:
@@ -93,6 +107,7 @@ class Collector:
       num_steps: T.
       rollouts: the number of buffers: a rollout stays valid until so many later ones are collected.
       correlated: makes the noise of so many envs, if noise is correlated in time.
+      memory: makes the memory of so many envs, if the policy is recurrent.
     """
 
     def __init__(
@@ -104,6 +119,7 @@ class Collector:
         num_steps: int,
         rollouts: int = 1,
         correlated: Callable[[int], CorrelatedNoise | None] = lambda envs: None,
+        memory: Callable[[int], Memory | None] = lambda envs: None,
     ) -> None:
         self.indices = list(indices)
         self._replicas = replicas
@@ -117,7 +133,8 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             env = registry.make(spec, by_replica[:, columns].reshape(-1).tolist())
-            self._groups.append(_Group(env, columns, replicas, correlated(replicas * width)))
+            envs = replicas * width
+            self._groups.append(_Group(env, columns, replicas, correlated(envs), memory(envs)))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self._rollout: Rollout | None = None  # which is filled
@@ -127,7 +144,9 @@ class Collector:
     def _buffers(self, policy: ActingPolicy) -> Rollout:
         if len(self._rollouts) < self._rollouts.maxlen:
             specs = {"observation": self.observation_spec, "action": self.action_spec}
-            self._rollout = Rollout.empty(*self._size, **specs, extras=policy.extras)
+            remembered = self._groups[0].memory
+            size = 0 if remembered is None else remembered.values.shape[1]
+            self._rollout = Rollout.empty(*self._size, **specs, extras=policy.extras, memory=size)
         else:
             self._rollout = self._rollouts.popleft()
         self._rollouts.append(self._rollout)
@@ -151,7 +170,13 @@ class Collector:
         for t in range(num_steps):
             for group in self._groups:
                 observations = self._observe(group, t)
-                actions, extras = policy.act(observations, group.noise(noise[t, :, group.columns]))
+                remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
+                drawn = group.noise(noise[t, :, group.columns])
+                actions, extras = policy.act(observations, drawn, *remembered)
+                if group.memory is not None:
+                    states = extras.pop("state")
+                    states, flat = (x.reshape(-1, *x.shape[2:]) for x in (states, actions))
+                    group.memory.acted(states, flat)
                 group.acted.append((actions, extras))
                 group.env.act(actions.reshape(-1, *self.action_spec.shape))
             on_step(t + 1)
@@ -170,6 +195,11 @@ class Collector:
         group.first = step.first
         at = (slice(None), t, group.columns)
         rollout.observations[at] = group.by_replica(step.observation)
+        if group.memory is not None:
+            if t > 0:
+                group.memory.rewarded(step.reward)
+            rollout.memory[at] = group.by_replica(group.memory.values)
+            group.memory.begin(step.first)
         if t > 0:
             group.outcomes.append((step.reward, step.first, step.truncated))
             if step.final_observation is not None:

@@ -26,6 +26,8 @@ class Rollout:
       rewards: float32 [R, T, B], of a_t.
       first: bool [R, T, B]: o_{t+1} begins a new episode.
       truncated: bool [R, T, B]: the episode that ended there was cut off, and did not terminate.
+      memory: float32 [R, T + 1, B, M]: what a recurrent policy remembers as o_t arrives; else None. Where o_t
+        begins an episode, it is of the episode before: the value of its last observation needs that.
       final_observations: by (r, t, b), the last observation of each truncated episode.
       seconds: how long collecting took; env_wait_seconds: the part of it spent waiting for envs.
       idle_seconds: how long an actor that runs beside the learner had to wait before it could begin.
@@ -38,6 +40,7 @@ class Rollout:
     rewards: np.ndarray
     first: np.ndarray
     truncated: np.ndarray
+    memory: np.ndarray | None = None
     final_observations: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0
     env_wait_seconds: float = 0.0
@@ -54,8 +57,9 @@ class Rollout:
         observation: ArraySpec,
         action: ActionSpec,
         extras: Mapping[str, tuple[int, ...]],
+        memory: int = 0,
     ) -> Rollout:
-        """Buffers to be filled; `extras` are float32, of these shapes for one env and step."""
+        """Buffers to be filled; `extras` are float32, of these shapes for one env and step; `memory` is M."""
         size = (replicas, steps, envs_each)
         return cls(
             observations=_aligned((replicas, steps + 1, envs_each, *observation.shape), observation.dtype),
@@ -64,7 +68,15 @@ class Rollout:
             rewards=np.zeros(size, np.float32),
             first=np.zeros(size, bool),
             truncated=np.zeros(size, bool),
+            memory=np.zeros((replicas, steps + 1, envs_each, memory), np.float32) if memory else None,
         )
+
+    @property
+    def started_memory(self) -> np.ndarray:
+        """The memory that a_t and V(o_t) follow from, [R, T + 1, B, M]: 0 where o_t begins an episode."""
+        begins = np.zeros(self.memory.shape[:3], bool)
+        begins[:, 1:] = self.first
+        return np.where(begins[..., None], np.float32(0), self.memory)
 
     def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions [B, *shape] and the `Step` after them, one step after the other; for R = 1."""

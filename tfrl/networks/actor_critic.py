@@ -11,9 +11,10 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec
+from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
 from tfrl.networks import NetworkSettings, array_policy
 from tfrl.networks.distributions import distribution_for
+from tfrl.networks.memory import Core, Sequences
 from tfrl.networks.network import Head, Network, seeds_of
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import Weights
@@ -82,12 +83,17 @@ class Critic(keras.layers.Layer):
 class ActorCritic(Network):
     """An Actor and a Critic. A torso that they share is computed once for both.
 
+    A recurrent one has a core behind each torso. Its methods then take, beside observations [B, *shape], what
+    is remembered of B envs, float32 [B, M]: their states and, if it has such inputs, encoded actions and
+    rewards. Or they take `Sequences`.
+
     Args:
       actor, critic: the heads.
       actor_torso, critic_torso: Keras models of observations; the same one, or one each.
       action_spec: the action space.
       scaling: standardises observations; None leaves them as they are.
       freeze_torso: training leaves the torsos as they are.
+      cores: recurrent layers, one behind each torso; without any, the heads see the torsos' features.
       added: layers that a subclass adds, by name.
 
     Attributes:
@@ -104,6 +110,7 @@ class ActorCritic(Network):
         action_spec: ActionSpec,
         scaling: ObservationScaling | None = None,
         freeze_torso: bool = False,
+        cores: Sequence[Core] = (),
         added: Mapping[str, keras.layers.Layer] | None = None,
     ) -> None:
         self.shared = actor_torso is critic_torso
@@ -111,10 +118,14 @@ class ActorCritic(Network):
         if not self.shared:
             torsos = {"actor_torso": actor_torso, "critic_torso": critic_torso}
         constants = {} if scaling is None else {"observations": scaling}
-        layers = {**torsos, "actor": actor, "critic": critic, **(added or {}), **constants}
+        self._cores = {name.replace("torso", "core"): c for name, c in zip(torsos, cores, strict=False)}
+        layers = {**torsos, **self._cores, "actor": actor, "critic": critic, **(added or {}), **constants}
         parameters = tf.TensorSpec([distribution_for(action_spec).parameters_size])
-        acting = [*torsos, "actor", "critic", *constants]
-        signature = [parameters, tf.TensorSpec([])]
+        acting = [*torsos, *self._cores, "actor", "critic", *constants]
+        self.state_size = sum(core.state_size for core in cores)
+        inputs = cores[0].kernel.shape[0] - actor_torso.output_shape[-1] if cores else 0
+        self.memory_size = self.state_size + inputs
+        signature = [parameters, tf.TensorSpec([]), *([tf.TensorSpec([self.state_size])] if cores else [])]
         super().__init__(layers, acting=acting, signature=signature, action_spec=action_spec)
         self._frozen = freeze_torso
         self.torsos = tuple(torsos)
@@ -132,23 +143,38 @@ class ActorCritic(Network):
 
     @property
     def models(self) -> dict[str, keras.Model]:
-        """The actor and the critic by name, as functional Keras models, to be looked at."""
+        """The actor and the critic by name, as functional Keras models; of recurrent ones, their torsos."""
         found = {}
         for name in ("actor", "critic"):
             torso = self.functions["torso" if self.shared else f"{name}_torso"].layer
             head = self.functions[name].layer.head
-            found[name] = keras.Model(torso.input, head(torso.output), name=name)
+            found[name] = torso if self._cores else keras.Model(torso.input, head(torso.output), name=name)
         return found
 
-    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Distribution parameters float32 [B, P] and values float32 [B] of observations [B, *shape]."""
-        observations = self.scaled(weights, observations)
-        actor_features = self.features(weights, "actor", observations)
-        critic_features = actor_features if self.shared else self.features(weights, "critic", observations)
+    def outputs(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
+    ) -> Sequence[tf.Tensor]:
+        """Distribution parameters float32 [B, P] and values float32 [B] of observations [B, *shape].
+
+        A recurrent network's last output is the state after the last step, float32 [B, S], or [n, S] of n
+        `Sequences`.
+        """
+        actor_features, critic_features, *state = self.both_features(weights, observations, memory)
         functions = self.functions
-        return functions["actor"](weights["actor"], actor_features), functions["critic"](
-            weights["critic"], critic_features
-        )
+        parameters = functions["actor"](weights["actor"], actor_features)
+        return parameters, functions["critic"](weights["critic"], critic_features), *state
+
+    def both_features(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None
+    ) -> Sequence[tf.Tensor]:
+        """The features of actor and critic, float32 [B, D] each, and a recurrent network's last state."""
+        observations = self.scaled(weights, observations)
+        of_actor, *actor_state = self.features(weights, "actor", observations, memory)
+        if self.shared:
+            return of_actor, of_actor, *actor_state
+        of_critic, *critic_state = self.features(weights, "critic", observations, memory)
+        states = [*actor_state, *critic_state]
+        return of_actor, of_critic, *([tf.concat(states, axis=-1)] if states else [])
 
     def scaled(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         """Observations as the torsos take them."""
@@ -156,48 +182,73 @@ class ActorCritic(Network):
             return observations
         return self.functions["observations"](weights["observations"], observations)
 
-    def features(self, weights: Weights, of: str, observations: tf.Tensor) -> tf.Tensor:
-        """Features float32 [B, D] of scaled observations, by the torso of `actor` or `critic`."""
+    def features(
+        self,
+        weights: Weights,
+        of: str,
+        observations: tf.Tensor,
+        memory: tf.Tensor | Sequences | None = None,
+    ) -> Sequence[tf.Tensor]:
+        """Features [B, D] of scaled observations for `actor` or `critic`, and the last state of its core."""
         name = "torso" if self.shared else f"{of}_torso"
-        return self.functions[name](weights[name], observations)
+        features = self.functions[name](weights[name], observations)
+        if not self._cores:
+            return (features,)
+        core = name.replace("torso", "core")
+        if not isinstance(memory, Sequences):
+            keep = tf.ones_like(memory[:, 0])
+            memory = Sequences(memory[:, : self.state_size], keep, memory[:, self.state_size :])
+        states = tf.split(memory.state, len(self._cores), axis=-1)
+        state = states[list(self._cores).index(core)]
+        inputs = tf.concat([tf.cast(features, tf.float32), memory.inputs], axis=-1)
+        return self.functions[core](weights[core], inputs, state, memory.keep)
 
-    def parameters(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
+    def sequences(self, memory: tf.Tensor, keep: tf.Tensor, count: int) -> Sequences:
+        """`Sequences` of what was remembered before each step, float32 [U * n, M]; `count` is n."""
+        return Sequences(memory[:count, : self.state_size], keep, memory[:, self.state_size :])
+
+    def parameters(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Distribution parameters alone, float32 [B, P]."""
-        features = self.features(weights, "actor", self.scaled(weights, observations))
+        features, *_ = self.features(weights, "actor", self.scaled(weights, observations), memory)
         return self.functions["actor"](weights["actor"], features)
 
-    def values(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
+    def values(self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
         """Values alone, float32 [B]."""
-        features = self.features(weights, "critic", self.scaled(weights, observations))
+        features, *_ = self.features(weights, "critic", self.scaled(weights, observations), memory)
         return self.functions["critic"](weights["critic"], features)
 
-    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[Weights, tf.Tensor], tf.Tensor]:
+    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
         """Returns `parameters` for acting, in parts; it does not compute a critic's own torso."""
         signature = [tf.TensorSpec([self.distribution.parameters_size])]
         of_rows = self.in_parts(
-            lambda weights, rows: [self.parameters(weights, rows)], signature, on_gpu=on_gpu, at_once=at_once
+            lambda weights, *rows: [self.parameters(weights, *rows)],
+            signature,
+            on_gpu=on_gpu,
+            at_once=at_once,
         )
-        return lambda weights, observations: of_rows(weights, observations)[0]
+        return lambda weights, *rows: of_rows(weights, *rows)[0]
 
-    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[[Weights, tf.Tensor], tf.Tensor]:
+    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
         """Returns `values` for acting, in parts."""
         if not self.is_small:  # without the policy's head, convolutions round otherwise
             forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
-            return lambda weights, observations: forward(weights, observations)[1]
+            return lambda weights, *rows: forward(weights, *rows)[1]
         of_rows = self.in_parts(
-            lambda weights, rows: [self.values(weights, rows)],
+            lambda weights, *rows: [self.values(weights, *rows)],
             [tf.TensorSpec([])],
             on_gpu=on_gpu,
             at_once=at_once,
         )
-        return lambda weights, observations: of_rows(weights, observations)[0]
+        return lambda weights, *rows: of_rows(weights, *rows)[0]
 
     # Acting in NumPy
 
     @property
     def fits_arrays(self) -> bool:
         """True if NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
-        return all(array_policy.fits(self.functions[name]) for name in self.torsos)
+        return not self._cores and all(array_policy.fits(self.functions[name]) for name in self.torsos)
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""
@@ -240,8 +291,18 @@ class ActorCritic(Network):
         return scaled
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The most likely `action`, the distribution's parameters, and `value`."""
-        return super().exported(outputs) | {"value": outputs[1]}
+        """The most likely `action`, the distribution's parameters, `value`; a recurrent network's `state`.
+
+        That is float32 [B, M]: with the action, if the network takes it, and 0 for its reward.
+        """
+        found = super().exported(outputs) | {"value": outputs[1]}
+        if not self._cores:
+            return found
+        state, actions, spec = outputs[2], found["action"], self.distribution.action_spec
+        if self.memory_size > self.state_size:
+            coded = tf.one_hot(actions, spec.n) if isinstance(spec, Discrete) else actions
+            state = tf.concat([state, coded, tf.zeros_like(coded[:, :1])], axis=-1)
+        return found | {"state": state}
 
 
 class PhasicActorCritic(ActorCritic):
@@ -251,22 +312,24 @@ class PhasicActorCritic(ActorCritic):
     value's gradient does not disturb the policy; the auxiliary head's gradient reaches the torso.
     """
 
-    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Distribution parameters float32 [B, P] and the critic's values float32 [B]."""
-        return self.with_auxiliary(weights, observations)[:2]
+    def outputs(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
+    ) -> Sequence[tf.Tensor]:
+        """Distribution parameters float32 [B, P], the critic's values float32 [B], and a last state."""
+        parameters, values, _, *state = self.with_auxiliary(weights, observations, memory)
+        return parameters, values, *state
 
     def with_auxiliary(
-        self, weights: Weights, observations: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The same, and the values of the actor's own head, float32 [B]; without weights of it, zeros."""
-        observations = self.scaled(weights, observations)
-        features = self.features(weights, "actor", observations)
-        seen = tf.stop_gradient(features) if self.shared else self.features(weights, "critic", observations)
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
+    ) -> Sequence[tf.Tensor]:
+        """The same, and third the values of the actor's own head, float32 [B]; without its weights, zeros."""
+        features, seen, *state = self.both_features(weights, observations, memory)
+        seen = tf.stop_gradient(seen) if self.shared else seen
         values = self.functions["critic"](weights["critic"], seen)
         auxiliary = tf.zeros_like(values)
         if "auxiliary" in weights:
             auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)
-        return self.functions["actor"](weights["actor"], features), values, auxiliary
+        return self.functions["actor"](weights["actor"], features), values, auxiliary, *state
 
 
 class ActorCriticSettings(NetworkSettings, Protocol):
@@ -276,6 +339,10 @@ class ActorCriticSettings(NetworkSettings, Protocol):
     free_deviation: bool
     normalize_observations: bool
     freeze_torso: bool
+    memory: str
+    memory_size: int
+    memory_inputs: bool
+    sequence_length: int
 
 
 def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
@@ -298,6 +365,10 @@ def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
         free_deviation=config.free_deviation,
         scale_observations=config.normalize_observations,
         freeze_torso=config.freeze_torso,
+        memory=config.memory,
+        memory_size=config.memory_size,
+        memory_inputs=config.memory_inputs,
+        sequence_length=config.sequence_length,
         precision=precision,
         seed=config.seed,
         phasic=config.algorithm == "ppg",
@@ -316,6 +387,10 @@ def build(
     free_deviation: bool = False,
     scale_observations: bool = False,
     freeze_torso: bool = False,
+    memory: str = "none",
+    memory_size: int = 256,
+    memory_inputs: bool = False,
+    sequence_length: int = 0,
     phasic: bool = False,
 ) -> ActorCritic:
     """Makes Actor and Critic from a torso's name.
@@ -330,6 +405,10 @@ def build(
       free_deviation: the deviation of continuous actions is a variable, not an output.
       scale_observations: standardise vectors by constants.
       freeze_torso: training leaves the torsos as they are.
+      memory: the kind of the recurrent cores behind the torsos: "lstm", "gru", or "none".
+      memory_size: their units.
+      memory_inputs: they also take the last action and reward.
+      sequence_length: steps through which gradients go back in them; 0: all.
       phasic: with the auxiliary value head of phasic policy gradient.
 
     Raises:
@@ -343,7 +422,20 @@ def build(
     actor_torso = critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[0], **options)
     if not share_torso:
         critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[1], **options)
-    features = actor_torso.output_shape[-1]
+    features, cores = actor_torso.output_shape[-1], []
+    if memory != "none":
+        further = action_spec.encoded_size + 1 if memory_inputs else 0
+        cores = [
+            Core(
+                *(memory, memory_size),
+                features=features + further,
+                by_row=actor_torso.name != "mlp",
+                length=sequence_length or None,
+                seed=core_seed,
+            )
+            for core_seed in seeds_of(seed, 7)[5 : 6 if share_torso else 7]
+        ]
+        features = memory_size
     distribution = distribution_for(action_spec)
     free = distribution.deviation_size if free_deviation else 0
     actor = Actor(distribution.parameters_size, features=features, seed=seeds[2], free_parameters=free)
@@ -353,6 +445,7 @@ def build(
         "action_spec": action_spec,
         "scaling": ObservationScaling(*shape) if scale_observations else None,
         "freeze_torso": freeze_torso,
+        "cores": cores,
     }
     critic = Critic(features=features, seed=seeds[3])
     if not phasic:

@@ -153,6 +153,8 @@ class Network:
       has_probabilities: True if each of a few actions has a probability to show.
       is_small: True if XLA gains more than the CPU's own convolutions: every torso is an mlp.
       compiled_rows: rows of a part of a forward pass that XLA compiles; None if it is not compiled.
+      state_size: S, the numbers of a recurrent network's state, which is the last of its outputs; else 0.
+      memory_size: M, the numbers that a recurrent network takes beside an observation; else 0.
     """
 
     distribution: ActionDistribution
@@ -160,6 +162,8 @@ class Network:
     has_probabilities: bool
     is_small = False
     compiled_rows: int | None = None
+    state_size = 0
+    memory_size = 0
 
     def __init__(
         self,
@@ -207,27 +211,25 @@ class Network:
         name = "logits" if self.has_probabilities else "parameters"
         return {"action": self.greedy(outputs), name: outputs[0]}
 
-    def forward_pass(
-        self, *, on_gpu: bool, at_once: int
-    ) -> Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]]:
+    def forward_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., Sequence[tf.Tensor]]:
         """Returns `outputs` for acting; CPUs compute it in parts, `at_once` at a time."""
         return self.in_parts(self.outputs, self._signature, on_gpu=on_gpu, at_once=at_once)
 
     def in_parts(
         self,
-        function: Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]],
+        function: Callable[..., Sequence[tf.Tensor]],
         signature: Sequence[tf.TensorSpec],
         *,
         on_gpu: bool,
         at_once: int,
-    ) -> Callable[[Weights, tf.Tensor], Sequence[tf.Tensor]]:
-        """Returns a function of weights and observations that CPUs compute in parts of a few rows."""
+    ) -> Callable[..., Sequence[tf.Tensor]]:
+        """Returns a function of weights and rows (observations, say) that CPUs compute in parts of a few."""
         if on_gpu:
             return function
         if self.compiled_rows is not None:
             function = graph(function, jit_compile=True)
-        return lambda weights, observations: parts.map_rows(
-            lambda rows: function(weights, rows), observations, signature, at_once, self.compiled_rows
+        return lambda weights, *rows: parts.map_rows(
+            lambda part: function(weights, *part), rows, signature, at_once, self.compiled_rows
         )
 
     # Acting in NumPy

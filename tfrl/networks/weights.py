@@ -68,6 +68,10 @@ def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray
     [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
     [-1, 1]. Discrete ones are integers [B] from the `start` of Gymnasium's space; `logits` begin with it.
 
+    A recurrent policy also takes and gives `state`, float32 [B, M], which is 0 at an episode's first step.
+    With --memory-inputs it ends in the code of `action` and a 0: write the action's reward there, clipped to
+    [-1, 1], before the next call.
+
     It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
     on return.
 
@@ -83,14 +87,18 @@ def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray
     module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
     signature = tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")
 
-    def policy(observations: tf.Tensor) -> dict[str, tf.Tensor]:
+    remembered = tf.TensorSpec((None, network.memory_size), name="state")
+
+    def policy(observations: tf.Tensor, *memory: tf.Tensor) -> dict[str, tf.Tensor]:
         if spec.channels_first:
             observations = tf.transpose(observations, (0, 2, 3, 1))
         weights = {name: variable.read_value() for name, variable in module.weights.items()}
-        outputs = network.exported(network.outputs(weights, observations))
+        outputs = network.exported(network.outputs(weights, observations, *memory))
         return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
 
-    module.policy = graph(policy, input_signature=[signature])
+    module.policy = graph(
+        policy, input_signature=[signature, remembered] if network.memory_size else [signature]
+    )
     with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
 

@@ -20,7 +20,7 @@ from tfrl.config.actors import LEARNER
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience import exploration
+from tfrl.experience import exploration, memory
 from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.remote import parameters
@@ -50,8 +50,9 @@ class RemoteActor:
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         correlated = functools.partial(exploration.correlated_noise, config)
+        remembered = functools.partial(memory.of_settings, config)
         sizes = {"replicas": 1, "num_steps": config.steps_per_env}
-        collector = Collector(spec, indices, **sizes, correlated=correlated)
+        collector = Collector(spec, indices, **sizes, correlated=correlated, memory=remembered)
         self._actor = EnvActor(collector, acting.of_settings(config, precision, at_once=threads))
         self._lag = config.lag
 
@@ -194,7 +195,9 @@ class RayCollector(SupervisedActors):
         if self._rollout is None:
             specs = {"observation": self.observation_spec, "action": self.action_spec}
             extras = {name: array.shape[3:] for name, array in collected[0].extras.items()}
-            self._rollout = Rollout.empty(*self._size, **specs, extras=extras)
+            remembered = collected[0].memory
+            size = 0 if remembered is None else remembered.shape[-1]
+            self._rollout = Rollout.empty(*self._size, **specs, extras=extras, memory=size)
         _join(collected, self._rollout)
         return self._rollout
 
@@ -209,7 +212,8 @@ class RayCollector(SupervisedActors):
 def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
     """Puts rollouts [1, T, b] of neighbouring envs into one of all, [R, T, B], extras included."""
     replicas, _, each = whole.rewards.shape
-    arrays = ("observations", "actions", "rewards", "first", "truncated")
+    arrays = ["observations", "actions", "rewards", "first", "truncated"]
+    arrays += [] if whole.memory is None else ["memory"]
     whole.final_observations = {}
     begin = 0
     for part in collected:

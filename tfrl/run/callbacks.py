@@ -35,8 +35,14 @@ class RunOfCallback(Protocol):
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name, float32."""
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]."""
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K].
+
+        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+
+    def memory(self, envs: int) -> Any:
+        """The memory of so many envs, a `tfrl.experience.memory.Memory`, if the policy is recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env, float32 [steps, K]."""

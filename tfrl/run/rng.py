@@ -82,6 +82,34 @@ def minibatch_steps(
     return steps.reshape(epochs, len(orders[0]), num_minibatches, steps_each).swapaxes(1, 2)
 
 
+def minibatch_sequences(
+    seed: int, update: int, envs: range, *, each: int, epochs: int, num_minibatches: int, block: int
+) -> np.ndarray:
+    """The sequences of steps that make up each minibatch: int32 [E, M, q], as local env * each + sequence.
+
+    A block of neighbouring envs gives every minibatch the same number of sequences, so all topologies form
+    the same global minibatches where no replica has a part of a block.
+
+    Args:
+      seed, update: key the order.
+      envs: the global indices of envs, whole blocks of them.
+      each: sequences of one env.
+      epochs: E.
+      num_minibatches: M, divides the sequences of a block.
+      block: envs of a block.
+    """
+    size, begins = block * each, range(0, len(envs), block)
+    orders = [
+        [
+            begin * each + generator(seed, Use.MINIBATCH, update, epoch, envs[begin]).permutation(size)
+            for begin in begins
+        ]
+        for epoch in range(epochs)
+    ]
+    orders = np.asarray(orders, np.int32).reshape(epochs, len(begins), num_minibatches, -1)
+    return orders.swapaxes(1, 2).reshape(epochs, num_minibatches, -1)
+
+
 def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
     """Seeds of what augments each sample of an update, int32 [T, B, 2], for global env indices `envs`."""
     rows = [generator(seed, Use.AUGMENTATION, update, i).bytes(8 * num_steps) for i in envs]

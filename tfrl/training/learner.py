@@ -14,6 +14,8 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.spec import EnvSpec
+from tfrl.experience import memory
+from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.distributions import distribution_for
 from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
@@ -103,11 +105,18 @@ class Learner:
 
     # The agent as a player
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K]."""
+    def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
+        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K].
+
+        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
         self._session.watchdog.beat()
         choose = self.agent.greedy if self._config.eval_greedy else self.agent.sample
-        return choose(observations, noise)
+        return choose(observations, noise, *remembered)
+
+    def memory(self, envs: int) -> Memory | None:
+        """The memory of so many evaluation envs, if the policy is recurrent."""
+        return memory.of_settings(self._config, envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one evaluation env, float32 [steps, K]."""

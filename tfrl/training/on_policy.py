@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ import numpy as np
 from tfrl.cli.errors import TrainingError
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.experience import memory
 from tfrl.experience.collector import Collector
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout, too_large
@@ -276,8 +278,9 @@ def make_collector(config: RLSettings, runtime: Runtime) -> Collector:
     """This worker's envs, and the buffers of the rollouts that are held at once. Raises UserError."""
     held = config.rollouts_held
     sizes = {"replicas": runtime.local_replicas, "num_steps": config.num_steps, "rollouts": held}
+    remembered = functools.partial(memory.of_settings, config)
     try:
-        return Collector(env_spec(config), runtime.local_envs(config.num_envs), **sizes)
+        return Collector(env_spec(config), runtime.local_envs(config.num_envs), **sizes, memory=remembered)
     except MemoryError:
         spec = registry.specs(config)[0]
         raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None

@@ -13,6 +13,7 @@ from tfrl import config as settings
 from tfrl.config.run import RLSettings
 from tfrl.envs.published import normalized_return
 from tfrl.evaluation.episodes import GAP, evaluation_columns, evaluation_results
+from tfrl.experience.memory import Memory
 from tfrl.networks.weights import export
 from tfrl.run import results
 from tfrl.run.callbacks import Callback, get_states, set_states
@@ -131,9 +132,16 @@ class Run:
         """The agent's weights by name, float32."""
         return self._learner.weights()
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]."""
-        return self._learner.act(observations, noise)
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K].
+
+        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        """
+        return self._learner.act(observations, noise, *memory)
+
+    def memory(self, envs: int) -> Memory | None:
+        """The memory of so many envs, if the policy is recurrent."""
+        return self._learner.memory(envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env, float32 [steps, K]."""

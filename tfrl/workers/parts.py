@@ -51,8 +51,8 @@ _warn = once(tell)
 
 
 def map_rows(
-    function: Callable[[tf.Tensor], Any],
-    rows: tf.Tensor,
+    function: Callable[[Any], Any],
+    rows: Any,
     signature: Sequence[tf.TensorSpec],
     at_once: int,
     size: int | None = None,
@@ -64,7 +64,7 @@ def map_rows(
 
     Args:
       function: takes rows [b, ...], gives tensors [b, ...], one for each of `signature`.
-      rows: [B, ...].
+      rows: a tensor [B, ...], or a nest of them.
       signature: of one row's results.
       at_once: parts.
       size: rows of every part; None: chosen by their number.
@@ -72,15 +72,19 @@ def map_rows(
     Returns:
       Tensors [B, ...].
     """
-    rows = tf.convert_to_tensor(rows)
-    count = tf.shape(rows)[0]
+    rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
+    count = tf.shape(tf.nest.flatten(rows)[0])[0]
     if size is None:
         size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
     missing = -count % size
-    filled = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1))
+
+    def split(x: tf.Tensor) -> tf.Tensor:
+        filled = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+        return tf.reshape(filled, (-1, size, *x.shape[1:]))
+
     results = tf.map_fn(
         lambda part: list(function(part)),
-        tf.reshape(filled, (-1, size, *rows.shape[1:])),
+        tf.nest.map_structure(split, rows),
         fn_output_signature=[tf.TensorSpec((None, *s.shape), s.dtype) for s in signature],
         parallel_iterations=at_once,
     )
