@@ -47,7 +47,7 @@ def measure(
       each: `Passes` of an env step.
       updates_at_once: updates after which the same work begins anew; the first so many do not count.
     """
-    from tfrl.training import trainer  # TensorFlow
+    from tfrl.run import loop  # TensorFlow
 
     samples: list[Sample] = []
 
@@ -56,7 +56,7 @@ def measure(
             config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, samples), callbacks
         )
 
-    original, trainer.train = trainer.train, train
+    original, loop.train = loop.train, train
     with tempfile.TemporaryDirectory() as logdir:
         main = importlib.import_module(f"tfrl.{algorithm}").main
         main([*flags, "--precision", precision, "--logdir", logdir, "--run-name", "within"])

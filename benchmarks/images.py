@@ -141,10 +141,10 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
 
 
 def _ours(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
+    from resnet.supervised.classifier import Classifier
     from resnet.supervised.data import Share, training_passes
-    from resnet.supervised.learner import Learner
 
-    learner = Learner(config, runtime, image_shape=split.images.shape[1:], classes=10)
+    classifier = Classifier(config, runtime, image_shape=split.images.shape[1:], classes=10)
     share = Share(options.batch_size, replicas=runtime.local_replicas)
     batches = share.batches(split, training_passes("none", 1, len(split)))
 
@@ -154,7 +154,7 @@ def _ours(config: object, runtime: object, split: object, options: Options) -> C
             asked = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - asked
-            sums = learner.step(batch, 0.01)
+            sums = classifier.step(batch, 0.01)
         sums.numpy()
         return waited
 
@@ -164,7 +164,7 @@ def _ours(config: object, runtime: object, split: object, options: Options) -> C
 def _keras(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
     import keras
 
-    from resnet.supervised.learner import build
+    from resnet.supervised.classifier import build
 
     model = build(config, options.precision, image_shape=split.images.shape[1:], classes=10)
     model.compile(

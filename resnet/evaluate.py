@@ -66,7 +66,7 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     """
     import tensorflow as tf
 
-    from resnet.supervised import data, learner
+    from resnet.supervised import classifier, data
     from tfrl.ops.graph import graph
     from tfrl.workers import strategy
 
@@ -86,17 +86,17 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
             store = CheckpointStore(run / "checkpoints", keep=1)
             found = store.load(lambda sentence: tell(f"warning: {sentence}"), step)
             shape, classes = dataset.image_shape, len(dataset.classes)
-            model = learner.build(config, config.precision, image_shape=shape, classes=classes)
-            learner.set_weights(model, weights_of(found.learner))
+            model = classifier.build(config, config.precision, image_shape=shape, classes=classes)
+            classifier.set_weights(model, weights_of(found.learner))
 
     @graph
     def sums(*batch: Any) -> Any:
-        return runtime.strategy.run(learner.test_sums, args=(model, *batch))
+        return runtime.strategy.run(classifier.test_sums, args=(model, *batch))
 
     replicas = runtime.local_replicas
     size = -(-config.batch_size // replicas) * replicas  # a multiple: what a batch lacks is filled up
     batches = data.Share(size, replicas=replicas).batches(dataset.test, data.in_file_order(dataset.test))
-    loss, hits = learner.test(runtime, sums, batches)
+    loss, hits = classifier.test(runtime, sums, batches)
     return loss, hits, len(dataset.test)
 
 
@@ -104,7 +104,7 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
     import keras
     import tensorflow as tf
 
-    from resnet.supervised.learner import KERAS_FILE, SAVED_MODEL
+    from resnet.supervised.classifier import KERAS_FILE, SAVED_MODEL
 
     path = export / (KERAS_FILE if kind == "keras" else SAVED_MODEL)
     try:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
                 "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
             )
         workers = 1 if cluster is None else cluster.num_workers
-        config.check_topology(workers * max(1, config.replicas))
+        config.check_topology(workers, max(1, config.replicas))
         if cluster is None or cluster.is_chief:
             check_restart(config, arguments)
         with take_run(config, cluster, READER.from_yaml) as config:
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
                 Console(enabled=True).message(config.completed)
                 return 0
             with quiet_start(), held_back():
-                from resnet.supervised import trainer
-            return trainer.train(config, cluster)
+                from resnet.supervised import learner
+            return learner.train(config, cluster)
 
 
 if __name__ == "__main__":

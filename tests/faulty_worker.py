@@ -36,15 +36,14 @@ def main(arguments):
     flags = arguments[4:]
     if "--dataset" in flags:
         from resnet import train as command
-        from resnet.supervised.learner import Learner
+        from resnet.supervised import classifier
 
-        method = "test" if evaluates else "step"
+        owner, method = classifier.Classifier, "test" if evaluates else "step"
     else:
         from tfrl import ppo_procgen as command
-        from tfrl.training.on_policy import OnPolicyLearner as Learner
+        from tfrl.training import on_policy
 
-        method = "act" if evaluates else "learn"
-    owner = Learner
+        owner, method = on_policy.OnPolicyLearner, "act" if evaluates else "learn"
     if moment == "connecting":
         from tfrl.workers import strategy as owner
 
@@ -79,9 +78,9 @@ def main(arguments):
 def make_uneven(fault, seed, supervised):
     """Has this worker differ from the others in each call of gradient steps."""
     if supervised:
-        from resnet.supervised.learner import Learner
+        from resnet.supervised import classifier
 
-        owner, method = Learner, "step"
+        owner, method = classifier.Classifier, "step"
     else:
         from tfrl.algorithms.ppo import PPOAgent
 

@@ -5,10 +5,10 @@ import importlib
 import numpy as np
 import tensorflow as tf
 
+from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
-from tfrl.training import trainer
 from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
@@ -58,7 +58,7 @@ def updated(learner, updates):
 def train(config, kind=OnPolicyLearner, callbacks=()):
     """Trains as the algorithm's command does, in this process; the exit code."""
     agent = _agent_class(config.algorithm)
-    return trainer.train(config, None, lambda c, session: kind(c, session, agent), callbacks)
+    return loop.train(config, None, lambda c, session: kind(c, session, agent), callbacks)
 
 
 def _agent_class(algorithm):

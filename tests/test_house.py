@@ -95,8 +95,8 @@ def test_every_folder_has_its_place():
         ("tfrl/run/lock.py", "def f():\n    import tfrl.suite", "tfrl.run.lock imports tfrl.suite"),
         (
             "tfrl/remote/actors.py",
-            "import tfrl.training.trainer",
-            "tfrl.remote.actors imports tfrl.training.tr",
+            "import tfrl.training.kinds",
+            "tfrl.remote.actors imports tfrl.training.ki",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
         ("tfrl/algorithms/ppo.py", "import resnet.supervised.data", "tfrl.algorithms.ppo imports resnet.su"),

@@ -83,7 +83,7 @@ class Run(settings.Run):
     checkpoint_every: Annotated[int, COUNT] = 200
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
-    """Steps that a row of progress.csv, and a point of the curves, stand for."""
+    """Most steps of a row of progress.csv and of a point of the curves. A row also ends with a checkpoint."""
     pictures: bool = False
     """Draw the first layer's weights in TensorBoard and the network in plots/model.png, too."""
 
@@ -174,10 +174,11 @@ class Config(Run, settings.Hardware, Learning, Task, settings.Settings):
                 f"--micro-batch {self.micro_batch} would change batch normalization, which needs a replica's "
                 "whole batch at once; use --normalization group or none."
             )
-        self.check_topology(max(1, self.replicas))
+        self.check_topology(1, max(1, self.replicas))
 
-    def check_topology(self, replicas: int) -> None:
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raises UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""
+        replicas = workers * replicas_per_worker
         if self.batch_size % replicas:
             raise UserError(
                 f"--batch-size must divide by the number of replicas, {replicas}; got {self.batch_size}, "

@@ -1,227 +1,307 @@
-"""A classifier under a strategy: equal gradient steps on any number of replicas, tests, and exports."""
+"""Supervised learning as a run: rows of gradient steps, a test after each epoch, and exact resume."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
-import resnet
+from resnet import drawing
+from resnet.supervised import data
+from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config
-from resnet.supervised.data import Batch
-from tfrl.cli.errors import TrainingError
-from tfrl.networks.network import Packing, variable_name
-from tfrl.networks.weights import PREFIX, assign_weights, weights_of
-from tfrl.ops.graph import compiled
-from tfrl.ops.optimizers import SGD, Adam
-from tfrl.run import files
-from tfrl.run.checkpoint import encode
-from tfrl.run.stop import NUM_VOTES
-from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
-from tfrl.workers.strategy import Runtime
+from resnet.supervised.data import Batch, Dataset, Share
+from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.quiet import quiet_start
+from tfrl.ops.schedules import learning_rate
+from tfrl.run import files, loop, summary
+from tfrl.run.callbacks import Callback, RunOfCallback
+from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.loop import Conclusion, Update
+from tfrl.run.session import Session
+from tfrl.run.stop import Stopped, stop_code
+from tfrl.workers.tf_config import TFConfig
 
-WEIGHTS_FILE = "weights.npz"
-KERAS_FILE = "model.keras"
-SAVED_MODEL = "saved_model"
+_SUMS = 6  # loss, accuracy, gradient norm, steps, seconds, seconds of waiting for images
 
 
-class Learner:
-    """A network for images of shape (H, W, C), its optimizer, and the functions that train and test it."""
+def train(config: Config, cluster: TFConfig | None) -> int:
+    """Runs or continues the run that `config` describes; the process's exit code. Raises as `loop.train`."""
 
-    def __init__(
-        self, config: Config, runtime: Runtime, *, image_shape: tuple[int, ...], classes: int
-    ) -> None:
-        self._runtime = runtime
-        self._image_shape = image_shape
-        self._build = partial(build, config, runtime.precision, image_shape=image_shape, classes=classes)
-        with runtime.strategy.scope():
-            self.model = self._build()
-        # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
-        self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
-        self._packings = {"network": Packing(self._logits.trainable_variables)}
-        if self._logits.non_trainable_variables:  # moving statistics of batch normalization
-            self._packings["statistics"] = Packing(self._logits.non_trainable_variables)
-        moved = tuple(self._packings)[1:]
-        step = GradientStep(
-            learned=("network",),
-            rates=(1.0,),  # the schedule's rate scales it
-            loss=self._loss,
-            metrics=("loss", "accuracy"),
-            optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
-            batch_rows=config.batch_size,
-            # Statistics of parts of a batch would be others than its own.
-            part_rows=config.batch_size // runtime.replicas if moved else runtime.micro_batch(config),
-            moved=moved,
+    def make(config: Config, session: Session) -> ImageLearner:
+        with session.watchdog.unhurried(), quiet_start():
+            tell = session.console.message
+            dataset = data.load_on_all(config.dataset, config.image_size, session.runtime, tell)
+        return ImageLearner(config, session, dataset)
+
+    return loop.train(config, cluster, make, step_name="step", saves="after this step")
+
+
+class ImageLearner(loop.Learner):
+    """A classifier and its labelled images. An update is a row of progress.csv: up to --log-every steps.
+
+    It also ends where a checkpoint is due, and with an epoch.
+    """
+
+    columns = (
+        *("epoch", "train/loss", "train/accuracy", "train/grad_norm", "train/learning_rate"),
+        *("test/loss", "test/accuracy", "time/images_per_second", "time/input_wait_fraction"),
+    )
+    step_column = unit = "images"
+
+    def __init__(self, config: Config, session: Session, dataset: Dataset) -> None:
+        self._config, self._session, self._dataset = config, session, dataset
+        runtime = session.runtime
+        self._share = Share(
+            config.batch_size, runtime.worker, runtime.num_workers, replicas=runtime.local_replicas
         )
-        vectors = {name: packing.initial() for name, packing in self._packings.items()}
-        self._learning = DataParallel(runtime, vectors, {"step": step})
-        self._batch_size = config.batch_size
+        shape, classes = dataset.image_shape, len(dataset.classes)
+        try:
+            self.classifier = Classifier(config, runtime, image_shape=shape, classes=classes)
+        except ValueError as error:  # the zoo: an image too small for the network, say
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"--model {config.model} cannot be built for {config.dataset}: {reason}"
+            ) from None
+        self._steps_per_epoch = -(-len(dataset.train) // config.batch_size)
+        steps = config.epochs * self._steps_per_epoch
+        self._num_steps = min(steps, config.max_steps or steps)
+        self._batches: Iterator[Batch] | None = None
+        self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
+        self._hits = 0  # of the last test
+        self.callbacks = (Pictures(config, session, self.classifier),) if config.pictures else ()
+
+    # How far the run is
 
     @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return self._packings["network"].num_parameters
+    def steps_done(self) -> int:
+        """Training images seen by all workers so far."""
+        return self._images_after(self._session.step)
+
+    @property
+    def total_steps(self) -> int:
+        """Training images of the whole run."""
+        return self._images_after(self._num_steps)
+
+    @property
+    def place(self) -> str:
+        """The gradient steps so far."""
+        return f"step {self._session.step:,}"
+
+    @property
+    def is_over(self) -> bool:
+        """True after the last gradient step."""
+        return self._session.step >= self._num_steps
+
+    def is_evaluation_due(self, before: tuple[int, int]) -> bool:
+        """True at the end of an epoch."""
+        return self._session.step % self._steps_per_epoch == 0
+
+    def _images_after(self, steps: int) -> int:
+        epochs, steps = divmod(steps, self._steps_per_epoch)
+        return epochs * len(self._dataset.train) + steps * self._config.batch_size
+
+    def _ends_a_row(self, step: int) -> bool:
+        config = self._config
+        ends = (self._steps_per_epoch, config.log_every, config.checkpoint_every)
+        return step == self._num_steps or any(step % every == 0 for every in ends)
 
     # Training
 
-    def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
-        """One gradient step; its sums over all replicas, float32 [2 + NUM_VOTES + 1].
+    def update(self) -> Update:
+        """Takes the gradient steps of one row. Raises Stopped after one of them if a worker was told to."""
+        config, session = self._config, self._session
+        session.phase("training")
+        if self._batches is None:
+            epoch, start = divmod(session.step, self._steps_per_epoch)
+            images = self._dataset.train
+            passes = data.training_passes(config.augment, config.seed, len(images), first=epoch)
+            self._batches = self._share.batches(images, passes, start)
+        waiting, code = [], None  # sums of steps that may not be finished yet
+        ends = False
+        while not ends:
+            began = time.perf_counter()
+            batch = next(self._batches)
+            waited = time.perf_counter() - began
+            rate = learning_rate(config.schedule, config.lr, session.step, self._num_steps, config.warmup)
+            waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
+            session.step += 1
+            session.watchdog.beat()
+            session.console.advance_to(self.steps_done, steady=True)
+            ends = self._ends_a_row(session.step)
+            # A step's sums are read after the next one is on its way: the device always has work.
+            while len(waiting) > (0 if ends or code is not None else 1):
+                values = waiting.pop(0).numpy()
+                if not np.isfinite(values).all():
+                    step = session.step - len(waiting)
+                    raise TrainingError(
+                        f"step {step}: the loss or its gradient is not a finite number; {session.kept()}. "
+                        f"A lower --lr than {config.lr:g} or a longer --warmup may help."
+                    )
+                loss, accuracy, *votes, norm = values
+                self._sums[:4] += loss, accuracy, norm, 1
+                wish = stop_code(votes)
+                code = code if wish is None else wish
+            self._sums[4:] += time.perf_counter() - began, waited
+            if code is not None and not ends:
+                raise Stopped(code)
+        return Update(self._metrics(rate))
 
-        They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
-        this worker) and the norm of the gradient. Reading them waits for the step, so do that later.
-        """
-        mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
-        mine[0] = 0.0 if votes is None else votes
-        counts = np.full(len(mine), batch.count, np.float32)
-        parts = (batch.images, batch.labels, batch.weights, counts, mine)
-        rate = tf.constant(learning_rate, tf.float32)
-        return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts), rate))
+    def _metrics(self, rate: float) -> dict[str, float]:
+        """Means of the steps since the last row, which is this one from now on."""
+        loss, accuracy, norm, steps, seconds, waited = self._sums.tolist()
+        self._sums[:] = 0.0
+        self._session.seconds += seconds
+        self._session.watchdog.measured(seconds / steps)
+        return {
+            "epoch": self._session.step / self._steps_per_epoch,
+            "train/learning_rate": rate,
+            "train/loss": loss / steps,
+            "train/accuracy": accuracy / steps,
+            "train/grad_norm": norm / steps,
+            "time/images_per_second": steps * self._config.batch_size / seconds,
+            "time/input_wait_fraction": waited / seconds,
+        }
 
-    @compiled()
-    def _step(self, *batch: Any) -> Any:
-        return self._runtime.strategy.run(self._step_on_replica, args=batch)
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy on the test images."""
+        session, test = self._session, self._dataset.test
+        session.raise_if_stopped()
+        session.phase("testing")
 
-    def _step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        images, labels, weights, count, votes, rate = batch
-        rows = (images, labels, weights * (self._batch_size / count))  # a filled up batch has fewer images
-        outcome = self._learning.gradient_step("step", rows, (), rate, gathered=tf.unstack(votes))
-        votes = [tf.reduce_sum(vote) for vote in outcome.gathered]
-        return tf.concat([outcome.means, votes, [outcome.norm]], axis=0)
+        def batches() -> Iterator[Batch]:
+            for batch in self._share.batches(test, data.in_file_order(test)):
+                session.watchdog.beat()
+                yield batch
+                if session.stop.signalled:
+                    break
 
-    def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
-        """The loss of each image, with the penalty on the weights; rows are images, labels and weights."""
-        images, labels, shares = rows
-        logits, state, penalties = self._logits.stateless_call(
-            *self._arrays(weights), images, training=True, return_losses=True
-        )
-        losses = shares * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        hits = shares * _hits(labels, logits)
-        penalty = tf.add_n(penalties) if penalties else 0.0
-        moved = {name: self._packings[name].vector(state) for name in self._packings if name != "network"}
-        return Losses(losses + penalty, {"loss": losses, "accuracy": hits}, moved=moved)
+        loss, self._hits = self.classifier.test(batches())
+        session.raise_if_stopped()  # before anything is used of a test that may have been broken off
+        return {"test/loss": loss, "test/accuracy": self._hits / len(test)}
 
-    def _arrays(self, weights: Weights) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The trained arrays and the statistics."""
-        arrays = {name: packing.arrays(weights[name]) for name, packing in self._packings.items()}
-        return arrays["network"], arrays.get("statistics", [])
+    # What people see
 
-    # Testing
+    def summary(self, logged: int) -> dict[str, str]:
+        """The images, the steps and the network."""
+        config, dataset, found = self._config, self._dataset, self._session.found
+        shape = " x ".join(map(str, dataset.image_shape))
+        sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
+        rows = {
+            "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
+            **summary.hardware(self._session.runtime),
+            "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
+            f"learning rate {config.lr:g}, {config.schedule}",
+            "network": summary.network(config.model, config.width, self.classifier.num_parameters),
+            **summary.folder(config),
+        }
+        if found is not None:
+            rows["continues at"] = f"{found.env_steps:,} images (step {found.update})"
+        return rows
 
-    def test(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Mean loss and number of hits on all of this and the other workers' batches."""
-        return test(self._runtime, self._test, batches)
+    def highlights(self, metrics: Mapping[str, float]) -> list[str]:
+        """The texts of the progress line for a row of metrics."""
+        formats = {
+            "time/images_per_second": "{:,.0f} images/s",
+            "train/loss": "loss {:.3f}",
+            "test/accuracy": "test {:.2%}",
+        }
+        return [text.format(metrics[name]) for name, text in formats.items() if name in metrics]
 
-    @compiled()
-    def _test(self, *batch: Any) -> Any:
-        return self._runtime.strategy.run(test_sums, args=(self._probabilities, *batch))
-
-    def _probabilities(self, images: tf.Tensor) -> tf.Tensor:
-        logits, _ = self._logits.stateless_call(
-            *self._arrays(self._learning.weights()), images, training=False
-        )
-        return tf.nn.softmax(logits)
+    def completed(self, stopped: str | None) -> str:
+        """The sentence for a run that is complete."""
+        return self._config.completed
 
     # State
 
     def weights(self) -> dict[str, np.ndarray]:
-        """All weights as float32 arrays, by the names of `named_variables`."""
-        vectors = self._learning.vectors()
-        arrays = {n: a for key, p in self._packings.items() for n, a in p.split(vectors[key]).items()}
-        return {f"{_part_of(name)}/{name}": array for name, array in arrays.items()}
+        """All weights by name, float32."""
+        return self.classifier.weights()
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer as arrays, the same on every worker."""
-        state = self._learning.get_state()
-        others = {f"agent/{name}": a for name, a in state.items() if name not in self._packings}
-        return {f"{PREFIX}{name}": array for name, array in self.weights().items()} | others
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The classifier, and the sums of a row that is not finished."""
+        return self.classifier.get_state() | {"row": self._sums.copy()}, {}
 
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
-        arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
-        known = {name for packing in self._packings.values() for name in packing.names}
-        if arrays.keys() != known:
-            raise ValueError(f"the weights are of another network: {min(arrays.keys() ^ known)}")
-        vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
-        others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
-        self._learning.set_state({**others, **vectors})
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        shards: Sequence[CheckpointShard] = (),
+    ) -> None:
+        """Continues from `get_state`. Raises UserError where the network is another one."""
+        try:
+            self.classifier.set_state(state)
+            self._sums[:] = state["row"]
+        except (ValueError, KeyError):
+            raise UserError(
+                f"the checkpoints in {self._config.run_dir} are of another network; "
+                "choose another --run-name."
+            ) from None
 
-    def export(self, directory: Path) -> None:
-        """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
+    # The end
 
-        Both models map uint8 images [B, H, W, C] to probabilities float32 [B, classes]. They are made from a
-        network of their own, outside the strategy, so they load anywhere. All of it is on the disk on return.
+    def export(self, folder: Path) -> None:
+        """Writes the network in all its forms."""
+        with quiet_start():
+            self.classifier.export(folder)
 
-        Raises OSError.
-        """
-        weights = self.weights()
-        files.make_folder(directory)
-        files.write(directory / WEIGHTS_FILE, encode(weights))
-        model = self._build()
-        set_weights(model, weights)
-        with files.replacing(directory / KERAS_FILE) as staged:
-            model.save(staged)
-        archive = keras.export.ExportArchive()
-        archive.track(model)
-        signature = [tf.TensorSpec((None, *self._image_shape), tf.uint8, name="images")]
-        archive.add_endpoint("serve", lambda images: model(images, training=False), input_signature=signature)
-        with files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
-            archive.write_out(str(staged), verbose=False)
+    def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
+        """What was trained on what, and the scores of the last row and test."""
+        config, session = self._config, self._session
+        every = {**metrics, **evaluation}
+        names = ("accuracy", "loss")
+        scores = {p: {k: every.get(f"{p}/{k}", float("nan")) for k in names} for p in ("train", "test")}
+        return {
+            "model": config.model,
+            "dataset": config.dataset,
+            "seed": config.seed,
+            "epochs": session.step / self._steps_per_epoch,
+            "steps": session.step,
+            "images": self.steps_done,
+            "seconds": session.seconds,
+            "images_per_second": self.steps_done / session.seconds,
+            "train": scores["train"],
+            "test": scores["test"] | {"hits": self._hits, "images": len(self._dataset.test)},
+            "parameters": self.classifier.num_parameters,
+        }
 
-
-def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """The classifier that the settings describe: uint8 [B, H, W, C] -> probabilities [B, classes]."""
-    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    return resnet.classifier(
-        config.model, image_shape, classes, dtype=dtype, seed=config.seed, **config.model_options
-    )
-
-
-def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Every weight by name: torso/LAYER/WEIGHT, as in tfrl's networks, and head/logits/WEIGHT."""
-    return {f"{_part_of(name)}/{name}": v for v in model.variables if (name := variable_name(v))}
-
-
-def _part_of(name: str) -> str:
-    return "head" if name.startswith("logits/") else "torso"
-
-
-def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
-    """Assigns arrays of `Learner.weights`. Raises ValueError if names or shapes differ."""
-    assign_weights(named_variables(model), weights)
+    def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
+        """The scores, and how to test once more."""
+        config = self._config
+        header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
+        scores = {part: outcome[part] for part in ("train", "test")}
+        rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
+        again = shlex.join(["python", "-m", "resnet.evaluate", str(config.run_dir)])
+        return Conclusion((), header, rows, [again, summary.tensorboard(config)])
 
 
-def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """1 where the class of the highest score is the label, float32 [B]."""
-    return tf.cast(tf.argmax(scores, axis=1, output_type=tf.int32) == labels, tf.float32)
+class Pictures(Callback):
+    """Draws the network in plots/model.png, and the first layer's weights in TensorBoard after each test."""
 
+    def __init__(self, config: Config, session: Session, classifier: Classifier) -> None:
+        self._config, self._session, self._classifier = config, session, classifier
 
-def test_sums(model: Any, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Sums over one replica's images of weight 1: loss float64, hits int64."""
-    probabilities = model(images)
-    of_label = tf.gather(probabilities, labels, batch_dims=1)
-    losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
-    hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
-    return tf.reduce_sum(losses), tf.reduce_sum(hits)
+    def on_start(self, run: RunOfCallback) -> None:
+        """Draws the network, on the chief."""
+        if not self._session.runtime.is_chief:
+            return
+        path = run.folder / "plots" / "model.png"
+        try:
+            files.make_folder(path.parent)
+            with files.replacing(path) as staged:
+                drawing.draw({self._config.model: self._classifier.model}, staged)
+        except OSError as error:
+            self._session.console.warn(
+                f"The picture of the network, {path}, cannot be written ({files.reason(error)}). "
+                "Training goes on."
+            )
 
-
-def test(runtime: Runtime, function: Any, batches: Iterable[Batch]) -> tuple[float, int]:
-    """Mean loss and number of hits of `function`, which runs `test_sums`, over all workers' batches.
-
-    Raises TrainingError where the loss is not a finite number.
-    """
-    loss, hits, count = 0.0, 0, 0
-    for batch in batches:
-        parts = (batch.images, batch.labels, batch.weights)
-        losses, right = function(*(runtime.per_replica(p) for p in parts))
-        loss += sum(float(x) for x in runtime.local_results(losses))
-        hits += sum(int(x) for x in runtime.local_results(right))
-        count += batch.count
-    sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
-    if not np.isfinite(sums[0]):
-        raise TrainingError("the loss on the test images is not a finite number")
-    return float(sums[0]) / count, int(sums[1])
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Draws the first layer's weights, where they can be seen as pictures."""
+        pixels = drawing.kernels(run.weights())
+        if pixels is not None:
+            self._session.writer.image("weights/first_layer", pixels, run.env_steps)

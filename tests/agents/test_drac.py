@@ -185,7 +185,7 @@ def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
 
-    from tfrl.training.trainer import make_learner
+    from tfrl.training.kinds import make_learner
 
     config = small(augment="ucb", lr=1e-3, lag=lag, total_steps=2048)
     whole = make(config, make_learner)
@@ -217,7 +217,7 @@ def test_a_state_of_before_there_was_a_lag_goes_on(make):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
-    from tfrl.training.trainer import make_learner
+    from tfrl.training.kinds import make_learner
 
     learner = make(small(augment="ucb", lr=1e-3, lag=lag), make_learner)
     told, chosen = [], []
@@ -242,7 +242,7 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
 def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     from learners import train
 
-    from tfrl.training.trainer import make_learner
+    from tfrl.training.kinds import make_learner
 
     config = small(augment="ucb", lag=1, logdir=str(tmp_path), eval_episodes=2)
     assert train(config, make_learner) == 0

@@ -109,7 +109,7 @@ def test_the_published_recipe_decays_weights_as_the_paper_does():
     """1e-4, a pull of 1e-4 w on each kernel w: the penalty is half of 1e-4 times the sum of the squares."""
     import tensorflow as tf
 
-    from resnet.supervised.learner import build
+    from resnet.supervised.classifier import build
 
     config = parse(["--preset", "he-cifar10", "--model", "resnet-mini"])
     model = build(config, "float32", image_shape=(32, 32, 3), classes=10)

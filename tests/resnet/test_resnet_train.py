@@ -17,15 +17,17 @@ import tfrl.algorithms.ppo as ppo
 from resnet import drawing
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.evaluate import main as evaluate_command
-from resnet.supervised import learner, trainer
+from resnet.supervised import classifier
+from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config, from_yaml, parse
 from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
-from resnet.supervised.learner import Learner
+from resnet.supervised.learner import ImageLearner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
 from tfrl.networks.actor_critic import build
+from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run
 from tfrl.run.results import weights_sha256
@@ -54,7 +56,7 @@ DATA = Dataset(made_up(72), made_up(21, seed=1), ("red", "green", "blue"))
 def make_learner(replicas=1, **changes):
     config = dataclasses.replace(SMALL, replicas=replicas, **changes)
     runtime = strategy.make(config, None)
-    return Learner(config, runtime, image_shape=DATA.image_shape, classes=CLASSES)
+    return Classifier(config, runtime, image_shape=DATA.image_shape, classes=CLASSES)
 
 
 def steps(made, count, replicas=1, size=16):
@@ -90,7 +92,8 @@ def run(folder, name, *, stop_at=None, exit_code=130, console=None, **changes):
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
     console = console or Console(enabled=False)
     parts = (config, runtime, console, StopAt(folder, stop_at, exit_code), watchdog)
-    code = trainer.Trainer(config, Session(*parts, step_name="step"), DATA).run()
+    session = Session(*parts, step_name="step")
+    code = loop.Run(config, session, ImageLearner(config, session, DATA), followed=False).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None
 
@@ -126,7 +129,7 @@ def test_a_step_is_that_of_keras_on_the_whole_batch():
 
     made = make_learner(**RESIDUAL)
     config = dataclasses.replace(SMALL, **RESIDUAL)
-    reference = learner.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    reference = classifier.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     batches = Share(16).batches(DATA.train, [Pass(np.arange(24))])
     for batch in batches:
@@ -139,7 +142,7 @@ def test_a_step_is_that_of_keras_on_the_whole_batch():
         optimizer.apply(gradients, reference.trainable_variables)
         sums = made.step(batch, 0.05).numpy()
         assert sums[0] == pytest.approx(float(tf.reduce_mean(loss)), rel=1e-5)
-    for name, variable in learner.named_variables(reference).items():
+    for name, variable in classifier.named_variables(reference).items():
         assert made.weights()[name] == pytest.approx(variable.numpy(), rel=1e-4, abs=1e-6), name
 
 
@@ -187,7 +190,7 @@ def test_a_run_learns_and_leaves_its_folder(finished):
     assert (results["steps"], results["images"], results["epochs"]) == (10, 144, 2.0)
     rows = (path / "progress.csv").read_text().splitlines()
     assert rows[0].startswith("images,epoch,train/loss")
-    assert [int(row.split(",")[0]) for row in rows[1:]] == [32, 64, 72, 88, 120, 144]
+    assert [int(row.split(",")[0]) for row in rows[1:]] == [32, 48, 64, 72, 88, 120, 136, 144]
     assert from_yaml(path / "config.yaml").model == "cookbook"
     assert list(path.glob("events.out.tfevents*"))
 
@@ -369,7 +372,7 @@ def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
 
 def test_the_network_is_as_wide_as_asked_for():
     wide = dataclasses.replace(SMALL, model="impala", width=2)
-    model = learner.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    model = classifier.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     assert model.get_layer("stage1_conv").kernel.shape == (3, 3, 3, 32)
 
 

@@ -158,12 +158,13 @@ def test_the_policy_gets_transformed_rewards_and_the_statistics_raw_ones(
 @pytest.fixture(scope="module")
 def trained_torso(tmp_path_factory):
     """The export of a supervised run on images of catch's size, and its torso's weights by LAYER/WEIGHT."""
-    from resnet.supervised import config, learner
+    from resnet.supervised import classifier as supervised
+    from resnet.supervised import config
 
     run = tmp_path_factory.mktemp("supervised")
     classifier = config.Config(model="cookbook", seed=9)
-    model = learner.build(classifier, "float32", image_shape=(10, 5, 1), classes=3)
-    weights = {name: v.numpy() for name, v in learner.named_variables(model).items()}
+    model = supervised.build(classifier, "float32", image_shape=(10, 5, 1), classes=3)
+    weights = {name: v.numpy() for name, v in supervised.named_variables(model).items()}
     (run / "export").mkdir()
     np.savez(run / "export" / "weights.npz", **weights)
     return run, {k.removeprefix("torso/"): v for k, v in weights.items() if k.startswith("torso/")}

@@ -18,9 +18,10 @@ from refusals import refusal
 from worker_pair import ended, run_workers, started
 
 from tfrl import config as settings
+from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.stop import Stopped
-from tfrl.training import off_policy, trainer
+from tfrl.training import off_policy
 
 SMALL = (
     *(
@@ -65,7 +66,7 @@ def train(algorithm, logdir, *flags, **changes):
     agent = __import__(f"tfrl.algorithms.{algorithm}", fromlist=["x"])
     make_agent = getattr(agent, f"{algorithm.upper()}Agent")
     make = lambda c, session: off_policy.OffPolicyLearner(c, session, make_agent)  # noqa: E731
-    assert trainer.train(config, None, make) == 0
+    assert loop.train(config, None, make) == 0
     return config
 
 

@@ -258,7 +258,7 @@ def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
     shorter.set_state(state, [part])
     assert shorter.steps_within == 128 and not shorter.is_over
     finish(shorter, 1)
-    assert shorter.steps_within == 0 and shorter.is_over and shorter.env_steps == 256
+    assert shorter.steps_within == 0 and shorter.is_over and shorter.steps_done == 256
 
 
 def test_a_run_that_is_longer_than_asked_for_is_refused(small, capfd):

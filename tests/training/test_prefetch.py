@@ -153,7 +153,7 @@ def test_an_iteration_that_is_broken_off_between_two_turns_goes_on_bit_for_bit(
     rest = learner(name, *flags, "--replicas", 2)
     rest.session.step, rest.session.seconds = 2, begun.session.seconds
     rest.set_state(*saved(begun, tmp_path))
-    assert rest.steps_within == begun.steps_within > 0 and rest.env_steps == begun.env_steps
+    assert rest.steps_within == begun.steps_within > 0 and rest.steps_done == begun.steps_done
     while len(history) < 4:
         update = rest.update()
         history += [] if update is None else [update.metrics]

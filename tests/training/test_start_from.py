@@ -16,11 +16,12 @@ from refusals import refusal
 
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
+from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
-from tfrl.training import start_from, trainer
+from tfrl.training import start_from
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
@@ -52,7 +53,7 @@ def maker(algorithm):
 
 
 def train(config):
-    assert trainer.train(config, None, maker(config.algorithm)) == 0
+    assert loop.train(config, None, maker(config.algorithm)) == 0
     return json.loads((config.run_dir / "results.json").read_text())
 
 

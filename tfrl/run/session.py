@@ -1,6 +1,6 @@
 """The surroundings of any trainer's loop: checkpoints, the run's folder, clock, stop requests, the end.
 
-A trainer is a loop that uses a `Session`: tfrl/training/trainer.py, resnet/supervised/trainer.py.
+The loop that uses a `Session` is in tfrl/run/loop.py.
 """
 
 from __future__ import annotations

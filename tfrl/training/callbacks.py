@@ -34,7 +34,6 @@ from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.metrics import VIDEO_STRIDE
 from tfrl.run.session import Session
-from tfrl.training.prefetch import WAITS
 
 _VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
 # What drawing may cost a run that sees no images: so many seconds, and this share of the time it has trained.
@@ -42,6 +41,9 @@ _DRAWING_SECONDS, _DRAWING_SHARE = 1.0, 0.02
 # By what the algorithms call them, in order: the first one that an update has is shown.
 _CRITIC = ("train/value_loss", "train/q_loss")
 _ACTOR = ("train/policy_loss", "train/actor_loss")
+
+WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
+"""The metrics that say how learner and actors, side by side, waited for each other."""
 
 
 def of_run(config: RLSettings, session: Session) -> list[Callback]:

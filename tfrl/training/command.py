@@ -95,10 +95,9 @@ class Command:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
 
-                from tfrl.training import trainer
-            return trainer.train(
-                config, cluster, lambda c, session: trainer.make_learner(c, session, agent), callbacks
-            )
+                from tfrl.run import loop
+                from tfrl.training import kinds
+            return loop.train(config, cluster, lambda c, s: kinds.make_learner(c, s, agent), callbacks)
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:

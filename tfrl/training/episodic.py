@@ -15,8 +15,9 @@ from tfrl.experience.collector import Observer, Seen
 from tfrl.experience.rollout import Episodes
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.training.learner import Learner, MakeAgent, Update, env_spec, pack_envs, under, with_prefix
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
 
 _DRAWN_AT_ONCE = 64  # steps of an env's random numbers
 _COLLECTING = 0.9  # of an update's time, for the terminal
@@ -49,7 +50,7 @@ class Observers(Protocol):
         """Stops the envs, and their processes."""
 
 
-class EpisodicLearner(Learner):
+class EpisodicLearner(EnvLearner):
     """Learns from an episode of every env at a time.
 
     Args:
@@ -58,7 +59,7 @@ class EpisodicLearner(Learner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    columns = (
+    time_columns = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         "time/observer_wait_fraction",
     )
@@ -66,7 +67,7 @@ class EpisodicLearner(Learner):
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.observers = self._make_observers()
-        self._env_steps = 0
+        self._steps_done = 0
         self._waited = 0.0  # seconds of the present update, for observers
 
     def _make_observers(self) -> Observers:
@@ -85,9 +86,9 @@ class EpisodicLearner(Learner):
         return RayObservers(config, env_spec(config), **hooks)
 
     @property
-    def env_steps(self) -> int:
+    def steps_done(self) -> int:
         """Env steps of all finished updates."""
-        return self._env_steps
+        return self._steps_done
 
     def update(self) -> Update:
         """Plays an episode in every env, and takes a gradient step."""
@@ -104,7 +105,7 @@ class EpisodicLearner(Learner):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        self._env_steps += episodes.env_steps
+        self._steps_done += episodes.env_steps
         metrics |= self.episode_metrics()
         metrics |= {
             "time/env_steps_per_second": episodes.env_steps / seconds,
@@ -129,7 +130,7 @@ class EpisodicLearner(Learner):
             steps.append((shown, actions, noise, log_probs, seen.reward, playing))
             count += int(playing.sum())
             session.watchdog.beat()
-            session.console.advance_to(self._env_steps + _COLLECTING * count)
+            session.console.advance_to(self._steps_done + _COLLECTING * count)
             ended = ended | seen.ended
             playing = playing & ~seen.ended
             if not playing.any():
@@ -154,7 +155,7 @@ class EpisodicLearner(Learner):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The agent's, the episodes', and the envs'."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        return state | {"env_steps": np.array(self._env_steps)}, pack_envs(self.observers)
+        return state | {"env_steps": np.array(self._steps_done)}, pack_envs(self.observers)
 
     def set_state(
         self,
@@ -165,6 +166,6 @@ class EpisodicLearner(Learner):
         """Continues from what `get_state` gave. Raises UserError as all learners' do."""
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
-        self._env_steps = int(state["env_steps"])
+        self._steps_done = int(state["env_steps"])
         if (begun := self._restore_envs(self.observers, parts)) is not None:
             self._forget(begun)

@@ -1,38 +1,38 @@
-"""The learner of a run, as the loop uses it, and the part that is the same for all kinds of learners."""
+"""The part that all learners from envs have in common."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.spec import EnvSpec
+from tfrl.evaluation.episodes import GAP, evaluation_columns, evaluation_results
 from tfrl.experience import memory
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.distributions import distribution_for
-from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
+from tfrl.networks.weights import export
+from tfrl.run import results
+from tfrl.run.checkpoint import pack_bytes, unpack_bytes
+from tfrl.run.loop import Conclusion, Learner, Update
+from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session
-from tfrl.training import start_from
+from tfrl.training import callbacks as own_callbacks
+from tfrl.training import command, start_from, summary
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 MakeAgent = Callable[[Any, Runtime], Agent]
-
-
-@dataclass(frozen=True)
-class Update:
-    """The results of an update that are to be written; JSON in the checkpoint of one not yet evaluated."""
-
-    metrics: dict[str, float]
-    action_counts: list[int]
 
 
 class Envs(Protocol):
@@ -47,10 +47,10 @@ class Envs(Protocol):
         """Continues from states by global env index; it may hold more envs than this worker's."""
 
 
-class Learner:
-    """Experience, an agent that learns from it, and their state. All workers make the same calls.
+class EnvLearner(Learner):
+    """Experience of envs, an agent that learns from it, and their state. All workers make the same calls.
 
-    A kind of learner adds `update`, `get_state`, `set_state`, `close` and its `columns`.
+    A kind of learner adds `update`, `get_state`, `set_state`, `close` and its `time_columns`.
 
     Args:
       config: the settings.
@@ -59,10 +59,10 @@ class Learner:
 
     Attributes:
       agent: the agent.
-      columns: the metrics of `update` that the agent does not give, in the order of progress.csv.
+      time_columns: the metrics of `update` that the agent does not give, in the order of progress.csv.
     """
 
-    columns: tuple[str, ...]
+    time_columns: tuple[str, ...]
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         self._config = config
@@ -75,6 +75,10 @@ class Learner:
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._distribution = distribution_for(registry.specs(config)[1])
         self._episodes = EpisodeStatistics(config.num_envs)
+        self._evaluation = own_callbacks.Evaluation(config, session)
+        self._waits = own_callbacks.Waits()
+        self.callbacks = (*own_callbacks.of_run(config, session), self._waits)
+        self.notes = config.notes
 
     def begin(self) -> None:
         """Gives a new run its first weights; a run that goes on has its own. A collective."""
@@ -95,15 +99,15 @@ class Learner:
         """
         self.agent.begin_with(state)
 
-    def update(self) -> Update | None:
-        """Takes `steps_per_update` env steps and learns; counts `session.step` and seconds. A collective.
+    # Evaluation
 
-        None where there is more to learn before the step counts, and the run may be saved or stopped first:
-        the next call goes on.
-        """
-        raise NotImplementedError
+    def is_evaluation_due(self, before: tuple[int, int]) -> bool:
+        """True if --eval-every or --eval-every-steps has been passed since `before`."""
+        return self._config.evaluates_at(self._session.step, self.steps_done, since=before)
 
-    # The agent as a player
+    def evaluate(self) -> dict[str, float]:
+        """Plays all level sets; every worker plays its share of the envs."""
+        return self._evaluation.evaluate(self, self.steps_done)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
         """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K].
@@ -129,29 +133,20 @@ class Learner:
     # How far the run is
 
     @property
-    def env_steps(self) -> int:
+    def steps_done(self) -> int:
         """Env steps of all finished updates, all workers together."""
         return self._session.step * self._config.steps_per_update
 
     @property
-    def steps_within(self) -> int:
-        """Env steps of the update that is under way, all workers together; 0 between two updates."""
-        return 0
+    def total_steps(self) -> int:
+        """The env steps at which the run ends, if nothing ends it earlier."""
+        return self._config.run_steps
 
     @property
     def place(self) -> str:
         """The place of the run, for people: "update 4", or within which one."""
         step = self._session.step
         return f"within update {step + 1}" if self.steps_within else f"update {step}"
-
-    @property
-    def position(self) -> float:
-        """The env steps to show as done; within an update that takes long, how much of it is done."""
-        return self.env_steps
-
-    def work(self, env_steps: float) -> float:
-        """The time that a run of so many env steps takes, in any unit: the time left goes by it."""
-        return env_steps
 
     @property
     def is_solved(self) -> bool:
@@ -170,7 +165,7 @@ class Learner:
             return False
         most = self._config.max_episodes
         enough = most is not None and self._episodes.episodes >= most
-        return self.env_steps >= self._config.run_steps or enough or self.is_solved
+        return self.steps_done >= self._config.run_steps or enough or self.is_solved
 
     # Metrics
 
@@ -195,32 +190,46 @@ class Learner:
         """Counts of all workers' actions [..., *shape] by bin of a histogram. A collective."""
         return self._runtime.sum_over_workers(self._distribution.counts(actions)).tolist()
 
-    def action_histograms(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
-        """The values to draw for an update's `action_counts`, by the end of the chart's name."""
-        return self._distribution.histograms(np.asarray(counts))
+    def write_histograms(self, writer: MetricsWriter | NullMetricsWriter, update: Update) -> None:
+        """Shows the values of an update's actions."""
+        for name, actions in self._distribution.histograms(np.asarray(update.action_counts)).items():
+            writer.histogram(f"rollout/actions{name}", actions, self.steps_done)
+
+    # What people see
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of progress.csv after `env_steps`, in order."""
+        return (
+            *self.episode_metrics(),
+            *self.agent.metric_names,
+            *evaluation_columns(self._config.level_sets),
+            *self.time_columns,
+        )
+
+    def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
+        """Tells TensorBoard of a new run: its hyperparameters and the layout of its charts."""
+        config, curves = self._config, list(self.columns)
+        if normalized_return(config.env, config.distribution_mode, 0.0) is None:  # no published range
+            curves = [c for c in curves if c != GAP and not c.endswith("/normalized_return")]
+        resolved = dataclasses.replace(config, precision=self._runtime.precision)
+        writer.layout(*settings.hyperparameters(resolved), self.agent.charts, curves)
+
+    def summary(self, logged: int) -> dict[str, str]:
+        """The settings that matter."""
+        place = f"{self.steps_done + self.steps_within:,} {self.unit} ({self.place})"
+        return summary.rows(self._config, self._session, self.agent, logged, place)
+
+    def check_length(self, found_steps: int) -> None:
+        """Raises UserError where --total-steps is less than what the checkpoint has."""
+        command.check_length(self._config, found_steps)
+
+    def completed(self, stopped: str | None) -> str:
+        """The sentence for a run that is complete, and how to go on with it."""
+        episodes = self.episode_metrics()["rollout/episodes"]
+        return command.complete_sentence(self._config, self.steps_done, episodes, stopped)
 
     # State
-
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
-        raise NotImplementedError
-
-    def shards(self) -> Sequence[CheckpointShard]:
-        """The parts of this worker's state that are written once, for this checkpoint and later ones."""
-        return ()
-
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Continues from what `get_state` and `shards` gave on all workers, be they more or fewer now.
-
-        Raises UserError on all workers if the network is another one, or if envs then show something else
-        than they did.
-        """
-        raise NotImplementedError
 
     def _set_agent(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises UserError where a checkpoint's arrays are of another network."""
@@ -268,12 +277,53 @@ class Learner:
 
     # The end
 
-    def finish(self) -> None:
-        """Removes, when the run is over, the files of its own that only older checkpoints need."""
+    def export(self, folder: Path) -> None:
+        """Writes the weights and the policy, as `tfrl.networks.weights.export` says."""
+        export(folder, self._config, self.weights(), precision=self._runtime.precision)
 
-    def close(self) -> None:
-        """Stops what it has started."""
-        raise NotImplementedError
+    def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
+        """How the run was trained and what it came to."""
+        config, session, episodes = self._config, self._session, self.episode_metrics()
+        found = {
+            "algorithm": config.algorithm,
+            "env": config.env,
+            "seed": config.seed,
+            "env_steps": self.steps_done,
+            "updates": session.step,
+            "seconds": session.seconds,
+            "env_steps_per_second": self.steps_done / session.seconds,
+            "episodes": int(episodes["rollout/episodes"]),
+            "episode_return": episodes["rollout/episode_return"],
+            "normalized_return": episodes["rollout/normalized_return"],
+            "solved": self.is_solved,
+            "solved_at": config.solved_at,
+            "eval": evaluation_results(config, evaluation),
+            "started_from": session.started_from,
+        }
+        found |= {n: getattr(config, n) for n in ("actors", "lag", "observers") if hasattr(config, n)}
+        if hasattr(config, "learners"):
+            found["learners"] = session.runtime.num_workers
+        return found | self._waits.means() | self.agent.results
+
+    def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
+        """Why the run ended, its returns, and the commands that show them."""
+        config, sentences = self._config, []
+        if waits := self._waits.means():
+            learner, actors = (f"{share:.0%}" for share in waits.values())
+            sentences.append(f"The learner waited {learner} of the time, and the actors {actors}.")
+        if outcome["solved"]:
+            sentences.append(
+                f"Solved after {self.steps_done:,} env steps: the mean return of the last 100 episodes, "
+                f"{outcome['episode_return']:.2f}, has reached the threshold of {config.solved_at:g}."
+            )
+        elif config.max_episodes is not None and outcome["episodes"] >= config.max_episodes:
+            sentences.append(
+                f"Ended after {self.steps_done:,} env steps: {outcome['episodes']:,} training episodes "
+                f"have reached --max-episodes {config.max_episodes:,}."
+            )
+        elif stopped is not None:
+            sentences.append(f"Ended after {self.steps_done:,} env steps: {stopped}.")
+        return Conclusion(sentences, *results.table(outcome), summary.next_commands(config))
 
 
 def env_spec(config: RLSettings) -> EnvSpec:

@@ -20,12 +20,12 @@ from tfrl.experience.replay import Replay
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
+from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest, stop_code
 from tfrl.training.learner import (
-    Learner,
+    EnvLearner,
     MakeAgent,
-    Update,
     env_spec,
     pack_envs,
     shown_envs,
@@ -44,7 +44,7 @@ _COLUMNS = (
 _ITERATION, _REST = "iteration/", "rest/"  # prefixes in a worker's part of a checkpoint
 
 
-class OffPolicyLearner(Learner):
+class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
 
     An update is an iteration of --iteration-steps env steps, in which actions and gradient steps take turns.
@@ -59,7 +59,7 @@ class OffPolicyLearner(Learner):
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
-        self.columns = (*_COLUMNS, *self.envs.columns)
+        self.time_columns = (*_COLUMNS, *self.envs.columns)
         observation, action = registry.specs(config)
         self.replay = Replay(
             self.envs.indices,
@@ -136,7 +136,7 @@ class OffPolicyLearner(Learner):
         session.watchdog.measured(seconds)
         session.step += 1
         metrics = {name: value / steps for name, value in iteration.sums.items()}
-        metrics |= self.agent.progress(self.env_steps) | self.episode_metrics()
+        metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         if steps:
             metrics |= session.runtime.communication(session.step, self.agent.allreduce_floats, steps)
         learning = clock["learning"] + clock["replay"]

@@ -19,8 +19,9 @@ from tfrl.experience.rollout import Rollout, too_large
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.training.learner import Learner, MakeAgent, Update, env_spec, pack_envs, under, with_prefix
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
 from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
 from tfrl.workers.strategy import Runtime
 
@@ -28,7 +29,7 @@ from tfrl.workers.strategy import Runtime
 _COLLECTING = 1 / 8
 
 
-class OnPolicyLearner(Learner):
+class OnPolicyLearner(EnvLearner):
     """One worker's share of the envs, and its replicas of the agent.
 
     Args:
@@ -37,7 +38,7 @@ class OnPolicyLearner(Learner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    columns = (
+    time_columns = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         *("time/allreduce_seconds", "time/env_wait_fraction"),
     )
@@ -218,7 +219,7 @@ class PrefetchingLearner(OnPolicyLearner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    columns = (*OnPolicyLearner.columns, *COLUMNS)
+    time_columns = (*OnPolicyLearner.time_columns, *COLUMNS)
     collector: PrefetchCollector
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:

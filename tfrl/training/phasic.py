@@ -18,8 +18,8 @@ from tfrl.experience.phase import PhaseFiles, check_disk
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, num_bytes, pack_json, unpack_json
+from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.training.learner import Update
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
 
 _STATE = "phase"

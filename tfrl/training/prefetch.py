@@ -24,15 +24,13 @@ from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned, Weights
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
+from tfrl.training.callbacks import WAITS
 from tfrl.training.learner import env_spec
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
 _POLL_SECONDS = 0.2  # seconds between two looks at an actor that is waited for
-
-WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
-"""The metrics that say how learner and actors, side by side, waited for each other."""
 
 COLUMNS = (*WAITS, "train/lag")
 """The names in `Prefetch.metrics`, in the order of progress.csv."""
