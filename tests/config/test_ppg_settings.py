@@ -98,7 +98,7 @@ def test_the_disk_holds_the_phases_of_all_checkpoints(flags, rollouts):
 
 def test_help_has_learners_and_no_actors(capsys):
     with pytest.raises(SystemExit):
-        ppg.READER.parse(["--help"])
+        ppg.READER.parse(["--help-all"])
     said = capsys.readouterr().out
     assert "--learners" in said and "--actors" not in said and "--lag" not in said
 

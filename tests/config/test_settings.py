@@ -1,6 +1,7 @@
 """Settings: precedence, spellings, round trips, and one sentence for every mistake."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -185,9 +186,19 @@ def test_print_config(tmp_path, capsys):
     assert from_yaml(settings_file(tmp_path, capsys.readouterr().out)) == parse(["--seed", "4"])
 
 
-def test_help_lists_every_flag_and_what_the_presets_set(capsys):
+def test_help_shows_what_people_change_first(capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert 15 <= len(re.findall(r"^\W*--\w", text, re.MULTILINE)) <= 30 and "--help-all shows all" in text
+    assert all(flag in text for flag in ("--env ", "--total-steps", "--lr", "--seed", "--run-name", *PRESETS))
+    assert "--adam-epsilon" not in text and "distribution-mode hard" not in text
+
+
+def test_help_all_lists_every_flag_and_what_the_presets_set(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help-all"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)]

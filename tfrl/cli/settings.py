@@ -156,6 +156,43 @@ MAY_CHANGE = frozenset(
 )
 """Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
+_CHANGED_FIRST = frozenset(
+    (
+        "env",
+        "preset",
+        "total_steps",
+        "seed",
+        "num_envs",
+        "num_steps",
+        "lr",
+        "gamma",
+        "torso",
+        "hidden",
+        "memory",
+    )
+    + (
+        "epochs",
+        "num_minibatches",
+        "entropy_coef",
+        "batch_size",
+        "replay_size",
+        "train_every",
+        "batch_episodes",
+    )
+    + (
+        "normalize_observations",
+        "eval_every",
+        "logdir",
+        "run_name",
+        "resume",
+        "replicas",
+        "actors",
+        "observers",
+    )
+    + ("model", "dataset", "augment", "config", "print_config")
+)
+"""Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
+
 
 class Settings:
     """The methods of every trainer's settings; a base without fields, for a frozen dataclass of flags.
@@ -257,11 +294,11 @@ class Reader(Generic[SettingsT]):
 
         A --preset also takes the place of the file's own: what the file has from that gives way.
 
-        Answers --help and --print-config by SystemExit(0). Raises UserError for anything that cannot be
-        meant.
+        Answers --help, --help-all and --print-config by SystemExit(0). Raises UserError for anything that
+        cannot be meant.
         """
-        if any(token in ("-h", "--help") for token in argv):
-            self._help(argv)
+        if {"-h", "--help", "--help-all"} & set(argv):
+            self._help(whole="--help-all" in argv)
         flags = read_flags(self.flag_kinds, self.kind.aliases, argv)
         print_config = flags.pop("print_config", False)
         flags.pop("yes", None)  # for the command, which asks
@@ -353,27 +390,36 @@ class Reader(Generic[SettingsT]):
         preset = values.get("preset") or self.kind(**{**defaults, **values}).default_preset()
         return self.kind(**{**defaults, **self.kind.presets[preset], **values, "preset": preset})
 
-    def _help(self, argv: Sequence[str]) -> NoReturn:
-        """Print the help, and end."""
+    def _help(self, *, whole: bool) -> NoReturn:
+        """Print the help, with all settings and presets if it is the whole one, and end."""
         import tyro
 
-        values = vars(self._in_full({}, self.defaults).complete()) | {"run_name": None}
+        values = vars(Command()) | vars(self._in_full({}, self.defaults).complete()) | {"run_name": None}
         groups = []
         for section in (*self.kind.sections, Command):
-            names = values.keys() & {field.name for field in dataclasses.fields(section)}
-            default = section(**{name: values[name] for name in names})
-            group = tyro.conf.OmitArgPrefixes[section]
-            groups.append((section.__name__, group, dataclasses.field(default=default)))
+            texts, fields = _help_of_fields(section), []
+            for name, kind in field_types(section).items():
+                if whole or name in _CHANGED_FIRST:
+                    kind = Annotated[kind, tyro.conf.arg(help=texts[name])]
+                    default = functools.partial(values.__getitem__, name)
+                    fields.append((name, kind, dataclasses.field(default_factory=default)))
+            if fields:
+                group = dataclasses.make_dataclass(section.__name__, fields)
+                group.__doc__ = section.__doc__
+                group = tyro.conf.OmitArgPrefixes[group]
+                groups.append((section.__name__, group, dataclasses.field(default_factory=group)))
         flags = dataclasses.make_dataclass("Flags", groups)
-        presets = [
+        presets, summaries = self.kind.presets, self.kind.preset_summaries
+        described = [
             name
-            + (f" ({self.kind.preset_summaries[name]})" if name in self.kind.preset_summaries else "")
-            + (f": {preset_in_words(changes)}." if changes else ".")
-            for name, changes in self.kind.presets.items()
+            + (f" ({summaries[name]})" if name in summaries else "")
+            + (f": {preset_in_words(changes)}." if changes and whole else ".")
+            for name, changes in presets.items()
         ]
-        description = "\n\n".join([self.summary, "The presets:", *presets])
+        more = [] if whole else ["--help-all shows all settings, and what the presets change."]
+        description = "\n\n".join([self.summary, *more, "The presets:", *described])
         with _json_in_help():
-            tyro.cli(flags, prog=self.prog, description=description, args=list(argv))
+            tyro.cli(flags, prog=self.prog, description=description, args=["--help"])
         raise SystemExit(0)
 
 
