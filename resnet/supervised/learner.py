@@ -250,7 +250,7 @@ class ImageLearner(loop.Learner):
             self.classifier.export(folder)
 
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-        """What was trained on what, and the scores of the last row and test."""
+        """The network, the images, and the scores of the last row and test."""
         config, session = self._config, self._session
         every = {**metrics, **evaluation}
         names = ("accuracy", "loss")

@@ -173,7 +173,7 @@ class Learner:
         raise NotImplementedError
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
-        """What a finished run tells, from the content of its results.json."""
+        """The last words of a finished run, from the content of its results.json."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -282,7 +282,7 @@ class EnvLearner(Learner):
         export(folder, self._config, self.weights(), precision=self._runtime.precision)
 
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-        """How the run was trained and what it came to."""
+        """The entries that tell what was trained and what it came to."""
         config, session, episodes = self._config, self._session, self.episode_metrics()
         found = {
             "algorithm": config.algorithm,
@@ -306,7 +306,7 @@ class EnvLearner(Learner):
         return found | self._waits.means() | self.agent.results
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
-        """Why the run ended, its returns, and the commands that show them."""
+        """The reason for the end, the returns, and the commands that show them."""
         config, sentences = self._config, []
         if waits := self._waits.means():
             learner, actors = (f"{share:.0%}" for share in waits.values())
