@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 
 
 if TYPE_CHECKING:
+    from tfrl import callbacks as callbacks
     from tfrl.cli.errors import SettingsError as SettingsError
     from tfrl.cli.errors import TrainingError as TrainingError
     from tfrl.library import Policy as Policy
@@ -26,7 +27,7 @@ _PUBLIC = {
     **dict.fromkeys(("SettingsError", "TrainingError"), "tfrl.cli.errors"),
     "Callback": "tfrl.run.callbacks",
 }
-_MODULES = ("evaluate",)  # which can be called
+_MODULES = ("callbacks", "evaluate")  # evaluate can be called
 
 
 def __getattr__(name: str) -> object:

@@ -12,7 +12,8 @@ from pathlib import Path
 from tfrl import __version__
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
-from tfrl.config import ALGORITHMS
+from tfrl.config import ALGORITHMS, reader
+from tfrl.envs import callables
 
 COMMANDS = (
     "tfrl.ppo_procgen",
@@ -43,7 +44,15 @@ def script() -> None:
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
-    """The `main` of the command `tfrl.NAME`. Raises UserError where there is none."""
+    """The `main` of the command `tfrl.NAME`, or of a user's algorithm, `module:Class`.
+
+    Raises UserError where there is none.
+    """
+    if callables.is_name(name):
+        from tfrl.training.command import Command
+
+        of = reader(name)
+        return Command(of, callables.find(name))
     known = [module.removeprefix("tfrl.") for module in COMMANDS if module.startswith("tfrl.")]
     if name.replace("-", "_") not in known:
         raise UserError(f"there is no command {name}; known: {', '.join(known)}.")

@@ -22,7 +22,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest, nearest_setting
 from tfrl.cli.quiet import quiet_start
-from tfrl.config import ALGORITHMS, of_run, owners
+from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.evaluation import episodes as playing
@@ -62,19 +62,21 @@ class Run:
 
 
 def train(
-    algorithm: str,
+    algorithm: str | type,
     *,
     env: str | MakeEnv | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Run:
     """Trains, or goes on with a run: what `python -m tfrl.ALGORITHM` does, with the same bits.
 
     Args:
-      algorithm: the name of the command: "ppo", "sac".
+      algorithm: the name of the command: "ppo", "sac"; or a class of your own that extends one of ours
+        (docs/extending.md).
       env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the command's
         default.
-      callbacks: called by the loop. Every worker of a run needs the same ones.
+      callbacks: called by the loop, the same on all workers of a run; `package.module:Class` stands for one
+        that is made without arguments, also in other processes.
       settings: any settings of the command by field name: `total_steps=100_000`. `config` names a YAML file.
 
     Returns:
@@ -88,9 +90,11 @@ def train(
     """
     with _our_errors():
         command = _command(algorithm)
-        values = _values(command, env, settings)
+        named = [each for each in callbacks if isinstance(each, str)]
+        values = _values(command, env, settings | ({"callbacks": named} if named else {}))
         config = command.reader.of_values(values)
-        code = command.train(config, _arguments(values), callbacks)
+        made = [each for each in callbacks if not isinstance(each, str)]
+        code = command.train(config, _arguments(values), made)
     if code == signals.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
     if code == signals.STOP_CODES[signal.SIGTERM]:
@@ -102,8 +106,12 @@ def train(
     return Run(config.run_dir)
 
 
-def _command(algorithm: str) -> Command:
+def _command(algorithm: str | type) -> Command:
     """The command that trains an algorithm."""
+    if isinstance(algorithm, type):
+        from tfrl.training.command import Command
+
+        return Command(reader_of_class(algorithm), algorithm)
     name = str(algorithm).replace("-", "_")
     known = ("ppo_procgen", *ALGORITHMS)
     if name not in known:
@@ -236,6 +244,19 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
         return Policy(source, greedy, drawn)
 
 
+def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> RLSettings:
+    """The settings of a run with another env and seed than its own, where they are given.
+
+    Raises UserError where a policy of the run cannot play that env.
+    """
+    changes = {} if env is None else {"env": registry.own_name(_name_of(env))}
+    if seed is not None:
+        changes["seed"] = coerce(seed, int, "seed")
+    task = dataclasses.replace(config, **changes)
+    playing.check_plays(config, task)
+    return task
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Finished episodes.
@@ -281,11 +302,7 @@ def evaluate(
       TrainingError: the env failed.
     """
     with _our_errors():
-        changes = {} if env is None else {"env": registry.own_name(_name_of(env))}
-        if seed is not None:
-            changes["seed"] = coerce(seed, int, "seed")
-        task: RLSettings = dataclasses.replace(policy.config, **changes)
-        playing.check_plays(policy.config, task)
+        task = task_of(policy.config, env, seed)
         greedy = policy.config.eval_greedy if greedy is None else greedy
         num_envs, each = playing.split_episodes(coerce(episodes, int, "episodes"))
         spec = playing.level_spec(task, "test", num_envs)

@@ -6,6 +6,7 @@ A run's config.yaml begins with its algorithm; what reads runs of any algorithm 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tfrl.cli import settings
 from tfrl.cli.errors import UnknownFlagError, UserError
 from tfrl.cli.flags import is_switch, nearest, other_name
-from tfrl.cli.settings import Reader
+from tfrl.cli.settings import Reader, Settings
+from tfrl.envs import callables
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -24,11 +26,43 @@ ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "rein
 
 
 def reader(algorithm: str) -> Reader:
-    """The reader of an algorithm's settings. Raises UserError if there is no such algorithm."""
+    """The reader of an algorithm's settings, `module:Class` of a user's too.
+
+    Raises UserError if there is no such algorithm.
+    """
+    if callables.is_name(algorithm):
+        try:
+            return reader_of_class(callables.find(algorithm))
+        except ValueError as error:
+            raise UserError(f"{error}.") from None
     if algorithm not in ALGORITHMS:
         known, hint = ", ".join(ALGORITHMS), nearest(algorithm, ALGORITHMS)
         raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {known}.")
     return importlib.import_module(f"tfrl.algorithms.{algorithm}").READER
+
+
+@functools.cache
+def reader_of_class(kind: type) -> Reader:
+    """The reader of the settings of a user's algorithm.
+
+    Args:
+      kind: a subclass of an agent, with `settings`, a dataclass of ours or one that extends it, and
+        `defaults`, which win over all presets.
+
+    Raises UserError if it has no such settings.
+    """
+    extended = getattr(kind, "settings", None)
+    if not (isinstance(extended, type) and issubclass(extended, Settings)):
+        raise UserError(
+            f"{kind.__name__} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config."
+        )
+    name = callables.give(kind)[0]
+    defaults = dict(getattr(kind, "defaults", {}))
+    presets = {preset: {**changes, **defaults} for preset, changes in extended.presets.items()}
+    fields = {"algorithm": name, "presets": presets, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    named = dataclasses.dataclass(frozen=True)(type(f"{kind.__name__}Settings", (extended,), fields))
+    summary = (kind.__doc__ or f"Train {kind.__name__}.").partition("\n")[0]
+    return Reader(named, f"python -m tfrl {name}", summary, {"env": "CartPole-v1"})
 
 
 def parse(of: Reader, arguments: Sequence[str]) -> RLSettings:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfrl.cli import settings
 from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
-from tfrl.config import network, task
+from tfrl.config import ALGORITHMS, network, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
 from tfrl.envs import registry
@@ -51,6 +51,9 @@ class Run(settings.Run):
     rounded up to a multiple of 64."""
     eval_greedy: bool = False
     """Evaluate the most likely action instead of a drawn one."""
+    callbacks: str | None = None
+    """Callbacks of your own, my_package.my_module:MyCallback, with commas between; each is made without
+    arguments."""
 
 
 _MAY_CHANGE = settings.MAY_CHANGE | {
@@ -63,7 +66,7 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
         "event_megabytes",
         "record_every",
     ),
-    *("env_threads", "max_episodes", "solved_at"),
+    *("callbacks", "env_threads", "max_episodes", "solved_at"),
 }
 
 
@@ -93,6 +96,12 @@ class RLSettings(Settings):
     least_parts: int = 4
     metric_titles: Mapping[str, str] = {}
 
+    @property
+    def base(self) -> str:
+        """The algorithm of ours that these settings extend: their own, unless a user has written it."""
+        kinds = [kind for kind in type(self).__mro__ if "algorithm" in vars(kind)]
+        return next(kind.algorithm for kind in kinds if kind.algorithm in ALGORITHMS)
+
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The rewards that are learned from, before any normalisation: float32, of the env's, float32."""
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
@@ -101,7 +110,8 @@ class RLSettings(Settings):
     def default_run_name(self) -> str:
         """The name of a run that was given none: the same for the same command, so that it resumes."""
         name = f"{registry.file_name(self.env)}-seed{self.seed}"
-        return name if self.algorithm == "ppo" else f"{self.algorithm}-{name}"
+        # Of a user's algorithm, module:Class, the class.
+        return name if self.algorithm == "ppo" else f"{self.algorithm.rpartition(':')[2]}-{name}"
 
     @property
     def small_network(self) -> bool:

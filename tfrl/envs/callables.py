@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, module:Class()
 _given: dict[str, Callable[..., Any]] = {}  # to this process, by name
 
 
@@ -27,8 +28,8 @@ def give(make: Callable[..., Any]) -> tuple[str, bool]:
 
 
 def is_name(name: str) -> bool:
-    """True for the name of a callable, one of this process's or `module:function`, and no id of an env."""
-    return name in _given or bool(_IMPORTABLE.fullmatch(name))
+    """True for the name of a callable, also one that this process cannot find, and no id of an env."""
+    return name in _given or bool(_IMPORTABLE.fullmatch(name) or _LOCAL.fullmatch(name))
 
 
 def is_importable(name: str) -> bool:

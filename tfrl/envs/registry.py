@@ -110,10 +110,26 @@ def gives_action_mask(task: EnvSettings) -> bool:
     return not family(task.env).names and _facts(task).action_mask
 
 
+def facts(task: EnvSettings) -> Facts | None:
+    """The facts about the env of a task; None of one that is known by its name. Raises as `specs`."""
+    return None if family(task.env).names else _facts(task)
+
+
+_remembered: dict[tuple[str, str], Facts] = {}
+
+
+def remember(env: str, kwargs: Mapping[str, Any], facts: Facts) -> None:
+    """Takes facts about an env from a file, so that none is made; until its name stands for another one."""
+    _remembered[env, json.dumps(dict(kwargs), sort_keys=True)] = facts
+
+
 def _facts(task: EnvSettings) -> Facts:
+    key = task.env, json.dumps(dict(task.env_kwargs), sort_keys=True)
+    if key in _remembered:
+        return _remembered[key]
     from tfrl.envs.gymnasium_ids import facts_of
 
-    return facts_of(task.env, json.dumps(dict(task.env_kwargs), sort_keys=True))
+    return facts_of(*key)
 
 
 def check(task: EnvSettings) -> None:
@@ -150,11 +166,17 @@ def name_of(env: str | Callable[..., Any]) -> str:
             "lambda: gymnasium.make(...), say"
         )
     name, changed = callables.give(env)
+    _forget(name)
     if changed:
         from tfrl.envs.gymnasium_ids import forget
 
         forget()
     return name
+
+
+def _forget(name: str) -> None:
+    for key in [key for key in _remembered if key[0] == name]:
+        del _remembered[key]
 
 
 def own_name(env: str) -> str:

@@ -16,10 +16,11 @@ from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
 from tfrl.config.run import RLSettings
+from tfrl.envs import facts_file
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
-from tfrl.run.folder import BEST_FILE
+from tfrl.run.folder import BEST_FILE, SETTINGS_FILE
 
 _INFO = "info"
 
@@ -98,6 +99,18 @@ def results_of_newest(run: Path) -> dict[str, Any] | None:
 def _exports(path: Path) -> tuple[Path, Path]:
     """The files of weights that a run's folder, and an export's, may have."""
     return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
+
+
+def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes weights with the settings of their run into a folder, which `find` takes as an export.
+
+    Raises OSError.
+    """
+    files.make_folder(place)
+    for name in (SETTINGS_FILE, facts_file.FILE):
+        if (run / name).is_file():
+            files.write(place / name, (run / name).read_text(encoding="utf-8"))
+    files.write(place / WEIGHTS_FILE, encode(weights))
 
 
 def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:

@@ -17,7 +17,7 @@ _ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 class NetworkSettings(EnvSettings, Protocol):
     """The settings that every network is made from."""
 
-    algorithm: str
+    base: str
     seed: int
     torso: str
     torso_options: Mapping[str, Any]
@@ -38,6 +38,6 @@ def of_settings(config: NetworkSettings, precision: str) -> Network:
     Raises:
       ValueError: the zoo cannot build it.
     """
-    module = "actor_critic" if config.algorithm in _ACTOR_CRITICS else "actors"
+    module = "actor_critic" if config.base in _ACTOR_CRITICS else "actors"
     made = importlib.import_module(f"tfrl.networks.{module}")
     return made.of_settings(config, precision)

@@ -371,7 +371,7 @@ def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
         sequence_length=config.sequence_length,
         precision=precision,
         seed=config.seed,
-        phasic=config.algorithm == "ppg",
+        phasic=config.base == "ppg",
     )
 
 

@@ -216,17 +216,17 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
       ValueError: the zoo cannot build their torso.
     """
     observation_spec, action_spec = registry.specs(config)
-    if config.algorithm == "dqn":
+    if config.base == "dqn":
         return _q_network(config, observation_spec, action_spec, precision)
-    if config.algorithm == "reinforce":
+    if config.base == "reinforce":
         seeds = seeds_of(config.seed, 2)
         torso = torso_for(config, observation_spec, precision, seeds[0])
         size = distribution_for(action_spec).parameters_size
         head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
         return ActorAlone(torso, head, action_spec, config.dropout)
-    num_critics = 1 if config.algorithm == "ddpg" else 2
+    num_critics = 1 if config.base == "ddpg" else 2
     seeds = seeds_of(config.seed, 1 + num_critics)
-    stochastic = config.algorithm == "sac"
+    stochastic = config.base == "sac"
     size = distribution_for(action_spec).parameters_size if stochastic else action_spec.shape[0]
     actor = _headed(torso_for(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
     critics = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]

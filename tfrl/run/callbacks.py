@@ -23,6 +23,7 @@ class RunOfCallback(Protocol):
       env_steps: env steps of the finished updates, all workers together.
       seconds: of training, in all processes of the run.
       metrics: of the last update, by name; empty before the first one.
+      is_chief: True on the one worker that is to write files.
     """
 
     config: Settings
@@ -31,6 +32,7 @@ class RunOfCallback(Protocol):
     env_steps: int
     seconds: float
     metrics: Mapping[str, float]
+    is_chief: bool
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name, float32."""

@@ -228,6 +228,7 @@ _MARK = ".restarted"  # in the run's folder: the launch that has begun it anew
 # Patterns of what a run and the commands about it write. First what vouches for the rest.
 _OWN = """
 results.json eval.json report.html left-by-sweep .stopped stop
+env.json export/env.json policies/*/env.json policies/*/config.yaml policies/*/weights.npz
 export/policy export/saved_model export/model.keras export/weights.npz export/config.yaml
 checkpoints/best.npz checkpoints/update-* checkpoints/shards/* phase/*-envs-*.npy
 heartbeats/worker-*.json tensorflow/worker-*.log
@@ -235,7 +236,9 @@ videos/*-test-[0-9]*.mp4 videos/*-test-[0-9]*.gif videos/*-train-[0-9]*.mp4 vide
 plots/learning_curve.png plots/learning_curves.png plots/final_scores.png plots/generalization_gap.png
 plots/performance_profiles.png plots/training.png plots/model.png
 """
-_FOLDERS = "export checkpoints/shards checkpoints phase heartbeats tensorflow videos plots"
+_FOLDERS = (
+    "policies/* policies export checkpoints/shards checkpoints phase heartbeats tensorflow videos plots"
+)
 
 
 def check_restart(config: RunSettings, arguments: Sequence[str]) -> None:
@@ -279,7 +282,7 @@ def remove_run(run: Path) -> bool:
     try:
         for path in (*(path for name in _OWN.split() for path in run.glob(name)), *event_files(run)):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for folder in (run / name for name in _FOLDERS.split()):
+        for folder in (folder for name in _FOLDERS.split() for folder in run.glob(name)):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         for name in (PROGRESS_FILE, SETTINGS_FILE):

@@ -268,6 +268,11 @@ class Run:
         return self._session.step
 
     @property
+    def is_chief(self) -> bool:
+        """True on the one worker that writes."""
+        return self._session.runtime.is_chief
+
+    @property
     def env_steps(self) -> int:
         """Env steps of all finished updates, all workers together; images of a supervised run."""
         return self._learner.steps_done

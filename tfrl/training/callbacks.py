@@ -5,6 +5,7 @@ None of it touches the training envs or the run's random numbers, so a run takes
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,7 +18,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
-from tfrl.envs import registry
+from tfrl.envs import facts_file, registry
 from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import (
@@ -48,7 +49,12 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 
 def of_run(config: RLSettings, session: Session) -> list[Callback]:
     """The callbacks of every run, in the order of their calls. All workers have them; the chief writes."""
-    found = [EvaluationTable(config, session), BestPolicy(config, session), LearningCurve(config, session)]
+    found = [
+        EnvFacts(config),
+        EvaluationTable(config, session),
+        BestPolicy(config, session),
+        LearningCurve(config, session),
+    ]
     return [*found, Videos(config, session)] if config.record_every else found
 
 
@@ -157,6 +163,19 @@ class Evaluation:
             self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
         returns, lengths, solved = self._runtime.sum_over_workers(found)
         return Episodes(returns, lengths, solved > 0)
+
+
+class EnvFacts(Callback):
+    """Writes what a policy must know of its env into the run's folder, on the chief."""
+
+    def __init__(self, config: RLSettings) -> None:
+        self._facts = facts_file.text(config)
+
+    def on_start(self, run: RunOfCallback) -> None:
+        """Writes the file; where a full disk does not take it, whoever loads the policy makes an env."""
+        if run.is_chief and self._facts is not None:
+            with contextlib.suppress(OSError):
+                files.write(run.folder / facts_file.FILE, self._facts)
 
 
 class EvaluationTable(Callback):

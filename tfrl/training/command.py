@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tfrl.cli.signals import held_back
 from tfrl.config.actors import LEARNER, check_ray, leads
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.envs.callables import is_importable, is_name
+from tfrl.envs.callables import find, is_importable, is_name
 from tfrl.evaluation import policy_files
 from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
@@ -73,7 +74,13 @@ class Command:
         """
         reader, agent = self.reader, self.agent
         with endings.before_training():
+            callbacks = [*_made(config.callbacks), *callbacks]
             leading = leads(config)
+            if leading and len(callbacks) > len(_names(config.callbacks)):
+                raise UserError(
+                    f"--learners {config.learners} runs callbacks in other processes: give each as the name "
+                    "of its class, package.module:Class."
+                )
             cluster = None if leading else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
             if not evaluates:
@@ -98,6 +105,27 @@ class Command:
                 from tfrl.run import loop
                 from tfrl.training import kinds
             return loop.train(config, cluster, lambda c, s: kinds.make_learner(c, s, agent), callbacks)
+
+
+def _names(callbacks: str | None) -> list[str]:
+    return [name.strip() for name in callbacks.split(",")] if callbacks else []
+
+
+def _made(callbacks: str | None) -> list[Callback]:
+    """The callbacks that --callbacks names. Raises UserError where there is none of a name."""
+    made = []
+    for name in _names(callbacks):
+        try:
+            kind = find(name)
+        except ValueError as error:
+            raise UserError(f"--callbacks: {error}.") from None
+        if not (isinstance(kind, type) and issubclass(kind, Callback)):
+            raise UserError(f"--callbacks {name} must be a class that extends tfrl.Callback.")
+        try:
+            made.append(kind())
+        except TypeError as error:
+            raise UserError(f"--callbacks {name} cannot be made without arguments: {error}.") from None
+    return made
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
@@ -160,14 +188,14 @@ def launch_workers(config: RLSettings, module: str, arguments: Sequence[str]) ->
 
     Args:
       config: checked settings.
-      module: of the command, tfrl.impala say.
+      module: of the command, tfrl.impala say; with its first argument of a user's algorithm.
       arguments: of the command line.
     """
     places = _Here(config) if config.ray_address is None else _on_nodes(config)
     with contextlib.closing(places):
         return launch.launch(
             places.find,
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", *module.split(), *arguments],
             max_restarts=_RESTARTS,
             restart_wait=_RESTART_WAIT,
             grace=_GRACE,
@@ -199,7 +227,10 @@ class _Here:
                 )
             address = self._cluster.address
         places = local_places(config.learners, None)
-        marked = ({**place.environment, LEARNER: address} for place in places)
+        # Functions of the user's program, `python program.py`, are imported from its folder.
+        paths = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
+        own = {LEARNER: address} | ({"PYTHONPATH": paths} if paths else {})
+        marked = ({**place.environment, **own} for place in places)
         return [
             dataclasses.replace(place, environment=environment)
             for place, environment in zip(places, marked, strict=True)

@@ -16,5 +16,5 @@ def make_learner(config: RLSettings, session: Session, make_agent: MakeAgent) ->
     if hasattr(config, "replay_size"):
         return OffPolicyLearner(config, session, make_agent)
     kinds = {"reinforce": EpisodicLearner, "ppg": PhasicLearner, "impala": PrefetchingLearner}
-    kind = kinds.get(config.algorithm, PrefetchingLearner if config.is_ahead else OnPolicyLearner)
+    kind = kinds.get(config.base, PrefetchingLearner if config.is_ahead else OnPolicyLearner)
     return kind(config, session, make_agent)

@@ -56,7 +56,7 @@ def check(config: RLSettings) -> None:
 
 def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
     """Raises UserError where the settings tell that weights or optimizer of that run do not fit this one."""
-    if networks.kind(config.algorithm) != networks.kind(there.algorithm):
+    if networks.kind(config.base) != networks.kind(there.base):
         raise UserError(
             f"{name} is a run of {there.algorithm}, whose networks {config.algorithm} cannot begin with."
         )

@@ -1,0 +1,53 @@
+"""A2C (Mnih et al. 2016, arXiv:1602.01783) as an algorithm of one's own: one gradient step on each rollout.
+
+    python examples/own_algorithm.py
+
+or, in this folder, with any flag of PPO: tfrl own_algorithm:A2C --env Acrobot-v1. Replicas, workers, actors
+on Ray and exact resume come with the class that it extends.
+"""
+
+from __future__ import annotations
+
+import tfrl
+from tfrl.algorithms.ppo import Config, PPOAgent, Samples
+from tfrl.ops.graph import tf
+from tfrl.workers.data_parallel import Weights
+
+
+class A2C(PPOAgent):
+    """Train advantage actor-critic (A2C)."""
+
+    settings = Config  # a dataclass that extends it may add settings: fields with their help
+    defaults = {
+        "num_envs": 16,
+        "num_steps": 8,
+        "epochs": 1,
+        "num_minibatches": 1,
+        "lr": 2e-3,
+        "optimizer": "rmsprop",
+        "adam_epsilon": 1e-5,
+        "normalize_rewards": False,
+    }
+    means = ("policy_loss", "value_loss", "entropy")
+    metric_names = tuple(
+        f"train/{name}"
+        for name in (*means, "explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+    )
+
+    def _losses(
+        self, weights: Weights, samples: Samples, index: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """The loss of each sample, its metrics in the order of `means`, and its ratio; float32 [b] each."""
+        config = self._config
+        parameters, values = self.network.outputs(weights, samples.observations)
+        policy = self.network.distribution(parameters)
+        log_probs, entropy = policy.log_prob(samples.actions), policy.entropy()
+        policy_loss = -log_probs * samples.advantages
+        value_loss = 0.5 * tf.square(values - samples.targets)
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        return loss, [policy_loss, value_loss, entropy], tf.exp(log_probs - samples.log_probs)
+
+
+if __name__ == "__main__":
+    run = tfrl.train(A2C, env="CartPole-v1", total_steps=100_000, seed=1)
+    print(f"{run.folder}: mean return {run.results['eval']['test']['return']:.1f}")

@@ -1,0 +1,90 @@
+"""The callbacks that `tfrl.callbacks` gives to users, each beside the others in one run."""
+
+import sys
+import types
+
+import gymnasium
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import tfrl
+from tfrl import callbacks
+
+SMALL = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 64, "epochs": 1, "eval_episodes": 2, "hidden": "8"}
+
+
+def heavier():
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.masspole = 0.5
+    return env
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("logs")
+    given = [
+        callbacks.Evaluate(heavier, steps=512, episodes=3, name="heavier"),
+        callbacks.Checkpoint(steps=600),
+        callbacks.RecordVideo(steps=1024, format="gif"),
+        callbacks.TensorBoard(logdir / "shared"),
+        callbacks.StopOnReturn(10.0, metric="heavier/return"),
+    ]
+    return tfrl.train("ppo", total_steps=100_000, logdir=logdir, run_name="r", callbacks=given, **SMALL)
+
+
+def test_a_run_ends_once_a_metric_is_high_enough(run):
+    assert run.results["stopped"].startswith("heavier/return has reached 10")
+    assert run.results["env_steps"] == 512
+
+
+def test_another_env_is_evaluated_among_the_metrics(run):
+    column = run.progress["heavier/return"]
+    assert np.isnan(column[0]) and column[1] == run.progress["heavier/episode_length"][1] >= 10
+
+
+def test_curves_stand_in_another_folder_too(run):
+    events = EventAccumulator(str(run.folder.parent / "shared" / "r"))
+    events.Reload()
+    points = events.Tensors("train/entropy")
+    assert [point.step for point in points] == [256, 512]
+    assert not (run.folder.parent / "shared" / "r" / "progress.csv").exists()
+
+
+def test_policies_and_videos_are_kept(tmp_path):
+    given = [callbacks.Checkpoint(steps=300), callbacks.RecordVideo(steps=512, format="gif")]
+    run = tfrl.train("ppo", total_steps=1024, logdir=tmp_path, run_name="r", callbacks=given, **SMALL)
+    assert sorted(path.name for path in (run.folder / "policies").iterdir()) == ["1024", "512", "768"]
+    shown = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    last, first = (tfrl.load(run.folder / "policies" / steps) for steps in ("1024", "512"))
+    np.testing.assert_array_equal(last.sample(shown, seed=1), tfrl.load(run.folder).sample(shown, seed=1))
+    assert last.config.env == "CartPole-v1" and set(first(shown)) <= {0, 1}
+    videos = sorted((run.folder / "videos").iterdir())
+    assert [video.name for video in videos] == ["callback-1024.gif", "callback-512.gif"]
+    assert len(imageio.mimread(videos[0])) > 5
+
+
+def test_weights_and_biases_is_sent_everything_once(tmp_path, monkeypatch):
+    """A stand-in for the package, which a long test has offline."""
+    told = []
+    experiment = types.SimpleNamespace(
+        id="abc",
+        log=lambda metrics, step: told.append((step, metrics)),
+        summary={},
+        finish=lambda: told.append("finished"),
+    )
+    module = types.SimpleNamespace(init=lambda **options: told.append(options) or experiment)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    given = callbacks.WandB(project="mine", mode="offline")
+    tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=[given], **SMALL)
+    options, first, last, end = told
+    assert (options["project"], options["name"], options["config"]["num_steps"]) == ("mine", "r", 64)
+    assert (first[0], last[0], end) == (256, 512, "finished") and "train/entropy" in first[1]
+    assert experiment.summary["env_steps"] == 512 and given.get_state() == {"id": "abc"}
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(tfrl.SettingsError, match="needs the package mlflow: pip install mlflow"):
+        callbacks.MLflow()

@@ -1,0 +1,133 @@
+"""A user's algorithm, and callbacks by name, with what every run promises: exact resume, the same bits."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 - conftest.py then splits the CPU
+from processes import ROOT
+
+import tfrl
+from tfrl.envs import facts_file, gymnasium_ids
+from tfrl.library import _command
+
+sys.path.append(str(ROOT / "examples"))
+from own_algorithm import A2C  # noqa: E402
+
+SMALL = {"env": "CartPole-v1", "total_steps": 1024, "eval_episodes": 2, "seed": 2, "hidden": (16, 16)}
+
+
+class Counter(tfrl.Callback):
+    """Counts updates, also across a resume; ends the first process of a run after three."""
+
+    def __init__(self):
+        self.updates, self.array = 0, np.zeros(2)
+
+    def on_update(self, run, metrics):
+        self.updates += 1
+        self.array += run.env_steps
+        metrics["own/updates"] = self.updates
+        if self.updates == 3 and os.environ.get("KILL_AT_3"):
+            os.kill(os.getpid(), 9)
+
+    def get_state(self):
+        return {"updates": self.updates, "array": self.array}
+
+    def set_state(self, state):
+        self.updates, self.array = state["updates"], state["array"]
+
+
+def train(logdir, name, **changes):
+    return tfrl.train(A2C, logdir=logdir, run_name=name, **{**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("logs")
+    one = train(logdir, "one", callbacks=["test_extensions:Counter"])
+    two = train(logdir, "two", replicas=2)
+    flags = [f"--{n.replace('_', '-')}={v}" for n, v in {**SMALL, "hidden": "16,16"}.items()]
+    flags += ["--logdir", str(logdir), "--run-name", "killed", "--callbacks", "test_extensions:Counter"]
+    flags += ["--checkpoint-every", "2"]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "examples", ROOT / "tests", Path(__file__).parent)))
+    environment = {**os.environ, "PYTHONPATH": paths, "KILL_AT_3": "1"}
+    command = [sys.executable, "-m", "tfrl", "own_algorithm:A2C", *flags]
+    killed = subprocess.run(command, cwd=logdir, env=environment, stdout=subprocess.DEVNULL)
+    assert killed.returncode == -9
+    again = train(logdir, "killed", callbacks=["test_extensions:Counter"], checkpoint_every=2)
+    return {"one": one, "two": two, "killed": again}
+
+
+def test_an_own_algorithm_has_the_promises_of_ours(runs):
+    """One replica, two, and a run that was killed and goes on from Python."""
+    assert len({run.results["weights_sha256"] for run in runs.values()}) == 1
+    assert runs["killed"].results["resumed_at"] == [256]
+    assert (runs["one"].progress["train/first_ratio_error"] < 1e-6).all()
+    assert np.isfinite(runs["one"].progress["train/policy_loss"]).all()
+
+
+def test_callbacks_by_name_go_on_where_they_were(runs):
+    for name in ("one", "killed"):
+        assert runs[name].progress["own/updates"].tolist() == list(range(1, 9))
+
+
+def test_its_settings_are_presets_defaults_and_its_own(runs):
+    text = (runs["one"].folder / "config.yaml").read_text()
+    assert text.startswith("algorithm: own_algorithm:A2C\n") and "optimizer: rmsprop" in text
+    assert "callbacks: test_extensions:Counter" in text
+    assert runs["one"].results["algorithm"] == "own_algorithm:A2C"
+    assert _command(A2C).reader.of_values({}).run_name == "A2C-CartPole-v1-seed1"
+
+
+def test_a_step_is_that_of_a_plain_policy_gradient(runs):
+    """With one epoch and one minibatch the ratio is 1, where PPO's surrogate has the same gradient."""
+    plain = tfrl.train(
+        "ppo", logdir=runs["one"].folder.parent, run_name="ppo", **{**SMALL, **A2C.defaults}, clip_value=False
+    )
+    mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
+    for name in mine.files:
+        np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
+
+
+def test_what_is_no_algorithm_and_no_callback_is_one_sentence():
+    class Bare:
+        pass
+
+    with pytest.raises(tfrl.SettingsError, match="Bare must have `settings`, a dataclass such as"):
+        tfrl.train(Bare)
+    for name, sentence in (
+        ("test_extensions:train", "must be a class that extends tfrl.Callback"),
+        ("test_extensions:Absent", "the module test_extensions has no Absent"),
+        ("tfrl.callbacks:StopOnReturn", "cannot be made without arguments"),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=sentence):
+            tfrl.train("ppo", env="CartPole-v1", callbacks=[name])
+    with pytest.raises(tfrl.SettingsError, match="learners 2 runs callbacks in other processes"):
+        tfrl.train("ppo", env="CartPole-v1", callbacks=[Counter()], learners=2)
+
+
+def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
+    class Made(gymnasium.Wrapper):
+        def __init__(self):
+            super().__init__(gymnasium.make("Pendulum-v1"))
+
+    run = tfrl.train("ppo", env=Made, logdir=tmp_path, run_name="p", total_steps=1024, eval_episodes=2)
+    content = (run.folder / facts_file.FILE).read_text()
+    for folder in (run.folder, run.folder / "export"):
+        code = (
+            f"import tfrl, numpy as np; p = tfrl.load({str(folder)!r}); a = p(np.zeros(3, np.float32))\n"
+            "assert a.shape == (1,) and -2 <= a[0] <= 2, a; print(a)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout, done.stderr
+    assert "pickle" not in content and facts_file._decoded(facts_file._encoded(found())) == found()
+    with pytest.raises(ValueError, match="os is not of tfrl.envs"):
+        facts_file._decoded({"class": "os:system", "fields": {"command": "true"}})
+
+
+def found():
+    return gymnasium_ids.facts_of("Pendulum-v1")
