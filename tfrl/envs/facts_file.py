@@ -1,4 +1,4 @@
-"""What a policy must know of its env, as a file: whoever loads the policy then needs no env."""
+"""Facts about the env of a policy, as a file: whoever loads the policy then needs no env."""
 
 from __future__ import annotations
 
