@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class _Made(gymnasium.Env):
@@ -67,6 +68,22 @@ class Recall(_Made):
 
     def show(self):
         return np.array([2.0 * self.sign - 1 if self.time == 0 else 0.0, self.time == 10])
+
+
+class Positions(CartPoleEnv):
+    """CartPole that shows the two positions and hides the velocities."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def reset(self, **settings):
+        shown, info = super().reset(**settings)
+        return shown[::2], info
+
+    def step(self, action):
+        shown, *rest = super().step(action)
+        return shown[::2], *rest
 
 
 class Unseeded(_Made):
@@ -226,6 +243,7 @@ _VECTOR, _DISCRETE = spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3)
 _register("Hidden", Hidden, limit=60)
 _register("Endless", Hidden)
 _register("Recall", Recall)
+_register("Positions", Positions, limit=500)
 _register("Unseeded", Unseeded, limit=60)
 _register("LateUnseeded", Unseeded, limit=60, quiet=40)
 _register("Fifty", Fifty)

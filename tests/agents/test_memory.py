@@ -11,9 +11,10 @@ from tfrl.evaluation.episodes import level_spec, play
 from tfrl.experience.memory import Memory
 
 SHORT = [
-    *("--num-envs", "8", "--num-steps", "24", "--num-minibatches", "2", "--epochs", "2", "--lr", "1e-2"),
-    *("--hidden", "16", "--total-steps", "1000000", "--seed", "3"),
+    *("--num-envs", "8", "--num-steps", "24", "--num-minibatches", "2", "--lr", "1e-2"),
+    *("--total-steps", "1000000", "--seed", "3"),
 ]
+VECTORS = ("--env", made("Hidden"), "--hidden", "16", "--epochs", "2")
 KINDS = [
     ("--memory", "lstm", "--memory-size", "16", "--memory-inputs"),
     ("--memory", "gru", "--memory-size", "16", "--share-torso", "--sequence-length", "6"),
@@ -39,10 +40,21 @@ def sharpened(learner):
     return learner
 
 
-def test_1_and_4_replicas_are_one_run_to_the_bit(tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "env", "flags", "replicas"),
+    [
+        ("ppo", VECTORS, KINDS[1], ("2", "1")),
+        pytest.param("ppo", VECTORS, KINDS[0], ("4", "1"), marks=pytest.mark.long),
+        ("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
+        ("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_replicas_are_one_run_to_the_bit(tmp_path, algorithm, env, flags, replicas):
+    """Images and vectors, in PPO, DrAC and IMPALA."""
     runs = []
-    for replicas in ("4", "1"):
-        learner = make(tmp_path, "--env", made("Hidden"), *KINDS[0], "--replicas", replicas)
+    for count in replicas:
+        learner = make(tmp_path, *env, *flags, "--replicas", count, algorithm=algorithm)
         runs.append(learners.updated(sharpened(learner), 3))
     for history, weights in runs[1:]:
         np.testing.assert_equal(history, runs[0][0])
@@ -53,7 +65,7 @@ def test_1_and_4_replicas_are_one_run_to_the_bit(tmp_path):
 @pytest.mark.parametrize("flags", KINDS, ids=lambda flags: flags[1])
 def test_a_rollout_is_learned_from_with_the_memory_that_it_was_acted_with(tmp_path, flags):
     """Its log-probabilities and values are those of a computation step by step; the first ratio is 1."""
-    learner = sharpened(make(tmp_path, "--env", made("Hidden"), *flags, kind=learners.Stepwise))
+    learner = sharpened(make(tmp_path, *VECTORS, *flags, kind=learners.Stepwise))
     with_rewards = "--memory-inputs" in flags
     network = learner.agent.network
     acting = Memory(8, network.state_size, learner.collector.action_spec if with_rewards else None)
@@ -99,7 +111,9 @@ def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
     """Without memory, a right answer is a matter of luck."""
     flags = ("--num-envs", "32", "--num-steps", "33", "--epochs", "4", "--gamma", "0.99")
     flags += ("--num-minibatches", "4" if memory[0] == "lstm" else "3", "--lr-schedule", "constant")
-    learner = make(tmp_path, "--env", made("Recall"), "--memory", *memory, *flags, "--eval-greedy")
+    learner = make(
+        tmp_path, "--env", made("Recall"), "--hidden", "16", "--memory", *memory, *flags, "--eval-greedy"
+    )
     learners.updated(learner, 15)
     played = play(learner, level_spec(learner._config, "train", 64), range(64), episodes_each=2)
     right = played.returns.mean()
@@ -108,7 +122,7 @@ def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
 
 
 def test_a_resumed_run_remembers(tmp_path):
-    flags = ("--env", made("Hidden"), *KINDS[1])
+    flags = (*VECTORS, *KINDS[1])
     through = sharpened(make(tmp_path, *flags))
     learners.updated(through, 2)
     state, part = through.get_state()

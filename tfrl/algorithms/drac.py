@@ -234,9 +234,9 @@ class DrACAgent(PPOAgent):
         if self._config.augment_use == "rad":
             loss, metrics, ratio = super()._losses(weights, samples._replace(observations=augmented), index)
             return loss, [*metrics, tf.zeros_like(loss), tf.zeros_like(loss)], ratio
-        logits, values = self.network.outputs(weights, samples.observations)
+        logits, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
         loss, metrics, ratio = self._losses_of(samples, logits, values)
-        augmented_logits, augmented_values = self.network.outputs(weights, augmented)
+        augmented_logits, augmented_values, *_ = self.network.outputs(weights, augmented, samples.memory)
         of_policy = losses.policy_regularizer(logits, augmented_logits)
         of_value = losses.value_regularizer(values, augmented_values)
         loss += self._config.augment_coef * (of_policy + of_value)

@@ -191,8 +191,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, Roll
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
-        if self.memory != "none":
-            raise UserError("--memory is for ppo and drac.")
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
@@ -283,7 +281,10 @@ class ImpalaAgent(ActorCriticAgent):
         self.acting.forget()
         log_probs, final_values = rollout.extras["log_prob"], self.final_values(rollout)
         fields = (rollout.observations, rollout.actions, log_probs, rollout.rewards, rollout.first)
-        batch = tuple(self._runtime.per_replica(f) for f in (*fields, rollout.truncated, final_values))
+        fields = (*fields, rollout.truncated, final_values)
+        if rollout.memory is not None:
+            fields = (*fields, rollout.started_memory, rollout.keeps)
+        batch = tuple(map(self._runtime.per_replica, fields))
         sums = np.zeros(len(_MEANS) + len(_MOMENTS) + 1)
         for index in range(config.num_minibatches):
             means = self._learn(batch, tf.constant(index), tf.constant(scale)).numpy()
@@ -299,28 +300,24 @@ class ImpalaAgent(ActorCriticAgent):
     def _learn(self, batch: tuple, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """One gradient step, of the minibatch `index`; its means, moments and gradient norm."""
         return self._runtime.first(
-            self._runtime.strategy.run(self._learn_on_replica, args=(*batch, index, scale))
+            self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
         )
 
-    def _learn_on_replica(
-        self,
-        observations: tf.Tensor,  # [T + 1, B, *shape]
-        actions: tf.Tensor,  # [T, B, *shape]
-        log_probs: tf.Tensor,  # [T, B], like those that follow
-        rewards: tf.Tensor,
-        first: tf.Tensor,
-        truncated: tf.Tensor,
-        final_values: tf.Tensor,
-        index: tf.Tensor,
-        scale: tf.Tensor,  # of the learning rate
-    ) -> tf.Tensor:
-        """The gradient step of this replica's envs."""
+    def _learn_on_replica(self, batch: Sequence[tf.Tensor], index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """The gradient step of this replica's envs.
+
+        Args:
+          batch: observations [T + 1, B, *shape], actions [T, B, *shape], log-probabilities [T, B], rewards,
+            `first`, `truncated` and final values; of a recurrent network also its memory [T + 1, B, M] and
+            `keeps` [T + 1, B].
+          index: of the minibatch.
+          scale: multiplies the learning rate.
+        """
         config = self._config
-        data = (observations, actions, log_probs, rewards, first, truncated, final_values)
         # Every n-th env: of the global envs the same ones, whichever replicas they are on.
         rows = config.num_envs // self._runtime.replicas // config.num_minibatches
         envs = index + config.num_minibatches * tf.range(rows)
-        outcome = self.learning.gradient_step("update", envs, data, scale)
+        outcome = self.learning.gradient_step("update", envs, batch, scale)
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
     def _part_envs(self, num_envs: int) -> int:
@@ -331,7 +328,7 @@ class ImpalaAgent(ActorCriticAgent):
     def _loss(self, weights: Weights, envs: tf.Tensor, data: Sequence[tf.Tensor]) -> Losses:
         """The losses of the samples of some envs, by their indices int32 [b]."""
         config = self._config
-        observations, actions, acted_log_probs, rewards, first, truncated, final_values = (
+        observations, actions, acted_log_probs, rewards, first, truncated, final_values, *memory = (
             tf.gather(x, envs, axis=1)
             for x in data  # [T, b, ...], observations [T + 1, b, *shape]
         )
@@ -339,7 +336,9 @@ class ImpalaAgent(ActorCriticAgent):
             rewards, first, truncated, final_values, gamma=config.gamma
         )
         shape = (config.num_steps, observations.shape[1])
-        parameters, values = self.network.outputs(weights, _flat(observations))
+        if memory:
+            memory = [self.network.sequences(*map(_flat, memory), shape[1])]
+        parameters, values, *_ = self.network.outputs(weights, _flat(observations), *memory)
         values = tf.reshape(values, (shape[0] + 1, shape[1]))
         policy = self.network.distribution(parameters[: shape[0] * shape[1]])
         log_probs = policy.log_prob(_flat(actions))

@@ -222,6 +222,11 @@ class RolloutSettings(DistributedSettings):
         product = f"--num-envs {self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}"
         if self.steps_per_update > MOST:
             raise UserError(f"{product} is too many env steps for one update, which has at most {MOST}.")
+        if self.memory != "none" and self.sequence_length and self.num_steps % self.sequence_length:
+            raise UserError(
+                f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}; "
+                f"{divisors_near(self.num_steps, self.sequence_length)} would do."
+            )
         if self.total_steps < self.steps_per_update:
             raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
@@ -614,8 +619,7 @@ class PPOAgent(ActorCriticAgent):
         kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
         kept = (*kept, *self._extra_inputs(rollout, number))
         if rollout.memory is not None:
-            begins = np.concatenate([np.zeros_like(rollout.first[:, :1]), rollout.first[:, :-1]], axis=1)
-            kept = (*kept, rollout.started_memory[:, :-1], 1 - begins.astype(np.float32))
+            kept = (*kept, rollout.started_memory[:, :-1], rollout.keeps[:, :-1])
         kept = tuple(per_replica(x) for x in kept)
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)

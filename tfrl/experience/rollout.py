@@ -72,11 +72,14 @@ class Rollout:
         )
 
     @property
+    def keeps(self) -> np.ndarray:
+        """0 where o_t, t > 0, begins an episode, otherwise 1: float32 [R, T + 1, B]."""
+        return np.concatenate([np.ones_like(self.rewards[:, :1]), 1 - self.first.astype(np.float32)], axis=1)
+
+    @property
     def started_memory(self) -> np.ndarray:
         """The memory that a_t and V(o_t) follow from, [R, T + 1, B, M]: 0 where o_t begins an episode."""
-        begins = np.zeros(self.memory.shape[:3], bool)
-        begins[:, 1:] = self.first
-        return np.where(begins[..., None], np.float32(0), self.memory)
+        return np.where(self.keeps[..., None] > 0, self.memory, np.float32(0))
 
     def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions [B, *shape] and the `Step` after them, one step after the other; for R = 1."""
