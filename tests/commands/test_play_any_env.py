@@ -85,8 +85,14 @@ def test_numbers_of_an_action_are_bars_from_a_line_in_the_middle():
 
 @pytest.mark.parametrize("size", [17, 200, 1000])
 def test_actions_of_many_numbers_have_room(size):
-    spec = Box((-1.0,) * size, (1.0,) * size)
-    assert caption(drawn(Pictures((64, 64, 3), spec), np.ones((1, size), np.float32))).any()
+    """All bars are within the caption: the first and the last tenth of an action can be seen in it."""
+    spec, tenth = Box((-1.0,) * size, (1.0,) * size), -(-size // 10)
+    for first, half in ((0, slice(None, 170)), (size - tenth, slice(170, None))):
+        action = np.zeros((1, size), np.float32)
+        plain = caption(drawn(Pictures((64, 64, 3), spec), action))
+        action[0, first : first + tenth] = 1.0
+        changed = caption(drawn(Pictures((64, 64, 3), spec), action)) != plain
+        assert changed[:, half].any() and changed.sum() == changed[:, half].sum()
 
 
 def test_an_action_without_probabilities_is_marked():

@@ -403,9 +403,13 @@ LARGEST = (
 )
 
 
-@pytest.mark.parametrize("command", [LARGEST, "--num-levels 2147483647"])
-def test_the_largest_numbers_are_taken(command):
-    parse(command.split())
+def test_the_largest_numbers_are_taken_as_they_are():
+    config, most = parse(LARGEST.split()), 2**31 - 1
+    assert (config.seed, config.start_level + config.num_levels) == (most, most)
+    assert (config.eval_episodes, config.env_threads, config.total_steps) == (10**6, 1024, 10**15)
+    assert parse(["--num-levels", str(most)]).num_levels == most
+    for flag in ("--seed", "--num-levels"):
+        assert f"at most {most}" in refusal(parse, [flag, str(most + 1)])
 
 
 def test_a_suite_refuses_what_its_runs_would():

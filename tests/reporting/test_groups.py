@@ -128,13 +128,22 @@ def test_an_evaluation_is_shown_with_the_policy_that_it_is_of(make):
 
 
 def test_a_run_with_a_name_like_mathematics_is_drawn():
+    """`$2^$` is no formula that matplotlib can draw. It is drawn as text, which is wider than one digit."""
+
+    widths = []
+
     @plots.styled
-    def draw():
+    def draw(title):
         figure, ax = plots.plt.subplots()
-        ax.set_title("cost$2^$")
+        drawn = ax.set_title(title)
+        figure.savefig(io.BytesIO())
+        widths.append(drawn.get_window_extent().width)
         return figure
 
-    draw().savefig(io.BytesIO())
+    for title in ("cost", "cost2", "cost$2^$"):
+        draw(title)
+    word, digit = widths[0], widths[1] - widths[0]
+    assert widths[2] > word + 2 * digit
 
 
 def test_a_seed_that_was_not_evaluated_with_the_others_is_left_out_by_name(make):

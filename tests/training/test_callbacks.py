@@ -20,7 +20,6 @@ from scripted import Acting, still
 
 import tfrl
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import to_yaml
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Episodes, evaluation_results, level_spec, play
@@ -204,10 +203,13 @@ def test_videos_in_tensorboard_have_a_budget_that_lasts_to_the_end(small, learne
 
 
 def test_without_a_budget_there_are_no_videos_in_tensorboard(small, learner):
-    config = small(eval_episodes=2, event_megabytes=0)
-    session = learner(config).session
-    session.writer.video = None
-    callbacks.Evaluation(config, session).evaluate(Acting(still), config.total_steps)
+    shown = {}
+    for megabytes in (0, 5):
+        config = small(eval_episodes=2, event_megabytes=megabytes)
+        session, shown[megabytes] = learner(config).session, []
+        session.writer.video = lambda name, *_, names=shown[megabytes]: names.append(name)
+        callbacks.Evaluation(config, session).evaluate(Acting(still), config.total_steps)
+    assert shown == {0: [], 5: ["eval_train/episode", "eval_test/episode"]}
 
 
 @needs_browser
@@ -248,10 +250,6 @@ def _wait_for(url, text, seconds=90):
             pass
         time.sleep(0.5)
     raise AssertionError(f"{url} did not show {text} in {seconds} s")
-
-
-def test_settings_know_the_video_flag(small):
-    assert "record_every: 0" in to_yaml(small())
 
 
 def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, monkeypatch):
