@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation import policy_files
 from tfrl.reporting import runs, scores
@@ -89,6 +91,11 @@ def train(
         without saving.
     """
     with _our_errors():
+        if ENV_PROCESS in os.environ:
+            raise UserError(
+                "this process only steps envs, and imports the program for that: put the call of tfrl.train "
+                'under `if __name__ == "__main__":`.'
+            )
         command = _command(algorithm)
         named = [each for each in callbacks if isinstance(each, str)]
         values = _values(command, env, settings | ({"callbacks": named} if named else {}))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,8 +16,9 @@ from tfrl import collect, record
 from tfrl.cli.errors import UserError
 from tfrl.config.task import Task
 from tfrl.envs import registry
-from tfrl.envs.gymnasium import GymnasiumVec, SubprocessVecEnv
+from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.spec import Box, Discrete, EnvSpec, Step
+from tfrl.envs.subprocesses import SubprocessVecEnv
 from tfrl.evaluation.episodes import level_spec, play
 from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy
 from tfrl.reporting import video
@@ -125,12 +125,12 @@ def test_an_env_is_drawn_apart_as_it_is_here():
     assert apart.get_state() == here.get_state()
     here.close()
     apart.close()
-    assert apart._process.exitcode == 0
+    assert apart._processes[0]._process.returncode == 0
 
 
 def test_a_process_that_draws_and_dies_is_one_sentence():
     apart = SubprocessVecEnv(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
-    os.kill(apart._process.pid, signal.SIGKILL)
+    apart._processes[0]._process.kill()
     for ask in (apart.render, apart.observe, apart.solved):  # between two frames, too: training goes on
         with pytest.raises(UserError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
             ask()

@@ -12,9 +12,10 @@ from processes import Answer, Training
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs.gymnasium import GymnasiumVec, SubprocessVecEnv
+from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.gymnasium_ids import facts_of
 from tfrl.envs.spec import EnvSpec
+from tfrl.envs.subprocesses import SubprocessVecEnv
 
 HERE = Path(made_envs.__file__)
 

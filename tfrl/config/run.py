@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from tfrl.cli import settings
+from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
 from tfrl.config import ALGORITHMS, network, task
 from tfrl.config.network import Network
@@ -28,6 +29,9 @@ class Hardware(settings.Hardware):
 
     env_threads: Annotated[int, Range(0, 1024)] = 0
     """Threads that step this process's envs; 0: chosen by the number of cores."""
+    env_processes: Annotated[int, Range(0, 1024)] = 0
+    """Processes that step this process's Gymnasium envs, each some of them; 0: this process. They are for
+    slow envs: from about 1 ms a step on."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
         "event_megabytes",
         "record_every",
     ),
-    *("callbacks", "env_threads", "max_episodes", "solved_at"),
+    *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
 }
 
 
@@ -177,6 +181,17 @@ class RLSettings(Settings):
         """Raises UserError for the first setting that cannot work, of those that all algorithms have."""
         super().check()
         task.check(self)
+        if self.env_processes and registry.family(self.env).names:
+            raise UserError(
+                f"--env-processes is for Gymnasium's envs, and {self.env} has threads: leave it out."
+            )
+        if self.env_processes > self.num_envs:
+            raise UserError(
+                f"--env-processes must be at most --num-envs {self.num_envs}; got {self.env_processes}."
+            )
+        apart = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(self, name, 0))]
+        if self.env_processes and apart:
+            raise UserError(f"{apart[0]} are processes that step the envs: leave --env-processes out.")
         network.check(self)
 
 

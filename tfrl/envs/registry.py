@@ -264,7 +264,11 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     kind = getattr(importlib.import_module(known.module), known.kind)
     indices = list(range(spec.num_envs) if indices is None else indices)
     if spec.render and draws_with_opengl(spec):
-        from tfrl.envs.gymnasium import SubprocessVecEnv
+        from tfrl.envs.subprocesses import SubprocessVecEnv
 
         return SubprocessVecEnv(kind, spec, indices)
+    if spec.num_processes and not spec.render and len(indices) > 1:
+        from tfrl.envs.subprocesses import SubprocessVecEnv
+
+        return SubprocessVecEnv(kind, spec, indices, min(spec.num_processes, len(indices)))
     return kind(spec, indices)

@@ -179,7 +179,7 @@ class EnvSpec:
     """The description of a global vector of envs: the same spec gives the same envs everywhere.
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
-    `num_threads` and `render` change only the speed; `VecEnv.render` needs `render`.
+    `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
     `env_kwargs`, `frame_skip` and `max_episode_steps` are as in `tfrl.config.task.Task`.
     """
 
@@ -190,6 +190,7 @@ class EnvSpec:
     num_levels: int = 200
     start_level: int = 0
     num_threads: int = 2
+    num_processes: int = 0
     render: bool = False
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     frame_skip: int | None = None

@@ -206,6 +206,7 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
         task,
         num_envs=num_envs,
         seed=rng.env_seed(task.seed, use, LEVEL_SETS.index(level_set)),
+        num_processes=getattr(task, "env_processes", 0),
         num_levels=task.num_levels if level_set == TRAIN else 0,
         start_level=task.start_level if level_set == TRAIN else 0,
     )

@@ -149,7 +149,10 @@ def check_callables(config: RLSettings, workers: int) -> None:
     """Raises UserError where processes could not import what settings name: an env's local function."""
     if not is_name(config.env) or is_importable(config.env):
         return
-    numbers = {"learners": workers, **{n: getattr(config, n, 0) for n in ("actors", "observers")}}
+    numbers = {
+        "learners": workers,
+        **{n: getattr(config, n, 0) for n in ("env_processes", "actors", "observers")},
+    }
     several = [f"{flag(name)} {n}" for name, n in numbers.items() if n > (name == "learners")]
     if several:
         raise UserError(

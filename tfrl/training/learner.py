@@ -334,6 +334,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         seed=config.seed,
         # A few step tens of thousands of frames a second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
+        num_processes=config.env_processes,
     )
 
 

@@ -23,7 +23,7 @@ from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 # Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
-_MAY_DIFFER = ("logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout")
+_MAY_DIFFER = ("logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
 
 

@@ -1,0 +1,206 @@
+"""Envs in processes of their own, which never load TensorFlow and end with the process that starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrl.cli.errors import EnvError, UserError
+from tfrl.cli.signals import STOP_CODES
+from tfrl.envs.spec import EnvSpec, Step, VecEnv
+
+MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
+
+ENV_PROCESS = "TFRL_ENV_PROCESS"
+"""An environment variable of these processes: a user's program that they import must not train."""
+
+_CLOSED_WITHIN = 10.0  # seconds
+
+# They import a user's program as a module, and never as `__main__`.
+_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from multiprocessing.connection import Connection
+from tfrl.envs import subprocesses
+subprocesses.serve(Connection({descriptor}))
+"""
+
+
+class SubprocessVecEnv:
+    """A vector of envs that several processes step at the same time; follows `tfrl.envs.spec.VecEnv`.
+
+    Slow envs gain by it. Envs whose pictures OpenGL draws need it: Mesa's OpenGL and TensorFlow each bring an
+    LLVM, and in one process the one that is loaded second crashes it.
+
+    Args:
+      make: makes the envs there; a class or function of a module.
+      spec, indices: the arguments of `make`; each process gets some of the indices, in order.
+      processes: how many.
+
+    Raises:
+      ValueError, EnvError: one sentence, as `make` and the envs raise it, or a process has ended.
+      UserError: a process that draws has ended.
+    """
+
+    def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int], processes: int = 1) -> None:
+        shares = np.array_split(np.asarray(indices), processes)
+        self._processes = [_Process(make, spec, share.tolist()) for share in shares]
+        self._begins = np.cumsum([len(share) for share in shares])[:-1].tolist()
+        self._step: Step | None = None
+        try:
+            facts = [process.answer() for process in self._processes]
+        except (ValueError, EnvError):
+            self.close()
+            raise
+        self.num_envs = len(indices)
+        self.observation_spec, self.action_spec, _ = facts[0]
+        self.exact_state = all(exact for *_, exact in facts)
+
+    def observe(self) -> Step:
+        """Implements `VecEnv.observe`."""
+        if self._step is None:
+            self._step = _joined(self._ask("observe"))
+        return self._step
+
+    def act(self, actions: np.ndarray) -> None:
+        """Starts a step in all processes."""
+        self._step = None
+        for process, share in zip(self._processes, np.split(actions, self._begins), strict=True):
+            process.send("act", share)
+        for process in self._processes:
+            process.expect()
+
+    def solved(self) -> np.ndarray:
+        """Implements `VecEnv.solved`."""
+        return np.concatenate(self._ask("solved"))
+
+    def render(self) -> Sequence[np.ndarray]:
+        """Implements `VecEnv.render`."""
+        return sum(self._ask("render"), [])
+
+    def get_state(self) -> list[bytes]:
+        """Implements `VecEnv.get_state`."""
+        return sum(self._ask("get_state"), [])
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        """Implements `VecEnv.set_state`."""
+        self._step = None
+        ends = [*self._begins, self.num_envs]
+        for process, begin, end in zip(self._processes, [0, *self._begins], ends, strict=True):
+            process.send("set_state", list(states[begin:end]))
+        for process in self._processes:
+            process.answer()
+        self.exact_state = all(self._ask("exact_state"))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.close()
+
+    def _ask(self, name: str) -> list[Any]:
+        for process in self._processes:
+            process.send(name)
+        return [process.answer() for process in self._processes]
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    """The step of a vector, of the steps of its parts."""
+    final = [step.final_observation for step in steps if step.final_observation is not None]
+    return Step(
+        *(np.concatenate(parts) for parts in zip(*(step[:4] for step in steps), strict=True)),
+        np.concatenate(final) if final else None,
+    )
+
+
+class _Process:
+    """A process with some envs. Each `send` has its `answer`, in the same order."""
+
+    def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
+        self._name, self._draws, self._expected = spec.env, spec.render, 0
+        ours, theirs = socket.socketpair()
+        path = [place or str(Path.cwd()) for place in sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(path=path, descriptor=theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, ENV_PROCESS: "1"},
+        )
+        theirs.close()
+        self._pipe = Connection(ours.detach())
+        self._pipe.send((make, spec, indices))
+
+    def send(self, name: str, *arguments: Any) -> None:
+        """Has the envs' method called, or an attribute read."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `answer` reports it
+            self._pipe.send((name, arguments))
+
+    def expect(self) -> None:
+        """Leaves the answer to what was sent last, which is nothing but errors, to the next `answer`."""
+        self._expected += 1
+
+    def answer(self) -> Any:
+        """The answer to what was sent last. Raises what the envs have raised."""
+        while self._expected:
+            self._expected -= 1
+            self._receive()
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            kind, answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            code = self._process.wait()
+            if self._draws:  # only drawing needs this process, and training can go on
+                raise UserError(
+                    f"{self._name} cannot be rendered here: the process that draws it ended with {code}."
+                ) from None
+            raise EnvError(f"the process that steps {self._name} has ended with {code}") from None
+        if kind is not None:
+            raise kind(answer)
+        return answer
+
+    def close(self) -> None:
+        """Ends it once its envs are closed; one that hangs is killed."""
+        self._pipe.close()
+        try:
+            self._process.wait(_CLOSED_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve(pipe: Connection) -> None:
+    """Makes envs and answers, in their process, until the other end is closed."""
+    for number in STOP_CODES:  # they are for the other end, which then closes this one
+        signal.signal(number, signal.SIG_IGN)
+    make, spec, indices = pipe.recv()
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            env = make(spec, indices)
+        except (ValueError, EnvError) as error:
+            pipe.send(_sent(error))
+            return
+        pipe.send((None, (env.observation_spec, env.action_spec, env.exact_state)))
+        while True:
+            name, arguments = pipe.recv()
+            try:
+                found = getattr(env, name)
+                answer = None, found(*arguments) if callable(found) else found
+            except (ValueError, EnvError) as error:
+                answer = _sent(error)
+            pipe.send(answer)
+
+
+def _sent(error: Exception) -> tuple[type[Exception], str]:
+    """An error as its type and its sentence, for the other end."""
+    return EnvError if isinstance(error, EnvError) else ValueError, str(error)
