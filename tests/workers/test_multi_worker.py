@@ -92,6 +92,19 @@ def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
             assert difference <= 1e-5 * np.linalg.norm(expected[name]), name
 
 
+def test_recurrent_workers_that_are_killed_and_go_on_as_one_process_are_one_run(tmp_path):
+    """The checkpoint is within an episode, whose memory it has."""
+    memory = ("--memory", "lstm", "--memory-size", "16", "--memory-inputs")
+    alone, killed = (flags(tmp_path / name, *memory) for name in ("alone", "killed"))
+    assert run_alone(*TRAIN, *alone)[0] == 0
+    faults = [[*FAULTY, "SIGKILL", str(i), "2", str(tmp_path / f"marker-{i}"), *killed] for i in (0, 1)]
+    assert [code for code, _ in run_workers(*faults)] == [-9, -9]
+    assert run_alone(*TRAIN, *killed)[0] == 0
+    found, expected = results(tmp_path / "killed"), results(tmp_path / "alone")
+    assert found["resumed_at"] == [2 * BATCH]
+    assert found["weights_sha256"] == expected["weights_sha256"] and found["eval"] == expected["eval"]
+
+
 def test_two_workers_write_one_run(alone, pair):
     assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
     assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
