@@ -36,6 +36,7 @@ from tfrl.run.metrics import PROGRESS_FILE
 
 if TYPE_CHECKING:
     from tfrl.evaluation.policy import Policy as ActingPolicy
+    from tfrl.experience.memory import Memory
     from tfrl.training.command import Command
 
 MakeEnv = Callable[..., Any]
@@ -187,37 +188,84 @@ class Policy:
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
 
-    def __call__(self, observation: Any) -> Any:
+    def __call__(self, observation: Any, state: np.ndarray | None = None, *, reward: Any = 0.0) -> Any:
         """The most likely action.
 
         Args:
           observation: one observation as the env shows it, [*shape], or a batch of them, [B, *shape].
+          state: of a recurrent policy: `initial_state` at an episode's first step, then the one that the last
+            call gave.
+          reward: of the last action, a number or [B]; policies with --memory-inputs see it.
 
         Returns:
           What `env.step` takes: an int, or a float32 array [D] within the bounds of the env's Box; of a batch
-          an array [B, ...] of them.
+          an array [B, ...] of them. A recurrent policy gives a pair: that, and the next state.
 
-        Raises SettingsError for an observation of another shape.
+        Raises SettingsError for an observation, or a state, of another shape.
         """
-        return self._act(self._greedy, observation, np.random.default_rng(0))
+        return self._act(self._greedy, observation, np.random.default_rng(0), state, reward)
 
-    def sample(self, observation: Any, seed: int | None = None) -> Any:
+    def sample(
+        self,
+        observation: Any,
+        state: np.ndarray | None = None,
+        *,
+        reward: Any = 0.0,
+        seed: int | None = None,
+    ) -> Any:
         """An action drawn from the policy's distribution, or one for each of a batch; else as a call.
 
         The same seed draws the same; None: another one each time.
         """
-        return self._act(self._drawn, observation, np.random.default_rng(seed))
+        return self._act(self._drawn, observation, np.random.default_rng(seed), state, reward)
 
-    def _act(self, player: ActingPolicy, observation: Any, generator: np.random.Generator) -> Any:
+    def initial_state(self, batch: int | None = None) -> np.ndarray:
+        """The state of a recurrent policy at an episode's first step, float32 [M] or [batch, M]: zeros.
+
+        Raises SettingsError if the policy is not recurrent.
+        """
+        memory = self._greedy.memory(batch or 1)
+        if memory is None:
+            raise SettingsError("the policy is not recurrent, so it has no state.")
+        return memory.values[0] if batch is None else memory.values
+
+    def _act(
+        self,
+        player: ActingPolicy,
+        observation: Any,
+        generator: np.random.Generator,
+        state: np.ndarray | None,
+        reward: Any,
+    ) -> Any:
         rows, is_batch = self._rows(np.asarray(observation))
         noise = player.draw_noise(generator, len(rows))
+        memory = self._memory(len(rows), is_batch, state, reward)
+        arguments = [rows, noise] + ([] if memory is None else [memory.values])
         if len(rows) == 1:  # a GPU computes a batch of one in another way
-            rows, noise = rows.repeat(2, axis=0), noise.repeat(2, axis=0)
-            actions = player.act(rows, noise)[:1]
-        else:
-            actions = player.act(rows, noise)
-        actions = self._action.as_env_takes(actions)
-        return actions if is_batch else actions[0] if actions.ndim > 1 else int(actions[0])
+            arguments = [x.repeat(2, axis=0) for x in arguments]
+        chosen = player.act(*arguments)
+        actions, *states = (x[: len(rows)] for x in ((chosen,) if memory is None else chosen))
+        taken = self._action.as_env_takes(actions)
+        taken = taken if is_batch else taken[0] if taken.ndim > 1 else int(taken[0])
+        if memory is None:
+            return taken
+        memory.acted(*states, actions)
+        return taken, memory.values if is_batch else memory.values[0]
+
+    def _memory(self, count: int, is_batch: bool, state: np.ndarray | None, reward: Any) -> Memory | None:
+        """The memory of so many envs before their steps."""
+        memory = self._greedy.memory(count)
+        if memory is None and state is None:
+            return None
+        wanted = self.initial_state(count if is_batch else None).shape
+        if np.shape(state) != wanted:
+            raise SettingsError(
+                f"the policy is recurrent and takes a state of {list(wanted)}, first that of initial_state; "
+                f"got {'none' if state is None else list(np.shape(state))}."
+            )
+        memory.values[:] = state
+        memory.rewarded(np.asarray(reward, np.float32))
+        return memory
 
     def _rows(self, observation: np.ndarray) -> tuple[np.ndarray, bool]:
         """Observations [B, *shape] as the network takes them, and whether a batch was given."""

@@ -24,7 +24,9 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
       place: where it begins or continues, for people.
     """
     found, start = session.found, session.started_from
-    hidden = f" of {config.hidden}" if config.torso == "mlp" else ""
+    torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
+    if _is_recurrent(config):
+        torso += f" and {config.memory} of {config.memory_size}"
     lines = {
         **_env(config),
         "preset": config.preset,
@@ -32,7 +34,7 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
         "length": _length(config),
         **agent.summary,
         **_actors(config),
-        "network": network(config.torso + hidden, config.torso_width, agent.num_parameters),
+        "network": network(torso, config.torso_width, agent.num_parameters),
         **folder(config),
     }
     if start is not None:
@@ -49,15 +51,20 @@ def next_commands(config: RLSettings) -> list[str]:
     """Commands for a finished run, and the line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
     policy = str(config.run_dir / "export" / "policy")
+    inputs = "observations, state" if _is_recurrent(config) else "observations"
     commands = {
         tensorboard(config): "curves",
         f"python -m tfrl.report {run}": "a page with curves and scores",
         f"python -m tfrl.record {run}": "a video of the policy",
         f"python -m tfrl.evaluate {run}": "returns of more episodes",
-        f"saved = tf.saved_model.load({policy!r})": 'in Python; then saved.policy(observations)["action"]',
+        f"saved = tf.saved_model.load({policy!r})": f'in Python; then saved.policy({inputs})["action"]',
     }
     width = max(map(len, commands))
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
+
+
+def _is_recurrent(config: RLSettings) -> bool:
+    return getattr(config, "memory", "none") != "none"
 
 
 def _env(config: RLSettings) -> dict[str, str]:

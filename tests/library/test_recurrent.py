@@ -1,0 +1,64 @@
+"""A state carried by hand, through the library and through the export, beside the trainer's own."""
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+
+SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "lr": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    memory = {"memory": "lstm", "memory_size": 16, "memory_inputs": True, "share_torso": True}
+    return tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path_factory.mktemp("logs"), **memory, **SMALL)
+
+
+def test_a_state_carried_by_hand_acts_as_the_run_evaluates(run):
+    policy = tfrl.load(run.folder)
+    evaluation = tfrl.evaluate(policy, episodes=4)
+    assert evaluation.mean == run.results["eval"]["test"]["return"]
+    saved = tf.saved_model.load(str(run.folder / "export" / "policy"))
+    env, actions = gymnasium.make("CartPole-v1"), []
+    shown, _ = env.reset(seed=5)
+    state, reward, other = policy.initial_state(), 0.0, np.zeros((1, 16 * 2 + 3), np.float32)
+    assert state.shape == (35,)
+    for _ in range(20):
+        other[0, -1] = reward
+        found = saved.policy(tf.constant(shown[None]), tf.constant(other))
+        action, state = policy(shown, state, reward=reward)
+        assert action == int(found["action"][0])
+        other = found["state"].numpy()
+        np.testing.assert_allclose(other[0, :-1], state[:-1], atol=1e-5)
+        assert state[32:34].tolist() == [float(action == 0), float(action == 1)]
+        actions.append(action)
+        shown, reward, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            break
+    assert np.abs(state).max() > 0.01
+
+
+def test_rows_of_a_batch_are_envs_of_their_own(run):
+    policy, generator = tfrl.load(run.folder), np.random.default_rng(0)
+    shown = generator.normal(size=(3, 2, 4)).astype(np.float32)
+    whole, single = policy.initial_state(2), policy.initial_state()
+    for observations in shown:
+        actions, whole = policy(observations, whole, reward=[0.5, -3.0])
+        action, single = policy(observations[1], single, reward=-1.0)  # clipped to it
+        assert actions[1] == action and actions.shape == (2,)
+        np.testing.assert_array_equal(whole[1], single)
+    drawn = [policy.sample(shown[0], whole, seed=1)[0] for _ in range(2)]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_a_missing_state_is_one_sentence(run, tmp_path):
+    policy = tfrl.load(run.folder)
+    for state in (None, np.zeros(3)):
+        with pytest.raises(tfrl.SettingsError, match=r"takes a state of \[35\]"):
+            policy(np.zeros(4, np.float32), state)
+    settings = {**SMALL, "total_steps": 512, "eval_episodes": 1}
+    plain = tfrl.load(tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path, **settings).folder)
+    with pytest.raises(tfrl.SettingsError, match="not recurrent"):
+        plain(np.zeros(4, np.float32), np.zeros(35))
