@@ -49,5 +49,5 @@ class A2C(PPOAgent):
 
 
 if __name__ == "__main__":
-    run = tfrl.train(A2C, env="CartPole-v1", total_steps=100_000, seed=1)
+    run = tfrl.train(A2C, env="CartPole-v1", total_steps=50_000, seed=1)
     print(f"{run.folder}: mean return {run.results['eval']['test']['return']:.1f}")

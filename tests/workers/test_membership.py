@@ -7,7 +7,7 @@ import pytest
 from tfrl.workers import membership
 from tfrl.workers.strategy import resolve_precision
 
-OWN = {"logdir", "resume", "env_threads", "cluster_timeout", "stall_timeout"}
+OWN = {"logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout"}
 
 
 def test_every_setting_counts_but_those_of_a_machine(small):

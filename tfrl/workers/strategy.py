@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -184,6 +185,8 @@ class Runtime:
 
 def set_up_tensorflow() -> None:
     """Sets TensorFlow's options in a process that computes, before anything uses it; twice is once."""
+    if tf.get_logger().level < logging.WARNING:  # in notebooks it would tell of each file that it exports
+        tf.get_logger().setLevel(logging.WARNING)
     # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
     tf.config.optimizer.set_experimental_options({"remapping": False})
     # float32 is to mean that on GPUs, too: by default Ampere and later round convolutions to ten bits.

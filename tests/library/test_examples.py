@@ -1,0 +1,42 @@
+"""Each example runs as a program, in an empty folder."""
+
+import runpy
+import sys
+
+import pytest
+import tensorflow  # noqa: F401 - conftest.py then gives operations one thread each
+from processes import ROOT
+
+SHOWN = {
+    "own_env": "95 % interval",
+    "own_callback": "ended after",
+    "own_algorithm": "mean return",
+    "use_a_policy": "actions of a batch: [[",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_runs(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    try:
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    finally:
+        sys.modules.pop(name, None)
+    assert SHOWN[name] in capsys.readouterr().out
+
+
+def test_own_algorithms_are_short():
+    assert len((ROOT / "examples" / "own_algorithm.py").read_text().splitlines()) < 80
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [output for output in shown if output.output_type == "error"]
+    assert (tmp_path / "logs" / "blind" / "results.json").is_file()
+    assert "env: __main__:make_env" in (tmp_path / "logs" / "blind" / "config.yaml").read_text()
