@@ -101,6 +101,7 @@ def mlp(
     *,
     hidden: Sequence[int] = (64, 64),
     activation: str | Sequence[str] = "tanh",
+    row_by_row: bool = False,
 ) -> KerasTensor:
     """Vectors [B, D] -> features [B, hidden[-1]].
 
@@ -110,6 +111,8 @@ def mlp(
     Options:
         hidden: units of each layer.
         activation: any of Keras's, by name: one for all layers, or one for each.
+        row_by_row: layers that compute a row alike in any company (`Layers.dense`), and no matrix products,
+            which do only where all have one number of rows: for an mlp behind networks of images.
 
     Raises ValueError for no layers, a layer without units, or another number of activations.
     """
@@ -117,5 +120,6 @@ def mlp(
         raise ValueError(f"mlp's hidden needs at least one layer of at least one unit, not {tuple(hidden)}.")
     x, names = vectors, [activation] * len(hidden) if isinstance(activation, str) else activation
     for index, (units, name) in enumerate(zip(hidden, names, strict=True), start=1):
-        x = layers.product(x, units, name=f"dense{index}", activation=name, initializer=orthogonal)
+        make = layers.dense if row_by_row else layers.product
+        x = make(x, units, name=f"dense{index}", activation=name, initializer=orthogonal)
     return x

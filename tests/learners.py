@@ -13,7 +13,13 @@ from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
-_AGENTS = {"ppo": "PPOAgent", "drac": "DrACAgent", "ppg": "PPGAgent", "impala": "ImpalaAgent"}
+_AGENTS = {
+    "ppo": "PPOAgent",
+    "reinforce": "ReinforceAgent",
+    "drac": "DrACAgent",
+    "ppg": "PPGAgent",
+    "impala": "ImpalaAgent",
+}
 _AGENTS |= {name: f"{name.upper()}Agent" for name in ("dqn", "ddpg", "td3", "sac")}
 
 

@@ -174,6 +174,10 @@ class Sized(_Made):
         shown, _ = super().reset(seed=seed)
         return shown, {"action_mask": np.ones(3, np.int8)}
 
+    def step(self, action):
+        *parts, _ = super().step(action)
+        return *parts, {"action_mask": np.ones(3, np.int8)}
+
     def show(self):
         return np.full(self.observation_space.shape, self.place)
 
@@ -261,10 +265,9 @@ _register(
 )
 _register("Frames", Frames)
 _register("Sized", Sized)
-_register("Depth", Spaced, shown=spaces.Box(0, 1, (8, 8, 1), np.float32), taken=_DISCRETE)
-_register("Dict", Spaced, shown=spaces.Dict(a=_VECTOR), taken=_DISCRETE)
-_register("Tuple", Spaced, shown=spaces.Tuple([_VECTOR]), taken=_DISCRETE)
-_register("Many", Spaced, shown=_VECTOR, taken=spaces.MultiDiscrete([2, 2]))
+_register("Several", Spaced, shown=spaces.Dict(a=spaces.Sequence(_VECTOR)), taken=_DISCRETE)
+_register("Nothing", Spaced, shown=spaces.Dict(), taken=_DISCRETE)
+_register("Table", Spaced, shown=_VECTOR, taken=spaces.MultiDiscrete([[2, 2], [2, 2]]))
 _register("Unbounded", Spaced, shown=_VECTOR, taken=spaces.Box(-np.inf, np.inf, (2,)))
 for _name, _most, _type in (
     *(("Huge", 3.4e38, np.float32), ("Huge64", 1.7e308, np.float64)),

@@ -21,7 +21,7 @@ from tfrl.cli.settings import COUNT, FRACTION, NATURAL
 from tfrl.config.of_run import folder, settings
 from tfrl.config.run import EPISODES
 from tfrl.envs import registry
-from tfrl.envs.spec import Box, Discrete, Step, VecEnv
+from tfrl.envs.spec import Box, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, Watcher, check_level_set, level_spec, play
 from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy, check_no_run, task_without_run
@@ -109,13 +109,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _player(source: policy_files.PolicySource | None, task: Any, options: Options) -> Player:
     """The policy of a run, or a uniform one where there is no source."""
-    action_spec = registry.specs(task)[1]
+    specs = registry.specs(task)
     if source is None:
-        return UniformPolicy(action_spec)
+        return UniformPolicy(*specs)
     from tfrl.evaluation import policy
 
     player = policy.load(source, greedy=options.greedy or options.epsilon is not None)
-    return player if options.epsilon is None else EpsilonGreedyPolicy(player, action_spec, options.epsilon)
+    return player if options.epsilon is None else EpsilonGreedyPolicy(player, *specs, options.epsilon)
 
 
 class EpisodeBuffer(Watcher):
@@ -127,6 +127,8 @@ class EpisodeBuffer(Watcher):
     - of one that terminated, `is_terminal`, with discount 0 and an observation of zeros: it would be the
       terminal one, which envs here do not show;
     - of one that was cut off, by a time limit say, with discount 1 and the final observation.
+
+    An observation of several arrays is a dict of them.
 
     Args:
       num_envs: how many.
@@ -143,9 +145,13 @@ class EpisodeBuffer(Watcher):
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Begins a step of each env."""
+        self._spec = env.observation_spec
         for i in np.flatnonzero(self._done < self._episodes_each):
             steps = self._steps[i]
-            steps.append(_step(observations[i].copy(), actions[i].copy(), is_first=not steps))
+            steps.append(_step(self._shown(observations[i]), actions[i].copy(), is_first=not steps))
+
+    def _shown(self, observation: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
+        return self._spec.named(observation) if self._spec.parts else observation.copy()
 
     def after(self, step: Step) -> None:
         """Completes the steps, and hands on the episodes that they ended."""
@@ -155,9 +161,11 @@ class EpisodeBuffer(Watcher):
             if not step.first[i]:
                 continue
             terminal = not step.truncated[i]
-            observation, action = (np.zeros_like(steps[0][name]) for name in ("observation", "action"))
-            if not terminal:
-                observation = step.final_observation[step.truncated[:i].sum()]
+            if terminal:
+                observation = self._shown(np.zeros(self._spec.shape, self._spec.dtype))
+            else:
+                observation = self._shown(step.final_observation[step.truncated[:i].sum()])
+            action = np.zeros_like(steps[0]["action"])
             ending = _step(observation, action, is_last=True, is_terminal=terminal)
             steps.append(ending | {"discount": np.float32(not terminal)})
             example = {"steps": steps, "episode_id": self._count, "env_index": int(i)}
@@ -181,10 +189,18 @@ def _writer(tfds: Any, out: Path, task: Any, shard_episodes: int) -> Any:
         description += f" Actions from -1 to 1 stand for the env's own from {low} to {high}."
     elif isinstance(done, Discrete) and done.start:
         description += f" Action 0 stands for the env's own {done.start}."
-    if len(seen.shape) == 3 and seen.shape[-1] in _PNG_CHANNELS:
-        observation = of.Image(shape=seen.shape, encoding_format="png")
+    elif isinstance(done, MultiDiscrete) and any(done.starts):
+        description += f" Actions of zeros stand for the env's own {list(done.starts)}."
+
+    def array(shape: tuple[int, ...], dtype: str) -> Any:
+        if len(shape) == 3 and dtype == "uint8" and shape[-1] in _PNG_CHANNELS:
+            return of.Image(shape=shape, encoding_format="png")
+        return of.Tensor(shape=shape, dtype=np.dtype(dtype))
+
+    if seen.parts:
+        observation = {part.identifier: array(part.env_shape, part.env_dtype) for part in seen.parts}
     else:
-        observation = of.Tensor(shape=seen.shape, dtype=np.dtype(seen.dtype))
+        observation = array(seen.shape, seen.dtype)
     step = {
         "observation": observation,
         "action": of.Tensor(shape=done.shape, dtype=np.dtype(done.dtype), doc="what was done"),

@@ -25,7 +25,7 @@ from tfrl.cli.flags import coerce, flag, nearest, nearest_setting
 from tfrl.cli.quiet import quiet_start
 from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
 from tfrl.config.run import RLSettings
-from tfrl.envs import registry
+from tfrl.envs import observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation import policy_files
@@ -188,13 +188,23 @@ class Policy:
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
 
-    def __call__(self, observation: Any, state: np.ndarray | None = None, *, reward: Any = 0.0) -> Any:
+    def __call__(
+        self,
+        observation: Any,
+        state: np.ndarray | None = None,
+        *,
+        action_mask: Any = None,
+        reward: Any = 0.0,
+    ) -> Any:
         """The most likely action.
 
         Args:
-          observation: one observation as the env shows it, [*shape], or a batch of them, [B, *shape].
+          observation: one observation as the env shows it, [*shape], or a batch of them, [B, *shape]: of a
+            Dict or Tuple, arrays [B, ...] in it.
           state: of a recurrent policy: `initial_state` at an episode's first step, then the one that the last
             call gave.
+          action_mask: `info["action_mask"]`, [A] or [B, A], for a policy that was trained with masks. None:
+            everything is allowed.
           reward: of the last action, a number or [B]; policies with --memory-inputs see it.
 
         Returns:
@@ -203,13 +213,14 @@ class Policy:
 
         Raises SettingsError for an observation, or a state, of another shape.
         """
-        return self._act(self._greedy, observation, np.random.default_rng(0), state, reward)
+        return self._act(self._greedy, observation, action_mask, np.random.default_rng(0), state, reward)
 
     def sample(
         self,
         observation: Any,
         state: np.ndarray | None = None,
         *,
+        action_mask: Any = None,
         reward: Any = 0.0,
         seed: int | None = None,
     ) -> Any:
@@ -217,7 +228,8 @@ class Policy:
 
         The same seed draws the same; None: another one each time.
         """
-        return self._act(self._drawn, observation, np.random.default_rng(seed), state, reward)
+        generator = np.random.default_rng(seed)
+        return self._act(self._drawn, observation, action_mask, generator, state, reward)
 
     def initial_state(self, batch: int | None = None) -> np.ndarray:
         """The state of a recurrent policy at an episode's first step, float32 [M] or [batch, M]: zeros.
@@ -233,11 +245,15 @@ class Policy:
         self,
         player: ActingPolicy,
         observation: Any,
+        mask: Any,
         generator: np.random.Generator,
         state: np.ndarray | None,
         reward: Any,
     ) -> Any:
-        rows, is_batch = self._rows(np.asarray(observation))
+        if self._observation.parts:
+            rows, is_batch = self._packed(observation, mask)
+        else:
+            rows, is_batch = self._rows(np.asarray(observation))
         noise = player.draw_noise(generator, len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
@@ -266,6 +282,18 @@ class Policy:
         memory.values[:] = state
         memory.rewarded(np.asarray(reward, np.float32))
         return memory
+
+    def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
+        """Rows [B, n] of observations of several arrays and their masks, and whether a batch was given."""
+        spec, size = self._observation, self._action.mask_size
+        flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
+        try:
+            shown, is_batch = observations.unbatched(spec, observation)
+            masks = np.broadcast_to(flags, (len(shown), size)) if spec.num_actions else [None] * len(shown)
+            pack = observations.Packer(spec)
+            return np.stack([pack(one, own) for one, own in zip(shown, masks, strict=True)]), is_batch
+        except ValueError as error:
+            raise SettingsError(f"the policy does not take an observation of {error}.") from None
 
     def _rows(self, observation: np.ndarray) -> tuple[np.ndarray, bool]:
         """Observations [B, *shape] as the network takes them, and whether a batch was given."""

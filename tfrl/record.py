@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as opened:
         if options.window:  # before anything that takes long
             window = opened.enter_context(Window(task.env, fps=registry.frames_per_second(task)))
-        player = UniformPolicy(registry.specs(task)[1]) if source is None else _load(source, options)
+        player = UniformPolicy(*registry.specs(task)) if source is None else _load(source, options)
         if options.window:
             video.show(player, task, window, options, player.probabilities)
             return 0

@@ -281,8 +281,8 @@ def test_a_learner_learns_catch(make):
 
 
 def test_grey_and_long_images_have_fewer_augmentations():
-    assert drac.fitting((64, 64, 3)) == tuple(augment.AUGMENTATIONS)
-    assert drac.fitting((10, 5, 1)) == ("crop", "random-conv", "flip", "cutout")
+    assert drac.fitting([(64, 64, 3)]) == tuple(augment.AUGMENTATIONS)
+    assert drac.fitting([(10, 5, 1)]) == ("crop", "random-conv", "flip", "cutout")
 
 
 @pytest.mark.parametrize(

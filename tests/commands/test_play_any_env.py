@@ -17,6 +17,7 @@ from tfrl.cli.errors import UserError
 from tfrl.config.task import Task
 from tfrl.envs import registry
 from tfrl.envs.gymnasium import GymnasiumVec
+from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import Box, Discrete, EnvSpec, Step
 from tfrl.envs.subprocesses import SubprocessVecEnv
 from tfrl.evaluation.episodes import level_spec, play
@@ -293,7 +294,7 @@ def test_an_epsilon_greedy_policy_is_random_as_often_as_it_says(spec):
     """Elsewhere it does what the other policy does, by that one's own noise."""
     other = Acting(lambda _, noise: np.full((len(noise), *spec.shape), noise[0, 0] - 4, spec.dtype))
     other.draw_noise = lambda generator, steps: np.full((steps, 2), 7, np.float32)
-    policy = EpsilonGreedyPolicy(other, spec, 0.3)
+    policy = EpsilonGreedyPolicy(other, ArraySpec((3,), "float32"), spec, 0.3)
     count = 20_000
     noise = policy.draw_noise(np.random.default_rng(0), count)
     assert noise.dtype == np.float32 and (noise[:, -2:] == 7).all() and (noise[:, :-2] < 1).all()
@@ -309,7 +310,7 @@ def test_an_epsilon_greedy_policy_is_random_as_often_as_it_says(spec):
 
 @pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])
 def test_random_actions_are_uniform(spec):
-    player = UniformPolicy(spec)
+    player = UniformPolicy(ArraySpec((1,), "float32"), spec)
     noise = player.draw_noise(np.random.default_rng(0), 20_000)
     actions = player.act(np.zeros((20_000, 1)), noise)
     assert actions.shape == (20_000, *spec.shape) and actions.dtype == spec.dtype

@@ -4,7 +4,7 @@ import numpy as np
 
 from tfrl import collect
 from tfrl.envs import registry
-from tfrl.envs.spec import Discrete, EnvSpec
+from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation.episodes import play
 from tfrl.evaluation.uniform import UniformPolicy
 
@@ -21,7 +21,7 @@ def test_trajectories_are_what_the_envs_did():
     spec = EnvSpec(env="catch", num_envs=3, seed=5, num_levels=0)
     examples = Examples()
     buffer = collect.EpisodeBuffer(3, 2, examples)
-    played = play(UniformPolicy(Discrete(3)), spec, range(3), episodes_each=2, watcher=buffer)
+    played = play(UniformPolicy(*registry.specs(spec)), spec, range(3), episodes_each=2, watcher=buffer)
     assert len(examples.found) == 6
     env, pending = registry.make(spec), [[], [], []]
     for example in examples.found:

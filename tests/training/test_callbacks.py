@@ -81,7 +81,7 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     """In exploration both evaluations play the same single level, and 0 is all levels."""
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
-    player = UniformPolicy(registry.specs(config)[1])
+    player = UniformPolicy(*registry.specs(config))
     found = callbacks.Evaluation(config, learner(config).session).evaluate(player, 0)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
     gap = evaluation_results(config, found)["generalization_gap"]

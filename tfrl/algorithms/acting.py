@@ -276,13 +276,14 @@ class ReplayBehavior(_Behavior):
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] of observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
         size, rows = observations.shape[:2], noise.reshape(-1, noise.shape[-1])
+        observations = observations.reshape(-1, *observations.shape[2:])
         if rows[0, -1]:  # exact: actions are float32, or small numbers
             action_size = int(np.prod(self._spec.shape))
-            actions = rows[:, -1 - action_size : -1].astype(self._spec.dtype)
+            drawn = rows[:, -1 - action_size : -1]
+            actions = exploration.allowed_actions(self._config, drawn, observations).astype(self._spec.dtype)
             return actions.reshape(*size, *self._spec.shape), {}
         width = self._network.noise_size
         further = len(self._config.exploration(0))
-        observations = observations.reshape(-1, *observations.shape[2:])
         with tf.device(self._device):
             actions = self._acting.act(observations, rows[:, :width], rows[0, width : width + further])
         return actions.reshape(*size, *actions.shape[1:]), {}

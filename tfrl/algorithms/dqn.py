@@ -182,9 +182,10 @@ class DQNAgent(ReplayAgent):
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         config, q_of = self._config, self.network.functions["q"]
-        next_q = q_of(weights[TARGET + "q"], rows["next_observation"])
+        following, shut = rows["next_observation"], self.network.entrance.shut
+        next_q = shut(following, q_of(weights[TARGET + "q"], following))
         if config.double:
-            online = q_of(weights["q"], rows["next_observation"])
+            online = shut(following, q_of(weights["q"], following))
             target = q_learning.double_q_learning_target(rows["reward"], rows["discount"], next_q, online)
         else:
             target = q_learning.q_learning_target(rows["reward"], rows["discount"], next_q)

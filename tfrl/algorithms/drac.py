@@ -91,7 +91,7 @@ class Config(DrAC, ppo.Config):
     @property
     def augmentations(self) -> tuple[str, ...]:
         """The names of those that are used: one, or all that suit the env's images."""
-        return fitting(registry.specs(self)[0].shape) if self.augment == UCB else (self.augment,)
+        return fitting(registry.specs(self)[0].image_shapes) if self.augment == UCB else (self.augment,)
 
     @property
     def ineffective(self) -> dict[str, str]:
@@ -112,7 +112,7 @@ class Config(DrAC, ppo.Config):
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         observation, action = registry.specs(self)
-        if len(observation.shape) != 3:
+        if not observation.image_shapes:
             raise UserError(f"drac changes images, and {self.env} shows vectors; ppo trains it.")
         if not isinstance(action, Discrete):
             raise UserError(
@@ -123,19 +123,19 @@ class Config(DrAC, ppo.Config):
                 "--augment ucb must know which update's weights acted a rollout, and --free-running leaves "
                 "it open; leave one of them out."
             )
-        suited = fitting(observation.shape)
+        suited = fitting(observation.image_shapes)
         if self.augment not in (*suited, UCB):
-            height, width, channels = observation.shape
+            height, width, channels = observation.image_shapes[0]
             raise UserError(
                 f"--augment {self.augment} does not suit the images of {self.env}, {height} x {width} with "
                 f"{channels} channel(s); {', '.join(suited)} do."
             )
 
 
-def fitting(shape: Sequence[int]) -> tuple[str, ...]:
-    """The augmentations that images [H, W, C] can be given."""
-    height, width, channels = shape
-    unfit = (() if channels == 3 else _OF_COLORS) + (() if height == width else _OF_SQUARES)
+def fitting(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """The augmentations that images [H, W, C] of all these shapes can be given."""
+    of_colors = all(channels == 3 for _, _, channels in shapes)
+    unfit = (() if of_colors else _OF_COLORS) + (() if all(h == w for h, w, _ in shapes) else _OF_SQUARES)
     return tuple(name for name in AUGMENTATIONS if name not in unfit)
 
 
@@ -230,7 +230,7 @@ class DrACAgent(PPOAgent):
         self, weights: Weights, samples: Samples, index: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """PPO's with G_pi and G_V. RAD has zeros in their places: sums of the same size."""
-        augmented = self._augment(samples.observations, samples.extra[0], index)
+        augmented = self._augmented(samples.observations, samples.extra[0], index)
         if self._config.augment_use == "rad":
             loss, metrics, ratio = super()._losses(weights, samples._replace(observations=augmented), index)
             return loss, [*metrics, tf.zeros_like(loss), tf.zeros_like(loss)], ratio
@@ -241,6 +241,12 @@ class DrACAgent(PPOAgent):
         of_value = losses.value_regularizer(values, augmented_values)
         loss += self._config.augment_coef * (of_policy + of_value)
         return loss, [*metrics, of_policy, of_value], ratio
+
+    def _augmented(self, observations: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """Observations [b, *shape] whose images are changed, all of one in the same way."""
+        entrance = self.network.entrance
+        images = entrance.inputs(observations)[: len(entrance.spec.image_shapes)]
+        return entrance.replace_images(observations, [self._augment(x, seeds, index) for x in images])
 
     def _augment(self, images: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """Images [b, H, W, C] changed by seeds int32 [b, 2], otherwise in each pass over them."""

@@ -214,7 +214,7 @@ class RolloutSettings(DistributedSettings):
         super().check()
         if self.normalize_random_steps and not self.normalize_observations:
             raise UserError("--normalize-random-steps needs --normalize-observations.")
-        if self.normalize_observations and self.shows_images:
+        if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
             raise UserError(
                 f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
                 "scales by itself; leave it out."

@@ -16,6 +16,7 @@ from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, Run, Task
 from tfrl.envs import registry
+from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import Box, Discrete
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
@@ -32,7 +33,7 @@ class SAC:
     """The learned temperature's own learning rate; None: --lr."""
     entropy_target: Annotated[float | None, Range(-1e6, 1e6)] = None
     """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
-    actions."""
+    actions that are allowed."""
     noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
     """Correlation of the exploration noise of a step with that of the step before in an episode: close to 1,
     it explores further. 0: the paper's."""
@@ -83,6 +84,7 @@ READER = Reader(
 
 
 _LOG_ALPHA = "log_alpha"
+_SHARE = 0.98  # of the entropy of uniform actions: the target of discrete ones (Christodoulou 2019)
 
 
 class SACAgent(ReplayAgent):
@@ -113,7 +115,7 @@ class SACAgent(ReplayAgent):
             self._entropy_target = config.entropy_target
         else:
             self._entropy_target = (
-                0.98 * math.log(action_spec.n) if self._discrete else -float(action_spec.shape[0])
+                _SHARE * math.log(action_spec.n) if self._discrete else -float(action_spec.shape[0])
             )
         learned, rates = ("actor",), (config.lr,)
         if config.alpha is None:
@@ -144,7 +146,7 @@ class SACAgent(ReplayAgent):
         return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.network.critics])
 
     def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
-        return self.network.distribution(self.network.functions["actor"](weights["actor"], observations))
+        return self.network.distribution(self.network.outputs(weights, observations)[0])
 
     def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
         alpha, policy = tf.exp(weights[_LOG_ALPHA]), self._policy(weights, rows["next_observation"])
@@ -168,17 +170,23 @@ class SACAgent(ReplayAgent):
         actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
         qs = self._qs(weights, "", rows["observation"], actions)
         loss = q_learning.soft_actor_loss(qs, log_prob, tf.exp(weights[_LOG_ALPHA]))
-        return self._with_temperature(weights, loss, -log_prob)
+        return self._with_temperature(weights, loss, -log_prob, self._entropy_target)
 
     def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         log_probs = self._policy(weights, rows["observation"]).log_probs
         qs = self._qs(weights, "", rows["observation"])
         loss = q_learning.discrete_soft_actor_loss(qs, log_probs, tf.exp(weights[_LOG_ALPHA]))
-        return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs))
+        target = self._entropy_target
+        if self.network.entrance.spec.num_actions and self._config.entropy_target is None:
+            allowed = tf.reduce_sum(tf.cast(log_probs > FORBIDDEN / 2, tf.float32), axis=1)
+            target = _SHARE * tf.math.log(allowed)
+        return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs), target)
 
-    def _with_temperature(self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor) -> Losses:
+    def _with_temperature(
+        self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor, target: float | tf.Tensor
+    ) -> Losses:
         """The losses of the actor and of the temperature: neither has a gradient in the other's weights."""
         log_alpha = weights[_LOG_ALPHA]
-        both = loss + q_learning.temperature_loss(log_alpha, entropy, self._entropy_target)
+        both = loss + q_learning.temperature_loss(log_alpha, entropy, target)
         alpha = tf.broadcast_to(tf.exp(log_alpha), tf.shape(loss))
         return Losses(both, {"actor_loss": loss, "entropy": entropy, "alpha": alpha})

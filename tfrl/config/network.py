@@ -140,11 +140,12 @@ def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:
 
 def check(config: RLSettings) -> None:
     """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
-    env, shape = config.env, registry.specs(config)[0].shape
-    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == len(shape)]
+    env, images = config.env, registry.specs(config)[0].image_shapes
+    rank = 3 if images else 1
+    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == rank]
     is_known = resnet.is_known(config.torso)
-    if not is_known or len(resnet.entry(config.torso).input_shape) != len(shape):
-        takes_no = f"takes no {'images' if len(shape) == 3 else 'vectors'}, which {env} shows"
+    if not is_known or len(resnet.entry(config.torso).input_shape) != rank:
+        takes_no = f"takes no {'images' if images else 'vectors'}, which {env} shows"
         reason = takes_no if is_known else "is not a network of the zoo"
         hint = nearest(config.torso, fitting)
         raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(fitting)}.")
@@ -161,8 +162,8 @@ def check(config: RLSettings) -> None:
             f"--memory-size must be a multiple of 16; got {config.memory_size}; "
             f"{multiples_near(config.memory_size, 16)} would do."
         )
-    if len(shape) == 3:
+    for height, width, _ in images:
         try:
-            resnet.check_size(config.torso, *shape[:2])
+            resnet.check_size(config.torso, height, width)
         except ValueError as error:
             raise UserError(f"--torso {config.torso} does not suit --env {env}: {error}") from None

@@ -125,7 +125,8 @@ class RLSettings(Settings):
     @property
     def ineffective(self) -> dict[str, str]:
         """The names of settings that have no effect beside the others, each with why."""
-        found = {} if self.torso == "mlp" else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
+        has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
+        found = {} if has_mlp else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
         if getattr(self, "memory", None) == "none":

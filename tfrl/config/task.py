@@ -27,6 +27,9 @@ class Task:
     max_episode_steps: Annotated[int | None, COUNT] = None
     """Steps of the agent after which an episode is truncated, in training and evaluation. It replaces the
     limit that a Gymnasium env is registered with. None: the env's own limit."""
+    action_masks: Literal["auto", "never", "must"] = "auto"
+    """Use info["action_mask"] of envs with Discrete or MultiDiscrete actions: forbidden actions get
+    probability 0. auto: where the env gives it at reset; must: an env that does not is refused."""
     preset: str = "openai-easy"
     """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
@@ -64,9 +67,9 @@ class Task:
 
     @property
     def observation_rank(self) -> int:
-        """The number of axes of the env's observations: 3 of images, 1 of vectors; 0 without such an env."""
+        """3 if the env's observations have an image, 1 if they have none; 0 without such an env."""
         try:
-            return len(registry.specs(self)[0].shape)
+            return 3 if registry.specs(self)[0].image_shapes else 1
         except (ValueError, EnvError):  # told by `check`
             return 0
 
@@ -83,11 +86,6 @@ class Task:
             found.append(
                 "--distribution-mode memory is made for policies with memory; this policy sees one frame "
                 "alone."
-            )
-        if registry.gives_action_mask(self):
-            found.append(
-                f'{self.env} gives info["action_mask"], which is ignored: the policy may take forbidden '
-                "actions."
             )
         return tuple(found)
 

@@ -26,8 +26,12 @@ from tfrl.envs.gymnasium_ids import (
     fitting,
     is_atari,
     make_env,
+    mask_of,
+    masks_actions,
+    packed,
     rendering_error,
 )
+from tfrl.envs.observations import Packer
 from tfrl.envs.spec import EnvSpec, Step
 
 LONGEST_REPLAY = 32_768
@@ -51,7 +55,9 @@ class GymnasiumVec:
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
-        self.observation_spec, self.action_spec, *_ = facts_of(name, kwargs)
+        facts = facts_of(name, kwargs)
+        self.observation_spec, self.action_spec = facts.specs(masked=masks_actions(spec.action_masks, facts))
+        self._packer = Packer(self.observation_spec) if self.observation_spec.parts else None
         self.exact_state = can_repeat(name, kwargs)
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
         options = {"frame_skip": spec.frame_skip, "unlimited": spec.max_episode_steps is not None}
@@ -82,10 +88,13 @@ class GymnasiumVec:
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
             if self._snapshots and episode > 0:
-                shown, _ = env.reset()
+                shown, info = env.reset()
             else:
-                shown, _ = env.reset(seed=_episode_seed(*self._streams[i], episode))
-            shown = fitting(self._name, shown, self.observation_spec)
+                shown, info = env.reset(seed=_episode_seed(*self._streams[i], episode))
+            if self._packer is None:
+                shown = fitting(self._name, shown, self.observation_spec)
+            else:
+                shown = self._packed(shown, info)
         self._began[i] = self._clock
         return shown.astype(self.observation_spec.dtype, copy=False)
 
@@ -102,15 +111,18 @@ class GymnasiumVec:
         reward = np.empty(self.num_envs, np.float32)
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        final, ndarray, shape = [], np.ndarray, self._shape
+        final, ndarray, shape, packs = [], np.ndarray, self._shape, self._packer is not None
         self._clock += 1
         started_by = self._clock - self._limit  # an episode that began then, or before, is cut off
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
-                if type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
+                ends = terminated or truncated or self._began[i] <= started_by
+                if packs:
+                    shown = self._packed(shown, info, ends=ends) if not terminated else shown
+                elif type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
                     shown = self._fitting(shown)
-                if terminated or truncated or self._began[i] <= started_by:
+                if ends:
                     first[i], cut[i] = True, not terminated
                     if not terminated:
                         final.append(shown.astype(observation.dtype))
@@ -120,9 +132,15 @@ class GymnasiumVec:
                 observation[i] = shown
         self._remember(actions)
         self._step = Step(reward, observation, first, cut, np.stack(final) if final else None)
-        is_image = len(shape) == 3
-        if final or not all_finite(reward) or not (is_image or all_finite(observation)):
+        of_bytes = observation.dtype == np.uint8
+        if final or not all_finite(reward) or not (of_bytes or all_finite(observation)):
             self._check_finite()
+
+    def _packed(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
+        """A row of an observation and its mask; an episode that `ends` there may leave the mask out."""
+        masked = self.observation_spec.num_actions
+        mask = mask_of(self._name, info, self.action_spec, ends=ends) if masked else None
+        return packed(self._name, self._packer, shown, mask)
 
     def _fitting(self, shown: Any) -> np.ndarray:
         """An observation as an array of the space's shape; `act` does not check the next one of this type."""
@@ -233,13 +251,16 @@ class GymnasiumVec:
             return True
         if not self._replays or "actions" not in arrays:
             return False
-        shown, reward = self._reset(i), np.float32(about["reward"])
+        shown, reward, info = self._reset(i), np.float32(about["reward"]), None
         with self._stepping:
             for action in self._inputs(arrays["actions"]):
-                shown, reward, terminated, truncated, _ = self._plays[i](action)
+                shown, reward, terminated, truncated, info = self._plays[i](action)
                 if terminated or truncated:
                     return False
-            shown = self._fitting(shown).astype(self.observation_spec.dtype)
+            if self._packer is None:
+                shown = self._fitting(shown).astype(self.observation_spec.dtype)
+            elif info is not None:
+                shown = self._packed(shown, info)
         return np.array_equal(shown, arrays["observation"], equal_nan=True) and np.float32(
             reward
         ) == np.float32(about["reward"])

@@ -16,12 +16,12 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,19 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
 from tfrl.envs import callables
-from tfrl.envs.spec import ActionSpec, ArraySpec, Box, Discrete
+from tfrl.envs.observations import (
+    ACTION_MASK,
+    CHOICES,
+    FLAGS,
+    IMAGE,
+    NUMBERS,
+    WORD_FLAGS,
+    ArraySpec,
+    Packer,
+    Part,
+    flat_mask,
+)
+from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 
 # By the namespace of ids: the packages whose import registers them, and what to install.
 _PLUGINS = {
@@ -312,7 +324,7 @@ class Facts(NamedTuple):
 
     Attributes:
       observation, action: the specs.
-      action_mask: its info has an "action_mask", which no algorithm here uses.
+      action_mask: its reset gives info["action_mask"].
       fps: frames a second at which people see it; 30 if the env names none.
       with_opengl: MuJoCo draws it.
     """
@@ -322,6 +334,16 @@ class Facts(NamedTuple):
     action_mask: bool
     fps: float
     with_opengl: bool
+
+    def specs(self, *, masked: bool) -> tuple[ArraySpec, ActionSpec]:
+        """The specs of observations, with the action mask if it is used, and of actions."""
+        observation = self.observation.with_mask(self.action.mask_size) if masked else self.observation
+        return observation, self.action
+
+
+def masks_actions(setting: str, facts: Facts) -> bool:
+    """True if the setting `action_masks`, auto, never or must, uses the masks of an env of these facts."""
+    return setting != "never" and facts.action_mask
 
 
 @functools.cache
@@ -335,7 +357,7 @@ def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
     with _open(env_id, kwargs) as env:
         spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
         observation, actions = observation_spec(env_id, next(spaces)), actions_of(env_id, next(spaces))
-        masks = check_calls(env_id, env, observation)
+        masks = check_calls(env_id, env, observation, actions)
         fps = float(env.metadata.get("render_fps") or 30)
         return Facts(observation, actions.spec, masks, fps, hasattr(env.unwrapped, "mujoco_renderer"))
 
@@ -362,26 +384,45 @@ def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
 
     Only such an env comes back to its state if its episode is replayed. Raises as `facts_of`.
     """
-    facts_of(env_id, kwargs)
+    facts = facts_of(env_id, kwargs)
     with _open(env_id, kwargs) as env:
         env.action_space.seed(0)
-        actions = [env.action_space.sample() for _ in range(20)]
-        outlines = [_outline(env_id, env, actions) for _ in range(2)]
+        given = None if facts.action_mask else [env.action_space.sample() for _ in range(20)]
+        outlines = [_outline(env_id, env, given) for _ in range(2)]
     marked = not callables.is_name(env_id) and _find(env_id).nondeterministic
     return not marked and outlines[0] == outlines[1]
 
 
-def _outline(env_id: str, env: gymnasium.Env, actions: list) -> list[tuple]:
-    """Everything that the first steps of an episode from seed 1 show."""
+def _outline(env_id: str, env: gymnasium.Env, given: list | None) -> list[tuple]:
+    """Everything that the first steps of an episode from seed 1 show, by these actions or 20 allowed ones."""
+    actions = actions_of(env_id, env.action_space)
     with Calling(env_id, env, RESET):
-        seen = [(np.asarray(env.reset(seed=1)[0]).tobytes(), 0.0, False, False)]
+        shown, info = env.reset(seed=1)
+        seen = [(_bytes_of(shown), 0.0, False, False)]
     with Calling(env_id, env, STEP):
-        for action in actions:
-            shown, reward, terminated, truncated, _ = env.step(action)
-            seen.append((np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)))
+        for t in range(20):
+            action = _allowed_action(env_id, info, actions, t) if given is None else given[t]
+            shown, reward, terminated, truncated, info = env.step(action)
+            seen.append((_bytes_of(shown), float(reward), bool(terminated), bool(truncated)))
             if terminated or truncated:
                 break
     return seen
+
+
+def _bytes_of(shown: Any) -> list[bytes]:
+    """All arrays that an observation shows, in the order of its Dict or Tuple."""
+    if isinstance(shown, Mapping):
+        shown = tuple(shown.values())
+    if isinstance(shown, tuple):
+        return [array for part in shown for array in _bytes_of(part)]
+    return [np.asarray(shown).tobytes()]
+
+
+def _allowed_action(env_id: str, info: Mapping[str, Any], actions: Actions, number: int) -> Any:
+    """An action that the mask in an info allows, drawn by a number of a series."""
+    mask = mask_of(env_id, info, actions.spec).astype(bool)
+    drawn = np.random.default_rng(number).random((1, max(1, math.prod(actions.spec.shape))), np.float32)
+    return actions.inputs(actions.spec.from_uniform(drawn, mask[None]))[0]
 
 
 def forget() -> None:
@@ -440,10 +481,42 @@ def observation_spec(env_id: str, space: spaces.Space) -> ArraySpec:
             return ArraySpec(space.shape, "float32")
         if len(space.shape) == 3 and space.dtype == np.uint8:
             return _image_spec(env_id, space)
-    raise ValueError(
-        f"{env_id} shows {_describe(space)}, which cannot be learned from: "
-        "observations must be vectors of numbers, or images [H, W, C] or [C, H, W] of uint8"
-    )
+    parts = list(_parts(env_id, space, ()))
+    if not sum(part.size for part in parts):
+        raise ValueError(
+            f"{env_id} shows {_describe(space)} without any numbers, and there is nothing to see"
+        )
+    return ArraySpec.of_parts(parts)
+
+
+def _parts(env_id: str, space: spaces.Space, keys: tuple[str, ...]) -> Iterator[Part]:
+    """The arrays of a space, at these keys of a Dict or Tuple. Raises ValueError for other spaces."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _parts(env_id, inner, (*keys, str(key)))
+    elif isinstance(space, spaces.Tuple):
+        for place, inner in enumerate(space.spaces):
+            yield from _parts(env_id, inner, (*keys, str(place)))
+    elif isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
+        image = _image_spec(env_id, space)
+        yield Part(keys, IMAGE, image.shape, "uint8", image.channels_first)
+    elif isinstance(space, spaces.Box) and space.dtype.kind in "biuf":
+        yield Part(keys, NUMBERS, space.shape, space.dtype.name)
+    elif isinstance(space, spaces.Discrete):
+        yield Part(keys, CHOICES, (), space.dtype.name, counts=(int(space.n),), starts=(int(space.start),))
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, starts = (tuple(np.ravel(x).tolist()) for x in (space.nvec, space.start))
+        yield Part(keys, CHOICES, space.shape, space.dtype.name, counts=counts, starts=starts)
+    elif isinstance(space, spaces.MultiBinary):
+        yield Part(keys, FLAGS, space.shape, space.dtype.name)
+    elif isinstance(space, spaces.Space) and getattr(space.dtype, "kind", "") == "U":
+        yield Part(keys, FLAGS, (WORD_FLAGS,), "str")
+    else:
+        where = f" at {'/'.join(keys)}" if keys else ""
+        raise ValueError(
+            f"{env_id} shows {_describe(space)}{where}, which cannot be learned from: observations must be "
+            "Box, Discrete, MultiBinary, MultiDiscrete or Text, or a Dict or Tuple of them"
+        )
 
 
 _FEW = 16  # channels; an image's width is more
@@ -471,7 +544,7 @@ def actions_of(env_id: str, space: spaces.Space) -> Actions:
             return actions
     raise ValueError(
         f"{env_id} takes {_describe(space)}, which is not supported: "
-        "actions must be Discrete, or a Box that is a vector of real numbers"
+        "actions must be Discrete or MultiDiscrete, or a Box that is a vector of real numbers"
     )
 
 
@@ -481,6 +554,14 @@ def _discrete(env_id: str, space: spaces.Discrete) -> Actions:
     return Actions(
         Discrete(int(space.n), start), lambda actions: (actions + start if start else actions).tolist()
     )
+
+
+def _multi_discrete(env_id: str, space: spaces.MultiDiscrete) -> Actions | None:
+    if len(space.shape) != 1:
+        return None
+    starts = np.asarray(space.start, space.dtype)
+    spec = MultiDiscrete(tuple(space.nvec.tolist()), tuple(starts.tolist()))
+    return Actions(spec, lambda actions: actions.astype(starts.dtype) + starts)
 
 
 def _box(env_id: str, space: spaces.Box) -> Actions | None:
@@ -507,6 +588,7 @@ def _box(env_id: str, space: spaces.Box) -> Actions | None:
 
 _ACTIONS: dict[type[spaces.Space], Callable[[str, Any], Actions | None]] = {
     spaces.Discrete: _discrete,
+    spaces.MultiDiscrete: _multi_discrete,
     spaces.Box: _box,
 }
 
@@ -521,8 +603,8 @@ STEP = "step(action)"
 _GIVES = {RESET: "(observation, info)", STEP: "(observation, reward, terminated, truncated, info)"}
 
 
-def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
-    """Calls `reset` and `step` once each; True if an info has an "action_mask".
+def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, actions: Actions) -> bool:
+    """Calls `reset` and `step` once each; True if the reset's info has an "action_mask" for these actions.
 
     Raises EnvError if they fail, or return values of the wrong kind.
     """
@@ -530,10 +612,10 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
     # The env's own step: Gymnasium's time limit would raise another error for wrong values.
     inner = env.env if isinstance(env, gymnasium.wrappers.TimeLimit) else env
     env.action_space.seed(0)
-    calls = {RESET: partial(env.reset, seed=1), STEP: partial(inner.step, env.action_space.sample())}
-    for call, make in calls.items():
+    action, packer = env.action_space.sample(), Packer(spec) if spec.parts else None
+    for call in (RESET, STEP):
         with Calling(env_id, env, call):
-            given = make()
+            given = env.reset(seed=1) if call == RESET else inner.step(action)
         names = _GIVES[call].strip("()").split(", ")
         if not isinstance(given, tuple) or len(given) != len(names):
             what = f"{len(given)} values" if isinstance(given, tuple) else _kind(given)
@@ -541,8 +623,10 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
         parts = dict(zip(names, given, strict=True))
         if not isinstance(info := parts.pop("info"), Mapping):
             raise _breach(env_id, call, f"gives {_kind(info)} as info", "must give a dict")
-        has_mask |= "action_mask" in info
-        observation = fitting(env_id, parts.pop("observation"), spec)
+        shown = parts.pop("observation")
+        observation = packed(env_id, packer, shown) if packer else fitting(env_id, shown, spec)
+        if call == RESET and actions.spec.mask_size and ACTION_MASK in info:
+            has_mask, action = True, _allowed_action(env_id, info, actions, 0)
         for name, value in parts.items():
             if not _is_number(value):
                 raise _breach(env_id, call, f"gives {_kind(value)} as {name}", "must give a number")
@@ -550,6 +634,44 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec) -> bool:
             numbers = np.float32(parts.get("reward", 0)), observation.astype(spec.dtype)
         check_finite(env_id, *numbers)
     return has_mask
+
+
+def packed(env_id: str, packer: Packer, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
+    """A row of an observation and its mask. Raises EnvError if it does not fit the env's space."""
+    try:
+        return packer(shown, mask)
+    except ValueError as error:
+        raise EnvError(f"{env_id} shows an observation of {error}") from None
+
+
+def mask_of(env_id: str, info: Mapping[str, Any], spec: ActionSpec, *, ends: bool = False) -> np.ndarray:
+    """The action mask in an info, uint8 [mask_size]; that of MultiDiscrete is flat, or a tuple of arrays.
+
+    Where an episode `ends`, an env may give none, or forbid everything: then all is allowed, because the mask
+    is only used to value the last observation of a truncated episode.
+
+    Raises EnvError if there is none, or it is of another size, or leaves nothing to do.
+    """
+    given = info.get(ACTION_MASK)
+    if given is None and not ends:
+        raise EnvError(
+            f'{env_id} gives no info["{ACTION_MASK}"], and gave one at its first reset: let each reset and '
+            "step give it, or use --action-masks never"
+        )
+    if given is None:
+        return np.ones(spec.mask_size, np.uint8)
+    mask = flat_mask(given).ravel()
+    if mask.size != spec.mask_size:
+        raise EnvError(
+            f'{env_id} gives an info["{ACTION_MASK}"] of {mask.size} flags, and its actions need '
+            f"{spec.mask_size}"
+        )
+    begins = np.cumsum((0, *spec.mask_counts[:-1]))
+    if not np.maximum.reduceat(mask, begins).all():
+        if ends:
+            return np.ones(spec.mask_size, np.uint8)
+        raise EnvError(f'{env_id} forbids every action by its info["{ACTION_MASK}"]')
+    return mask
 
 
 def _breach(env_id: str, call: str, does: str, must: str) -> EnvError:

@@ -98,16 +98,22 @@ def family(env: str) -> Family:
 def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """The specs of the observations and actions of the env that a task, or an `EnvSpec`, names.
 
+    Where action masks are used, they are a part of the observations.
+
     Raises:
       ValueError: one sentence: there is no such env, or it cannot be learned.
       EnvError: its first reset or step fails.
     """
-    return family(task.env).specs or _facts(task)[:2]
+    if found := family(task.env).specs:
+        return found
+    return _facts(task).specs(masked=uses_action_masks(task))
 
 
-def gives_action_mask(task: EnvSettings) -> bool:
-    """True if the info of the task's env has an "action_mask". Raises as `specs`."""
-    return not family(task.env).names and _facts(task).action_mask
+def uses_action_masks(task: EnvSettings) -> bool:
+    """True if the task's env gives action masks, and its settings do not ignore them. Raises as `specs`."""
+    from tfrl.envs.gymnasium_ids import masks_actions
+
+    return not family(task.env).names and masks_actions(task.action_masks, _facts(task))
 
 
 def facts(task: EnvSettings) -> Facts | None:
@@ -151,6 +157,10 @@ def check(task: EnvSettings) -> None:
             "MODULE:ID or MODULE:FUNCTION of your own"
         )
     specs(task)
+    if task.action_masks == "must" and not uses_action_masks(task):
+        raise ValueError(
+            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset'
+        )
 
 
 def name_of(env: str | Callable[..., Any]) -> str:

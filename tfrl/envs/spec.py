@@ -13,29 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """An array of one env, without the batch.
-
-    Attributes:
-      shape: (H, W, C) of images or (D,) of vectors, when it is an observation.
-      dtype: NumPy's name: "uint8" of images, "float32" of vectors.
-      channels_first: the env itself shows images [C, H, W], which are transposed to `shape`.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    channels_first: bool = False
-
-    @property
-    def env_shape(self) -> tuple[int, ...]:
-        """The shape as the env shows it: (C, H, W) if `channels_first`."""
-        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
-
-    def __str__(self) -> str:
-        text = f"{self.dtype} {list(self.shape)}"
-        return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
+from tfrl.envs.observations import ArraySpec
 
 
 class ActionSpec(ABC):
@@ -59,8 +37,21 @@ class ActionSpec(ABC):
         """Uniform actions, [count, *shape]."""
 
     @abstractmethod
-    def from_uniform(self, numbers: np.ndarray) -> np.ndarray:
-        """Uniform actions [B, *shape] by numbers in [0, 1), float32 [B, K], one for each of an action's."""
+    def from_uniform(self, numbers: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Uniform actions [B, *shape] by numbers in [0, 1), float32 [B, K], one for each of an action's.
+
+        `allowed`, bool [B, mask_size], leaves out forbidden actions.
+        """
+
+    @property
+    def mask_counts(self) -> tuple[int, ...]:
+        """The flags of an action mask for each choice that an action makes; () if it cannot be masked."""
+        return ()
+
+    @property
+    def mask_size(self) -> int:
+        """The length of an action mask; 0 where the actions cannot be masked."""
+        return sum(self.mask_counts)
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] of an agent as the env's own; those of other ranges override this."""
@@ -109,9 +100,16 @@ class Discrete(ActionSpec):
         """Uniform actions, int32 [count]."""
         return generator.integers(self.n, size=count, dtype=np.int32)
 
-    def from_uniform(self, numbers: np.ndarray) -> np.ndarray:
+    @property
+    def mask_counts(self) -> tuple[int, ...]:
+        """One flag for each action."""
+        return (self.n,)
+
+    def from_uniform(self, numbers: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
         """Uniform actions, int32 [B], by numbers in [0, 1), float32 [B, 1]."""
-        return (numbers[:, 0] * self.n).astype(np.int32)
+        if allowed is None:
+            return (numbers[:, 0] * self.n).astype(np.int32)
+        return _one_of(numbers[:, 0], allowed)
 
     @property
     def encoded_size(self) -> int:
@@ -121,6 +119,71 @@ class Discrete(ActionSpec):
     def encoded(self, actions: np.ndarray) -> np.ndarray:
         """Actions [B] as inputs of a network, one-hot, float32 [B, n]."""
         return np.eye(self.n, dtype=np.float32)[actions]
+
+
+@dataclass(frozen=True)
+class MultiDiscrete(ActionSpec):
+    """K choices at once, int32 [K]: number k is one of `counts[k]`, 0 ... counts[k] - 1.
+
+    The env itself counts from `starts`; the env family adds them. A mask has the flags of all choices, one
+    choice after the other.
+    """
+
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    dtype: ClassVar[str] = "int32"
+    kind: ClassVar[str] = "multi-discrete"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one action: (K,)."""
+        return (len(self.counts),)
+
+    @property
+    def mask_counts(self) -> tuple[int, ...]:
+        """One flag for each value of each choice."""
+        return self.counts
+
+    def __str__(self) -> str:
+        return f"{len(self.counts)} choices at once, of {', '.join(map(str, self.counts))} values"
+
+    def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """Uniform actions, int32 [count, K]."""
+        return generator.integers(self.counts, size=(count, len(self.counts)), dtype=np.int32)
+
+    def from_uniform(self, numbers: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Uniform actions, int32 [B, K], by numbers in [0, 1), float32 [B, K]."""
+        if allowed is None:
+            return (numbers * np.array(self.counts)).astype(np.int32)
+        masks = np.split(allowed, np.cumsum(self.counts)[:-1], axis=1)
+        return np.stack([_one_of(numbers[:, k], mask) for k, mask in enumerate(masks)], axis=1)
+
+    def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B, K] counted from `starts`."""
+        return actions + np.array(self.starts)
+
+    @property
+    def encoded_size(self) -> int:
+        """A = sum(counts)."""
+        return sum(self.counts)
+
+    def encoded(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B, K] as inputs of a network, one-hot vectors side by side, float32 [B, A]."""
+        one_hot = np.zeros((len(actions), sum(self.counts)), np.float32)
+        np.put_along_axis(one_hot, actions + np.cumsum((0, *self.counts[:-1])), np.float32(1), axis=1)
+        return one_hot
+
+    def scaled(self, action: np.ndarray) -> np.ndarray:
+        """The numbers of one action [K] in [-1, 1], for pictures."""
+        return 2 * action / np.maximum(1, np.array(self.counts) - 1) - 1
+
+
+def _one_of(numbers: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Uniform choices int32 [B] among those allowed, bool [B, A], by numbers in [0, 1), float32 [B]."""
+    counts = allowed.sum(axis=1)
+    wanted = np.minimum((numbers * counts).astype(np.int64), counts - 1)
+    return (allowed.cumsum(axis=1) > wanted[:, None]).argmax(axis=1).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -157,7 +220,7 @@ class Box(ActionSpec):
         """Uniform actions, float32 [count, D] in [-1, 1)."""
         return generator.uniform(-1.0, 1.0, (count, *self.shape)).astype(np.float32)
 
-    def from_uniform(self, numbers: np.ndarray) -> np.ndarray:
+    def from_uniform(self, numbers: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
         """Uniform actions, float32 [B, D] in [-1, 1), by numbers in [0, 1), float32 [B, D]."""
         return 2 * numbers - 1
 
@@ -172,6 +235,7 @@ class EnvSettings(Protocol):
     distribution_mode: str
     num_levels: int
     start_level: int
+    action_masks: str
 
 
 @dataclass(frozen=True)
@@ -180,7 +244,7 @@ class EnvSpec:
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
-    `env_kwargs`, `frame_skip` and `max_episode_steps` are as in `tfrl.config.task.Task`.
+    `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
     """
 
     env: str
@@ -195,12 +259,13 @@ class EnvSpec:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     frame_skip: int | None = None
     max_episode_steps: int | None = None
+    action_masks: str = "auto"
 
     @classmethod
     def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
         """A vector of the env of `task`, settings that have the same names; `changes` win over them."""
         names = ("env", "distribution_mode", "num_levels", "start_level")
-        names += ("env_kwargs", "frame_skip", "max_episode_steps")
+        names += ("env_kwargs", "frame_skip", "max_episode_steps", "action_masks")
         shared = {name: getattr(task, name) for name in names}
         return cls(num_envs=num_envs, seed=seed, **{**shared, **changes})
 
@@ -237,7 +302,7 @@ class VecEnv(Protocol):
 
     Attributes:
       num_envs: B.
-      observation_spec: uint8 images [H, W, C] or float32 vectors [D].
+      observation_spec: uint8 images [H, W, C], float32 vectors [D], or rows [n] of several arrays.
       action_spec: one env's action for `act`.
       exact_state: true if `set_state` continues exactly; otherwise it begins new episodes.
     """

@@ -11,16 +11,17 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.config.task import Task, check
 from tfrl.envs import registry
+from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.evaluation.episodes import Player
 from tfrl.experience.memory import Memory
 
 
 class UniformPolicy:
-    """Uniform actions, whatever is seen; follows `tfrl.evaluation.episodes.Player`."""
+    """Uniform actions of those allowed, whatever else is seen; follows `tfrl.evaluation.episodes.Player`."""
 
-    def __init__(self, action_spec: ActionSpec) -> None:
-        self._spec = action_spec
+    def __init__(self, observation_spec: ArraySpec, action_spec: ActionSpec) -> None:
+        self._seen, self._spec = observation_spec, action_spec
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """A number from [0, 1) for each number of an action, float32 [steps, K]."""
@@ -28,7 +29,7 @@ class UniformPolicy:
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] by noise float32 [B, K]."""
-        return self._spec.from_uniform(noise)
+        return self._spec.from_uniform(noise, self._seen.allowed(observations))
 
     def memory(self, envs: int) -> None:
         """Remembers nothing."""
@@ -39,7 +40,13 @@ class UniformPolicy:
         if not isinstance(self._spec, Discrete):
             return None
         n = self._spec.n
-        return lambda observations: np.full((len(observations), n), 1 / n, np.float32)
+
+        def of_each(observations: np.ndarray) -> np.ndarray:
+            allowed = self._seen.allowed(observations)
+            allowed = np.ones((len(observations), n), bool) if allowed is None else allowed
+            return (allowed / allowed.sum(axis=1, keepdims=True)).astype(np.float32)
+
+        return of_each
 
 
 class EpsilonGreedyPolicy:
@@ -47,13 +54,15 @@ class EpsilonGreedyPolicy:
 
     Args:
       player: the other policy.
-      action_spec: the action space.
+      observation_spec, action_spec: of the env.
       epsilon: the share of uniform actions.
     """
 
-    def __init__(self, player: Player, action_spec: ActionSpec, epsilon: float) -> None:
+    def __init__(
+        self, player: Player, observation_spec: ArraySpec, action_spec: ActionSpec, epsilon: float
+    ) -> None:
         self._player = player
-        self._uniform = UniformPolicy(action_spec)
+        self._uniform = UniformPolicy(observation_spec, action_spec)
         self._epsilon = epsilon
         self._shape = (-1, *(1,) * len(action_spec.shape))
         self._own = 1 + math.prod(action_spec.shape)  # numbers of noise before the other policy's

@@ -82,12 +82,25 @@ class ExplorationSettings(EnvSettings, Protocol):
 
 
 def first_actions(config: ExplorationSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
-    """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none."""
+    """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none.
+
+    Where actions are masked, they are numbers in [0, 1) that `allowed_actions` makes actions of.
+    """
     if iteration * config.iteration_steps >= config.learning_starts:
         return None
-    spec = registry.specs(config)[1]
+    observation, action = registry.specs(config)
     generators = (rng.generator(config.seed, rng.Use.EXPLORATION, iteration, i) for i in indices)
-    return np.stack([spec.uniform(g, config.steps_per_env) for g in generators], axis=1)
+    if observation.num_actions:
+        shape = (config.steps_per_env, *action.shape)
+        return np.stack([g.random(shape, np.float32) for g in generators], axis=1)
+    return np.stack([action.uniform(g, config.steps_per_env) for g in generators], axis=1)
+
+
+def allowed_actions(config: EnvSettings, drawn: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """The random actions [B, *shape] of one step of `first_actions`, for what the envs show, [B, *shape]."""
+    observation, action = registry.specs(config)
+    allowed = observation.allowed(observations)
+    return drawn if allowed is None else action.from_uniform(drawn.reshape(len(drawn), -1), allowed)
 
 
 def is_random(config: ExplorationSettings, iteration: int, t: int) -> bool:

@@ -21,6 +21,7 @@ class NetworkSettings(EnvSettings, Protocol):
     seed: int
     torso: str
     torso_options: Mapping[str, Any]
+    hidden_options: Mapping[str, Any]
 
 
 def kind(algorithm: str) -> str:

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
-from tfrl.networks import NetworkSettings, array_policy
+from tfrl.envs.observations import ArraySpec
+from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.networks import NetworkSettings, array_policy, entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
 from tfrl.networks.network import Head, Network, seeds_of
@@ -26,20 +27,26 @@ OBSERVATION_LIMIT = np.float32(10.0)
 class ObservationScaling(keras.layers.Layer):
     """Standardises vectors by constants that a trainer sets: clip((o - mean) * scale, -10, 10).
 
-    The constants are weights of a network that no algorithm learns: so checkpoints, exports and every policy
-    of the run have them.
+    One-hot vectors and flags, which stand behind the `size` real numbers, stay as they are. The constants are
+    weights of a network that no algorithm learns: so checkpoints, exports and every policy of the run have
+    them.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__(name="observations", dtype="float32")
+        self._size = size
         self.mean = keras.Variable(np.zeros(size, np.float32), name="mean")
         self.scale = keras.Variable(np.ones(size, np.float32), name="scale")
         self.built = True
 
     def call(self, observations: tf.Tensor) -> tf.Tensor:
-        """Standardised vectors, float32 [B, D], of float32 [B, D]."""
+        """Vectors float32 [B, D] whose first K numbers are standardised, of float32 [B, D]."""
+        rest = observations[:, self._size :]
+        if rest.shape[1]:
+            observations = observations[:, : self._size]
         scaled = (observations - tf.convert_to_tensor(self.mean)) * tf.convert_to_tensor(self.scale)
-        return tf.clip_by_value(scaled, -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        scaled = tf.clip_by_value(scaled, -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        return tf.concat([scaled, rest], axis=1) if rest.shape[1] else scaled
 
 
 class Actor(keras.layers.Layer):
@@ -90,6 +97,7 @@ class ActorCritic(Network):
     Args:
       actor, critic: the heads.
       actor_torso, critic_torso: Keras models of observations; the same one, or one each.
+      observation_spec: of the observations.
       action_spec: the action space.
       scaling: standardises observations; None leaves them as they are.
       freeze_torso: training leaves the torsos as they are.
@@ -107,6 +115,7 @@ class ActorCritic(Network):
         *,
         actor_torso: keras.Model,
         critic_torso: keras.Model,
+        observation_spec: ArraySpec,
         action_spec: ActionSpec,
         scaling: ObservationScaling | None = None,
         freeze_torso: bool = False,
@@ -126,7 +135,8 @@ class ActorCritic(Network):
         inputs = cores[0].kernel.shape[0] - actor_torso.output_shape[-1] if cores else 0
         self.memory_size = self.state_size + inputs
         signature = [parameters, tf.TensorSpec([]), *([tf.TensorSpec([self.state_size])] if cores else [])]
-        super().__init__(layers, acting=acting, signature=signature, action_spec=action_spec)
+        specs = {"observation_spec": observation_spec, "action_spec": action_spec}
+        super().__init__(layers, acting=acting, signature=signature, **specs)
         self._frozen = freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
@@ -161,37 +171,38 @@ class ActorCritic(Network):
         """
         actor_features, critic_features, *state = self.both_features(weights, observations, memory)
         functions = self.functions
-        parameters = functions["actor"](weights["actor"], actor_features)
+        parameters = self.entrance.shut(observations, functions["actor"](weights["actor"], actor_features))
         return parameters, functions["critic"](weights["critic"], critic_features), *state
 
     def both_features(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None
     ) -> Sequence[tf.Tensor]:
         """The features of actor and critic, float32 [B, D] each, and a recurrent network's last state."""
-        observations = self.scaled(weights, observations)
-        of_actor, *actor_state = self.features(weights, "actor", observations, memory)
+        inputs = self.inputs(weights, observations)
+        of_actor, *actor_state = self.features(weights, "actor", inputs, memory)
         if self.shared:
             return of_actor, of_actor, *actor_state
-        of_critic, *critic_state = self.features(weights, "critic", observations, memory)
+        of_critic, *critic_state = self.features(weights, "critic", inputs, memory)
         states = [*actor_state, *critic_state]
         return of_actor, of_critic, *([tf.concat(states, axis=-1)] if states else [])
 
-    def scaled(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
-        """Observations as the torsos take them."""
-        if not self.constants:
-            return observations
-        return self.functions["observations"](weights["observations"], observations)
+    def inputs(self, weights: Weights, observations: tf.Tensor) -> list[tf.Tensor]:
+        """Observations as the torsos take them: taken apart, and standardised."""
+        inputs = self.entrance.inputs(observations)
+        if self.constants:
+            inputs[-1] = self.functions["observations"](weights["observations"], inputs[-1])
+        return inputs
 
     def features(
         self,
         weights: Weights,
         of: str,
-        observations: tf.Tensor,
+        inputs: Sequence[tf.Tensor],
         memory: tf.Tensor | Sequences | None = None,
     ) -> Sequence[tf.Tensor]:
-        """Features [B, D] of scaled observations for `actor` or `critic`, and the last state of its core."""
+        """Features [B, D] of `inputs` for `actor` or `critic`, and the last state of its core."""
         name = "torso" if self.shared else f"{of}_torso"
-        features = self.functions[name](weights[name], observations)
+        features = self.functions[name](weights[name], *inputs)
         if not self._cores:
             return (features,)
         core = name.replace("torso", "core")
@@ -211,12 +222,12 @@ class ActorCritic(Network):
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Distribution parameters alone, float32 [B, P]."""
-        features, *_ = self.features(weights, "actor", self.scaled(weights, observations), memory)
-        return self.functions["actor"](weights["actor"], features)
+        features, *_ = self.features(weights, "actor", self.inputs(weights, observations), memory)
+        return self.entrance.shut(observations, self.functions["actor"](weights["actor"], features))
 
     def values(self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
         """Values alone, float32 [B]."""
-        features, *_ = self.features(weights, "critic", self.scaled(weights, observations), memory)
+        features, *_ = self.features(weights, "critic", self.inputs(weights, observations), memory)
         return self.functions["critic"](weights["critic"], features)
 
     def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
@@ -255,7 +266,7 @@ class ActorCritic(Network):
         of_head = self._array_pass_of("actor", vectors)
         free = self.functions["actor"].split(vectors["actor"]).get("free")
         if free is None:
-            return of_head
+            return lambda observations: self.entrance.shut_arrays(observations, of_head(observations))
 
         def parameters(observations: np.ndarray) -> np.ndarray:
             outputs = of_head(observations)
@@ -278,14 +289,18 @@ class ActorCritic(Network):
         arrays = self.functions[head].split(vectors[head])
         linear = array_policy.ACTIVATIONS["linear"]
         layers = [*layers, (arrays["head/kernel"], arrays["head/bias"], linear)]
+        seen = self.entrance.spec.vectors
         if not self.constants:
-            return lambda observations: array_policy.outputs(observations, layers)
+            return lambda observations: array_policy.outputs(seen(observations), layers)
         mean, scale = self.functions["observations"].split(vectors["observations"]).values()
 
         def scaled(observations: np.ndarray) -> np.ndarray:
-            x = observations - mean
+            vectors = seen(observations)
+            x = vectors[:, : len(mean)] - mean
             x *= scale
             np.minimum(np.maximum(x, -OBSERVATION_LIMIT, out=x), OBSERVATION_LIMIT, out=x)  # faster than clip
+            if len(mean) < vectors.shape[1]:
+                x = np.concatenate([x, vectors[:, len(mean) :]], axis=1)
             return array_policy.outputs(x, layers)
 
         return scaled
@@ -329,7 +344,8 @@ class PhasicActorCritic(ActorCritic):
         auxiliary = tf.zeros_like(values)
         if "auxiliary" in weights:
             auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)
-        return self.functions["actor"](weights["actor"], features), values, auxiliary, *state
+        parameters = self.functions["actor"](weights["actor"], features)
+        return self.entrance.shut(observations, parameters), values, auxiliary, *state
 
 
 class ActorCriticSettings(NetworkSettings, Protocol):
@@ -359,6 +375,7 @@ def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
     return build(
         torso=config.torso,
         torso_options=config.torso_options,
+        hidden_options=config.hidden_options,
         observation_spec=observation_spec,
         action_spec=action_spec,
         share_torso=config.share_torso,
@@ -392,6 +409,7 @@ def build(
     memory_inputs: bool = False,
     sequence_length: int = 0,
     phasic: bool = False,
+    hidden_options: Mapping[str, Any] | None = None,
 ) -> ActorCritic:
     """Makes Actor and Critic from a torso's name.
 
@@ -410,18 +428,17 @@ def build(
       memory_inputs: they also take the last action and reward.
       sequence_length: steps through which gradients go back in them; 0: all.
       phasic: with the auxiliary value head of phasic policy gradient.
+      hidden_options: of the mlp that joins the features of images with all else.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
-    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    options = {**resnet.ppo_options(torso), **torso_options}
-    resnet.check_for_ppo(torso, options)
-    shape = observation_spec.shape
+    resnet.check_for_ppo(torso, {**resnet.ppo_options(torso), **torso_options})
+    options = {"options": torso_options, "hidden_options": hidden_options or {}, "precision": precision}
     seeds = seeds_of(seed, 5)
-    actor_torso = critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[0], **options)
+    actor_torso = critic_torso = entrance.torso(torso, observation_spec, seed=seeds[0], **options)
     if not share_torso:
-        critic_torso = resnet.build(torso, shape, dtype=dtype, seed=seeds[1], **options)
+        critic_torso = entrance.torso(torso, observation_spec, seed=seeds[1], **options)
     features, cores = actor_torso.output_shape[-1], []
     if memory != "none":
         further = action_spec.encoded_size + 1 if memory_inputs else 0
@@ -436,14 +453,16 @@ def build(
             for core_seed in seeds_of(seed, 7)[5 : 6 if share_torso else 7]
         ]
         features = memory_size
+    size = observation_spec.num_numbers
     distribution = distribution_for(action_spec)
     free = distribution.deviation_size if free_deviation else 0
     actor = Actor(distribution.parameters_size, features=features, seed=seeds[2], free_parameters=free)
     parts_of_network = {
         "actor_torso": actor_torso,
         "critic_torso": critic_torso,
+        "observation_spec": observation_spec,
         "action_spec": action_spec,
-        "scaling": ObservationScaling(*shape) if scale_observations else None,
+        "scaling": ObservationScaling(size) if scale_observations and size else None,
         "freeze_torso": freeze_torso,
         "cores": cores,
     }

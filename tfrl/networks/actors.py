@@ -6,8 +6,8 @@ actor alone. None shares a torso, so each is a Keras model from observations to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import keras
 import numpy as np
@@ -15,9 +15,11 @@ import tensorflow as tf
 
 import resnet
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
+from tfrl.envs.observations import FORBIDDEN, ArraySpec
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import NetworkSettings
 from tfrl.networks.distributions import distribution_for
+from tfrl.networks.entrance import Unpack
 from tfrl.networks.network import Functional, Head, Network, seeds_of, torso_for
 from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import Weights
@@ -30,7 +32,6 @@ class ActorSettings(NetworkSettings, Protocol):
     exploration_end: float
     exploration_noise: float
     dropout: float
-    hidden_options: Mapping[str, Any]
 
 
 class ActorAndCritics(Network):
@@ -39,20 +40,26 @@ class ActorAndCritics(Network):
     Args:
       actor: gives float32 [B, P] of observations [B, *shape].
       critics: give Q(o, a): of both, float32 [B], or of discrete actions all, float32 [B, A].
+      observation_spec: of the observations.
       action_spec: the action space; None where a subclass chooses actions in its own way.
     """
 
     def __init__(
-        self, actor: keras.Model, critics: Sequence[keras.Model], action_spec: ActionSpec | None
+        self,
+        actor: keras.Model,
+        critics: Sequence[keras.Model],
+        observation_spec: ArraySpec,
+        action_spec: ActionSpec | None,
     ) -> None:
         models = {"actor": actor} | {f"critic{i}": critic for i, critic in enumerate(critics, start=1)}
         signature = [tf.TensorSpec([actor.output_shape[-1]])]
-        super().__init__(models, acting=["actor"], signature=signature, action_spec=action_spec)
+        specs = {"observation_spec": observation_spec, "action_spec": action_spec}
+        super().__init__(models, acting=["actor"], signature=signature, **specs)
         self.critics = tuple(models)[1:]
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         """The actor's outputs, [float32 [B, P]], of observations [B, *shape]."""
-        return [self.functions["actor"](weights["actor"], observations)]
+        return [self.entrance.shut(observations, self.functions["actor"](weights["actor"], observations))]
 
 
 class DeterministicActor(ActorAndCritics):
@@ -61,13 +68,21 @@ class DeterministicActor(ActorAndCritics):
     Args:
       actor: gives float32 [B, D] of observations [B, *shape].
       critics: give Q(o, a) float32 [B] of both.
+      observation_spec: of the observations.
       noise_scale: standard deviation of the exploration noise.
     """
 
     has_probabilities = False
 
-    def __init__(self, actor: keras.Model, critics: Sequence[keras.Model], *, noise_scale: float) -> None:
-        super().__init__(actor, critics, None)
+    def __init__(
+        self,
+        actor: keras.Model,
+        critics: Sequence[keras.Model],
+        observation_spec: ArraySpec,
+        *,
+        noise_scale: float,
+    ) -> None:
+        super().__init__(actor, critics, observation_spec, None)
         self.noise_size = actor.output_shape[-1]
         self._noise_scale = noise_scale
 
@@ -108,14 +123,20 @@ class ActorAlone(ActorAndCritics):
     Args:
       torso: gives features float32 [B, D] of observations [B, *shape].
       head: gives the parameters of the distribution, float32 [B, P], of them.
+      observation_spec, action_spec: of the env.
       dropout: the share of features that training drops.
     """
 
     def __init__(
-        self, torso: keras.Model, head: keras.layers.Layer, action_spec: ActionSpec, dropout: float
+        self,
+        torso: keras.Model,
+        head: keras.layers.Layer,
+        observation_spec: ArraySpec,
+        action_spec: ActionSpec,
+        dropout: float,
     ) -> None:
         actor = keras.Model(torso.input, head(torso.output), name="actor")
-        super().__init__(actor, (), action_spec)
+        super().__init__(actor, (), observation_spec, action_spec)
         factors = keras.Input(torso.output_shape[1:], name="factors")
         thinned = keras.layers.Multiply(dtype="float32", name="thinned")([torso.output, factors])
         self._thinned = Functional(keras.Model([torso.input, factors], head(thinned), name="thinned_actor"))
@@ -137,10 +158,12 @@ class ActorAlone(ActorAndCritics):
           observations: [B, *shape].
           noise: of `draw_training_noise`, float32 [B, K].
         """
-        if not self.dropped_size:
-            return self.functions["actor"](weights, observations)
-        stays = tf.cast(noise[:, self.noise_size :] >= self._dropout, tf.float32)
-        return self._thinned(weights, observations, stays / (1.0 - self._dropout))
+        if self.dropped_size:
+            stays = tf.cast(noise[:, self.noise_size :] >= self._dropout, tf.float32)
+            parameters = self._thinned(weights, observations, stays / (1.0 - self._dropout))
+        else:
+            parameters = self.functions["actor"](weights, observations)
+        return self.entrance.shut(observations, parameters)
 
 
 class Dueling(keras.layers.Layer):
@@ -156,20 +179,23 @@ class QNetwork(Network):
 
     Args:
       model: values float32 [B, A] of observations [B, *shape].
+      observation_spec: of the observations.
       epsilon: the share of random actions among those that are drawn and not greedy.
     """
 
     noise_size = 2
     has_probabilities = True
 
-    def __init__(self, model: keras.Model, *, epsilon: float) -> None:
+    def __init__(self, model: keras.Model, observation_spec: ArraySpec, *, epsilon: float) -> None:
         self.num_actions = model.output_shape[-1]
-        super().__init__({"q": model}, acting=["q"], signature=[tf.TensorSpec([self.num_actions])])
+        signature = [tf.TensorSpec([self.num_actions])]
+        super().__init__({"q": model}, acting=["q"], signature=signature, observation_spec=observation_spec)
         self._epsilon = epsilon
+        self._masked = bool(observation_spec.num_actions)
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         """Values of all actions, [float32 [B, A]], of observations [B, *shape]."""
-        return [self.functions["q"](weights["q"], observations)]
+        return [self.entrance.shut(observations, self.functions["q"](weights["q"], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, 2]: whether to act at random, and how."""
@@ -180,9 +206,16 @@ class QNetwork(Network):
     ) -> tf.Tensor:
         """Actions int32 [B]: random ones with probability epsilon, the best ones otherwise."""
         epsilon = self._epsilon if epsilon is None else epsilon
-        at_random = tf.cast(noise[:, 1] * self.num_actions, tf.int32)
-        # Of float32 below 1 the largest may round up.
-        at_random = tf.minimum(at_random, self.num_actions - 1)
+        if self._masked:
+            allowed = tf.cast(outputs[0] > FORBIDDEN / 2, tf.int32)
+            count = tf.reduce_sum(allowed, axis=1)
+            wanted = tf.minimum(tf.cast(noise[:, 1] * tf.cast(count, tf.float32), tf.int32), count - 1)
+            passed = tf.cumsum(allowed, axis=1) <= wanted[:, None]
+            at_random = tf.reduce_sum(tf.cast(passed, tf.int32), axis=1)
+        else:
+            at_random = tf.cast(noise[:, 1] * self.num_actions, tf.int32)
+            # Of float32 below 1 the largest may round up.
+            at_random = tf.minimum(at_random, self.num_actions - 1)
         return tf.where(noise[:, 0] < epsilon, at_random, self.greedy(outputs))
 
     def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -192,7 +225,10 @@ class QNetwork(Network):
     def act(self, outputs: np.ndarray, noise: np.ndarray, epsilon: float | None = None) -> np.ndarray:
         """The actions of `sample`, from outputs float32 [B, A], in NumPy."""
         epsilon = np.float32(self._epsilon if epsilon is None else epsilon)
-        at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
+        if self._masked:
+            at_random = Discrete(self.num_actions).from_uniform(noise[:, 1:], outputs > FORBIDDEN / 2)
+        else:
+            at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
         return np.where(noise[:, 0] < epsilon, at_random, self.act_greedily(outputs))
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
@@ -202,7 +238,9 @@ class QNetwork(Network):
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The probability of each action when drawn, float32 [B, A]."""
         best = tf.one_hot(self.greedy(outputs), self.num_actions)
-        return (1.0 - self._epsilon) * best + self._epsilon / self.num_actions
+        allowed = tf.cast(outputs[0] > FORBIDDEN / 2, tf.float32)
+        at_random = allowed / tf.reduce_sum(allowed, axis=1, keepdims=True)
+        return (1.0 - self._epsilon) * best + self._epsilon * at_random
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The best `action`, and the `q` of all."""
@@ -223,7 +261,7 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
         torso = torso_for(config, observation_spec, precision, seeds[0])
         size = distribution_for(action_spec).parameters_size
         head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
-        return ActorAlone(torso, head, action_spec, config.dropout)
+        return ActorAlone(torso, head, observation_spec, action_spec, config.dropout)
     num_critics = 1 if config.base == "ddpg" else 2
     seeds = seeds_of(config.seed, 1 + num_critics)
     stochastic = config.base == "sac"
@@ -231,8 +269,8 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
     actor = _headed(torso_for(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
     critics = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
     if stochastic:
-        return ActorAndCritics(actor, critics, action_spec)
-    return DeterministicActor(actor, critics, noise_scale=config.exploration_noise)
+        return ActorAndCritics(actor, critics, observation_spec, action_spec)
+    return DeterministicActor(actor, critics, observation_spec, noise_scale=config.exploration_noise)
 
 
 def _q_network(
@@ -245,7 +283,7 @@ def _q_network(
     if config.dueling:
         value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
         q = Dueling(name="dueling", dtype="float32")(value, q)
-    return QNetwork(keras.Model(torso.input, q, name="q"), epsilon=config.exploration_end)
+    return QNetwork(keras.Model(torso.input, q, name="q"), observation_spec, epsilon=config.exploration_end)
 
 
 def _critic(
@@ -254,10 +292,14 @@ def _critic(
     """Q(o, a): actions join the observation, or a torso's features of an image, before the hidden layers."""
     if isinstance(action_spec, Discrete):
         return _headed(torso_for(config, observation_spec, precision, seed), action_spec.n, 1.0, seed)
-    shape, images = observation_spec.shape, len(observation_spec.shape) == 3
-    observations = keras.Input(shape, dtype=observation_spec.dtype, name="observations")
+    observations = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")
     actions = keras.Input(action_spec.shape, name="actions")
-    features = torso_for(config, observation_spec, precision, seed)(observations) if images else observations
+    if observation_spec.image_shapes:
+        features = torso_for(config, observation_spec, precision, seed)(observations)
+    elif observation_spec.parts:
+        (features,) = Unpack(observation_spec)(observations)
+    else:
+        features = observations
     both = keras.layers.Concatenate(dtype="float32", name="both")([features, actions])
     hidden = resnet.build("mlp", both.shape[1:], seed=seed, **config.hidden_options)
     head = Head(1, features=hidden.output_shape[-1], gain=1.0, seed=seed)

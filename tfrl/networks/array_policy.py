@@ -31,13 +31,19 @@ DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.n
 
 
 def fits(function: Functional) -> bool:
-    """True if NumPy can compute the network: a chain of dense layers in float32."""
+    """True if NumPy can compute the network: a chain of dense layers in float32, of vectors."""
     return function.in_float32 and all(
         layer.activation.__name__ in ACTIVATIONS
         if isinstance(layer, tf.keras.layers.Dense)
-        else isinstance(layer, tf.keras.layers.InputLayer) or layer.name == "features"
-        for layer in getattr(function.layer, "layers", [function.layer])
+        else isinstance(layer, tf.keras.layers.InputLayer) or layer.name in ("features", "unpack")
+        for layer in layers_of(function.layer)
     )
+
+
+def layers_of(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
+    """The layers of a model, and of models in it, in their order; or the layer itself."""
+    inner = getattr(layer, "layers", None)
+    return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
 
 
 def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
@@ -45,7 +51,7 @@ def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
     arrays = function.split(vector)
     return [
         (arrays[f"{layer.name}/kernel"], arrays[f"{layer.name}/bias"], ACTIVATIONS[layer.activation.__name__])
-        for layer in getattr(function.layer, "layers", [function.layer])
+        for layer in layers_of(function.layer)
         if isinstance(layer, tf.keras.layers.Dense)
     ]
 

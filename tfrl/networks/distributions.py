@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.envs.spec import ActionSpec, Box, Discrete
+from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 
 
 class Distribution(ABC):
@@ -185,6 +185,71 @@ def _shifted(logits: np.ndarray) -> np.ndarray:
     return wide
 
 
+class MultiCategorical(Distribution):
+    """Independent categorical choices, from the logits of all of them, float32 [B, sum(counts)]."""
+
+    def __init__(self, logits: tf.Tensor, counts: Sequence[int]) -> None:
+        self._choices = [Categorical(part) for part in tf.split(logits, list(counts), axis=1)]
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        """Actions int32 [B, K] from uniform numbers float32 [B, K]."""
+        drawn = [choice.sample(noise[:, k : k + 1]) for k, choice in enumerate(self._choices)]
+        return tf.stack(drawn, axis=1)
+
+    def log_prob(self, actions: tf.Tensor) -> tf.Tensor:
+        """log pi(a), float32 [B], of actions int32 [B, K]: the sum over the choices."""
+        return tf.add_n([choice.log_prob(actions[:, k]) for k, choice in enumerate(self._choices)])
+
+    def entropy(self) -> tf.Tensor:
+        """The sum of the choices' entropies, float32 [B], in nats."""
+        return tf.add_n([choice.entropy() for choice in self._choices])
+
+    def mode(self) -> tf.Tensor:
+        """The most likely actions, int32 [B, K]."""
+        return tf.stack([choice.mode() for choice in self._choices], axis=1)
+
+
+class MultiCategoricalActions(ActionDistribution):
+    """The policies over `MultiDiscrete` actions: a logit for each value of each choice."""
+
+    def __init__(self, action_spec: MultiDiscrete) -> None:
+        super().__init__(action_spec)
+        counts = action_spec.counts
+        self.parameters_size, self.noise_size = sum(counts), len(counts)
+        self.bins = tuple(np.arange(count) for count in counts)
+        self._choices = [CategoricalActions(Discrete(count)) for count in counts]
+        self._ends = np.cumsum(counts)[:-1]
+
+    def __call__(self, parameters: tf.Tensor) -> MultiCategorical:
+        """The distribution of logits float32 [B, sum(counts)]."""
+        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
+        return MultiCategorical(parameters, self.action_spec.counts)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """Uniform numbers in [0, 1), float32 [steps, K]."""
+        return generator.random((steps, self.noise_size), np.float32)
+
+    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions int32 [B, K]."""
+        logits = np.split(parameters, self._ends, axis=1)
+        drawn = [
+            c.act(x, noise[:, k : k + 1]) for k, (c, x) in enumerate(zip(self._choices, logits, strict=True))
+        ]
+        return np.stack(drawn, axis=1)
+
+    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """log pi(a), float32 [B], of actions int32 [B, K]."""
+        pairs = zip(self._choices, np.split(parameters, self._ends, axis=1), actions.T, strict=True)
+        return np.sum(
+            [choice.log_probs_of(logits, own) for choice, logits, own in pairs], axis=0, dtype=np.float32
+        )
+
+    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
+        """The most likely actions, int32 [B, K]."""
+        pairs = zip(self._choices, np.split(parameters, self._ends, axis=1), strict=True)
+        return np.stack([choice.act_greedily(logits) for choice, logits in pairs], axis=1)
+
+
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
 _STD_SHIFT = math.log(math.expm1(1.0 - _MIN_STD))  # makes the standard deviation of an output of 0 equal to 1
 _LARGEST = float(np.nextafter(np.float32(1), np.float32(0)))  # float32 has no number between it and 1
@@ -349,7 +414,11 @@ def _batch_invariant(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -
     return function(tf.pad(x, padding, constant_values=1.0))[..., :size]
 
 
-_DISTRIBUTIONS: dict[type, type[ActionDistribution]] = {Discrete: CategoricalActions, Box: TanhNormalActions}
+_DISTRIBUTIONS: dict[type, type[ActionDistribution]] = {
+    Discrete: CategoricalActions,
+    MultiDiscrete: MultiCategoricalActions,
+    Box: TanhNormalActions,
+}
 
 
 def distribution_for(action_spec: ActionSpec) -> ActionDistribution:

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import resnet
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete
-from tfrl.networks import NetworkSettings, array_policy
+from tfrl.envs.observations import ArraySpec
+from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.networks import NetworkSettings, array_policy, entrance
 from tfrl.networks.distributions import ActionDistribution, distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
@@ -126,7 +126,7 @@ class Functional(Packing):
             raise ValueError(f"{layer.name} has state besides its trained weights")
         super().__init__(layer.trainable_variables)
         self.layer = layer
-        self.in_float32 = all(one.compute_dtype == "float32" for one in getattr(layer, "layers", [layer]))
+        self.in_float32 = all(one.compute_dtype == "float32" for one in array_policy.layers_of(layer))
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs by weights float32 [size]."""
@@ -144,9 +144,11 @@ class Network:
       layers: Keras layers or models by name.
       acting: the names of those that `outputs` calls.
       signature: of the tensors that `outputs` gives for one observation.
+      observation_spec: of the observations.
       action_spec: the action space.
 
     Attributes:
+      entrance: takes the observations apart.
       distribution: makes the policy's distribution from the first output.
       functions: the layers as functions of vectors of weights.
       noise_size: K, random numbers of one action.
@@ -171,8 +173,10 @@ class Network:
         *,
         acting: Sequence[str],
         signature: Sequence[tf.TensorSpec],
+        observation_spec: ArraySpec,
         action_spec: ActionSpec | None = None,
     ) -> None:
+        self.entrance = entrance.Entrance(observation_spec)
         if action_spec is not None:
             self.distribution = distribution_for(action_spec)
             self.noise_size = self.distribution.noise_size
@@ -243,7 +247,8 @@ class Network:
         """Returns the first of `outputs`, float32 [B, P], in NumPy, by these weights."""
         (name,) = self.acting
         layers = array_policy.dense_layers(self.functions[name], vectors[name])
-        return lambda observations: array_policy.outputs(observations, layers)
+        seen, shut = self.entrance.spec.vectors, self.entrance.shut_arrays
+        return lambda observations: shut(observations, array_policy.outputs(seen(observations), layers))
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
@@ -289,19 +294,23 @@ class Network:
 
 
 def variable_name(variable: keras.Variable) -> str:
-    """LAYER/WEIGHT, the same in every process and on every topology."""
-    return "/".join(variable.path.split("/")[-2:])
+    """LAYER/WEIGHT, or PART/LAYER/WEIGHT, the same in every process and on every topology."""
+    return getattr(variable, "in_file", None) or "/".join(variable.path.split("/")[-2:])
 
 
 def torso_for(config: NetworkSettings, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
-    """The torso of the settings.
+    """The torso of the settings, as one model of observations [B, *shape].
 
     Raises:
       ValueError: the zoo cannot build it.
     """
-    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    options = {**resnet.ppo_options(config.torso), **config.torso_options}
-    return resnet.build(config.torso, observation_spec.shape, dtype=dtype, seed=seed, **options)
+    options = {"options": config.torso_options, "hidden_options": config.hidden_options}
+    torso = entrance.torso(config.torso, observation_spec, **options, precision=precision, seed=seed)
+    if not observation_spec.parts:
+        return torso
+    rows = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")
+    inputs = entrance.Unpack(observation_spec)(rows)
+    return keras.Model(rows, torso(inputs if len(inputs) > 1 else inputs[0]), name=torso.name)
 
 
 def seeds_of(seed: int, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import facts_file, registry
-from tfrl.envs.spec import ActionSpec, Box
+from tfrl.envs.spec import ActionSpec, Box, MultiDiscrete
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import encode
@@ -72,6 +72,10 @@ def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray
     With --memory-inputs it ends in the code of `action` and a 0: write the action's reward there, clipped to
     [-1, 1], before the next call.
 
+    Where an env shows several arrays, or action masks are used, the inputs are named: keys of the Dict, with
+    "_" between levels, `observation` where the env shows one array alone, and `action_mask`. A text is
+    uint8 [B, 64], as `observations.word_flags` gives it. Outputs of forbidden actions are -1e9.
+
     It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
     on return.
 
@@ -87,26 +91,32 @@ def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray
     spec, action_spec = registry.specs(config)
     module = tf.Module()
     module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
-    signature = tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")
+    signature = [tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")]
+    if spec.parts:
+        signature = [
+            tf.TensorSpec((None, *part.env_shape), part.env_dtype, name=part.identifier)
+            for part in spec.parts
+        ]
 
-    remembered = tf.TensorSpec((None, network.memory_size), name="state")
+    if network.memory_size:
+        signature.append(tf.TensorSpec((None, network.memory_size), name="state"))
 
-    def policy(observations: tf.Tensor, *memory: tf.Tensor) -> dict[str, tf.Tensor]:
-        if spec.channels_first:
-            observations = tf.transpose(observations, (0, 2, 3, 1))
+    def policy(*named: tf.Tensor) -> dict[str, tf.Tensor]:
+        shown, memory = named[: len(spec.parts) or 1], named[len(spec.parts) or 1 :]
+        observations = network.entrance.rows(shown)
         weights = {name: variable.read_value() for name, variable in module.weights.items()}
         outputs = network.exported(network.outputs(weights, observations, *memory))
         return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
 
-    module.policy = graph(
-        policy, input_signature=[signature, remembered] if network.memory_size else [signature]
-    )
+    module.policy = graph(policy, input_signature=signature)
     with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
 
 
 def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
     """Actions of a network in the env's own units: [-1, 1] becomes [low, high], and 0 becomes `start`."""
+    if isinstance(spec, MultiDiscrete):
+        return actions + np.array(spec.starts, np.int32)
     if not isinstance(spec, Box):
         return actions + spec.start if spec.start else actions
     low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))

@@ -70,7 +70,8 @@ class Evaluation:
         self._config = config
         self._session = session
         self._runtime = session.runtime
-        self._sees_images = len(registry.specs(config)[0].shape) == 3
+        self._seen = registry.specs(config)[0]
+        self._sees_images = bool(self._seen.image_shapes)
         self._draws = not self._sees_images and not registry.draws_with_opengl(config)
         self._drawing = 0.0  # seconds so far
 
@@ -139,7 +140,7 @@ class Evaluation:
             step = next(steps)
             wanted = shown and self._sees_images
             if wanted and step < _VIDEO_STEPS and step % VIDEO_STRIDE == 0:
-                frames.append(frame.copy())  # the view would keep what all envs showed
+                frames.append(self._seen.image(frame).copy())  # the view would keep what all envs showed
 
         # Returns, lengths and solved, of which every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))

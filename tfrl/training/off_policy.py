@@ -492,7 +492,7 @@ class SyncEnvs(EnvSource):
             if self._correlated is not None:
                 noise[t] = self._correlated.next(noise[t], step.first)
             if exploration.is_random(config, iteration, t):
-                actions = random[t]
+                actions = exploration.allowed_actions(config, random[t], step.observation)
             else:
                 env_steps = exploration.env_steps(config, iteration, t)
                 actions = agent.act(step.observation, noise[t], env_steps)

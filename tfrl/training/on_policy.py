@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -48,8 +49,9 @@ class OnPolicyLearner(EnvLearner):
         self.collector = self._make_collector()
         self._rewards = RewardNormalizer(config.num_envs)
         self._observations: ObservationNormalizer | None = None
-        if config.normalize_observations:
-            self._observations = ObservationNormalizer(*self.collector.observation_spec.shape)
+        self._spec = registry.specs(config)[0]
+        if config.normalize_observations and self._spec.num_numbers:
+            self._observations = ObservationNormalizer(self._spec.num_numbers)
             self._begin_observations()
 
     def update(self) -> Update | None:
@@ -143,7 +145,7 @@ class OnPolicyLearner(EnvLearner):
         """Takes mean and deviation from random steps, where the settings say so, alike on all workers."""
         steps = self._config.normalize_random_steps
         if steps:
-            observations = random_observations(self._config, steps)
+            observations = self._spec.numbers(random_observations(self._config, steps))
             self._observations.update(env_moments(observations), steps)
         self._set_scaling()
 
@@ -151,7 +153,8 @@ class OnPolicyLearner(EnvLearner):
         """Updates mean and deviation. Training uses those that the rollout was collected with."""
         if self._observations is None or self._config.normalize_random_steps:
             return
-        mine = env_moments(rollout.by_env(rollout.observations[:, :-1]))  # [B, ...]
+        numbers = self._spec.numbers(rollout.observations[:, :-1])
+        mine = env_moments(rollout.by_env(numbers))  # [B, ...]
         everyone = self._runtime.gather_envs(np.moveaxis(mine, 0, -1))
         self._observations.update(np.moveaxis(everyone, -1, 0), self._config.num_steps)
         self._set_scaling()
@@ -269,8 +272,14 @@ def random_observations(config: RLSettings, steps: int) -> np.ndarray:
     generator = rng.generator(config.seed, rng.Use.WARM_UP)
     observations = []
     for _ in range(steps):
-        observations.append(env.observe().observation.copy())
-        env.act(env.action_spec.uniform(generator, 1))
+        shown = env.observe().observation
+        observations.append(shown.copy())
+        allowed = env.observation_spec.allowed(shown)
+        if allowed is None:
+            env.act(env.action_spec.uniform(generator, 1))
+        else:
+            drawn = generator.random((1, max(1, math.prod(env.action_spec.shape))), np.float32)
+            env.act(env.action_spec.from_uniform(drawn, allowed))
     env.close()
     return np.stack(observations)
 

@@ -1,0 +1,150 @@
+"""Observations of several arrays, from the env to learned policies, exports and data sets."""
+
+import signal
+
+import gymnasium
+import learners
+import numpy as np
+import pytest
+import tensorflow as tf
+from packed_envs import Signs, packed
+from processes import Training, learned, results
+
+import tfrl
+from tfrl import collect
+from tfrl import config as settings
+from tfrl.envs import registry
+from tfrl.envs.observations import word_flags
+from tfrl.envs.spec import EnvSpec
+from tfrl.evaluation.episodes import play
+from tfrl.evaluation.uniform import UniformPolicy
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner
+
+PPO = {
+    "env": packed("Signs"),
+    "torso": "cookbook",
+    "hidden": "32",
+    "activation": "relu",
+    "num_envs": 16,
+    "num_steps": 32,
+    "num_minibatches": 4,
+    "epochs": 4,
+    "gamma": 0.5,
+    "lr": 3e-3,
+    "normalize_observations": True,
+    "share_torso": True,
+    "eval_greedy": True,
+    "eval_episodes": 32,
+}
+DQN = {
+    **{
+        name: PPO[name]
+        for name in ("env", "torso", "hidden", "activation", "eval_episodes", "eval_greedy", "num_envs")
+    },
+    "gamma": 0.5,
+    "lr": 3e-3,
+    "learning_starts": 512,
+    "iteration_steps": 1024,
+    "train_every": 64,
+    "updates_per_step": 0.25,
+    "batch_size": 64,
+    "exploration_steps": 2048,
+    "replay_size": 8192,
+    "target_every": 50,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of PPO and DQN on Signs, whose best return is 8 and whose random return is 4."""
+    logs = tmp_path_factory.mktemp("logs")
+    steps = {"ppo": 512 * 16, "dqn": 1024 * 5}
+    return {
+        name: tfrl.train(name, **own, total_steps=steps[name], logdir=str(logs), run_name=name, seed=2)
+        for name, own in (("ppo", PPO), ("dqn", DQN))
+    }
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_what_only_all_arrays_together_tell_is_learned(runs, name):
+    assert runs[name].results["eval"]["test"]["return"] > 7.5
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
+    policy, env = tfrl.load(runs[name].folder), Signs()
+    saved = tf.saved_model.load(str(runs[name].folder / "export" / "policy")).signatures["serving_default"]
+    shown, right = [env.reset(seed=1)[0]], []
+    for _ in range(7):
+        action = policy(shown[-1])
+        shown_next, reward, *_ = env.step(action)
+        shown.append(shown_next)
+        right.append(reward)
+    assert sum(right) >= 6
+    batch = {key: np.stack([one[key] for one in shown]) for key in shown[0]}
+    exported = saved(**{key: tf.constant(array) for key, array in batch.items()})["action"].numpy()
+    np.testing.assert_array_equal(policy(batch), exported)
+    assert [policy(one) for one in shown] == exported.tolist()
+    with pytest.raises(tfrl.SettingsError, match="nothing where its observation_space has an array"):
+        policy({"noise": shown[0]["noise"]})
+    assert tfrl.evaluate(policy, episodes=4, seed=5).mean > 7
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "kind"), [("ppo", PPO, OnPolicyLearner), ("dqn", DQN, OffPolicyLearner)]
+)
+def test_1_and_2_replicas_are_one_run_to_the_bit(algorithm, own, kind, tmp_path):
+    found = []
+    for replicas in (1, 2):
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in own.items() if value is not True]
+        where = ["--logdir", str(tmp_path), "--run-name", "run", f"--replicas={replicas}"]
+        config = settings.reader(algorithm).parse([*flags, *where])
+        found.append(learners.updated(learners.make(config, kind), 2)[1])
+    for name, weights in found[0].items():
+        np.testing.assert_array_equal(found[1][name], weights, err_msg=name)
+
+
+def test_data_sets_have_the_arrays_by_name():
+    spec, found = EnvSpec(packed("MaskedDict"), num_envs=2, seed=5), []
+
+    class Examples:
+        def add_examples(self, examples):
+            found.extend(examples["train"])
+
+    buffer = collect.EpisodeBuffer(2, 2, Examples())
+    play(UniformPolicy(*registry.specs(spec)), spec, range(2), episodes_each=2, watcher=buffer)
+    assert len(found) == 4
+    env = gymnasium.make(packed("MaskedDict"))
+    for example in found:
+        for step in example["steps"]:
+            assert step["observation"].keys() == {
+                *("pixels", "arm_angles", "arm_grip", "arm_on", "pair_0", "pair_1", "order", "action_mask")
+            }
+            assert step["observation"]["pixels"].shape == env.observation_space["pixels"].shape
+            flags = {word_flags(word).tobytes() for word in ("go", "to", "the", "red", "green", "door")}
+            assert step["observation"]["order"].any() or step["is_terminal"]
+            assert len(flags) == 6
+    env.close()
+
+
+class Command(Training):
+    """python -m tfrl.dqn"""
+
+    module = "tfrl.dqn"
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_exactly(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "tests")
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in DQN.items() if value is not True]
+    flags += ["--total-steps", 1024 * 12, "--checkpoint-every", 2]
+    training = Command(tmp_path / "killed", *flags)
+    training.wait_until(1024 * 3)
+    training.process.send_signal(signal.SIGKILL)
+    training.end()
+    for name in ("killed", "whole"):
+        assert Command(tmp_path / name, *flags).end()[0] == 0
+    killed, whole = (results(tmp_path / name) for name in ("killed", "whole"))
+    assert killed["weights_sha256"] == whole["weights_sha256"] and killed["resumed_at"]
+    assert learned(tmp_path / "killed") == learned(tmp_path / "whole")

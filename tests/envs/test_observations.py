@@ -1,0 +1,135 @@
+"""Observations of several arrays: packed into rows, taken apart again, and refused where they do not fit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+from made_envs import play, vector
+from packed_envs import ALONE, PLACES, drawn, packed
+
+from tfrl import config as settings
+from tfrl.cli.errors import EnvError
+from tfrl.envs import observations, registry
+from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec
+from tfrl.envs.spec import EnvSpec
+from tfrl.networks.entrance import Entrance
+
+WHOLE = spaces.Dict(PLACES)
+VECTORS = spaces.Dict({key: space for key, space in PLACES.items() if key != "pixels"})
+
+
+def flattened(shown):
+    """Gymnasium's own encoding of the parts of PLACES, in our order: numbers, choices, flags."""
+    arm, pair, order = (shown[key] for key in ("arm", "pair", "order"))
+    encoded = [np.ravel(arm["angles"]), [pair[1]]]
+    encoded += [spaces.flatten(PLACES["arm"]["grip"], arm["grip"])]
+    encoded += [spaces.flatten(PLACES["pair"][0], pair[0]), arm["on"], observations.word_flags(order)]
+    return np.concatenate(encoded).astype(np.float32)
+
+
+@pytest.mark.parametrize("space", [WHOLE, VECTORS], ids=["bytes", "floats"])
+def test_a_row_gives_what_the_env_showed(space):
+    spec = observation_spec("It-v0", space).with_mask(6)
+    generator, pack = np.random.default_rng(0), observations.Packer(spec)
+    shown = [drawn(space, generator) for _ in range(20)]
+    masks = generator.integers(2, size=(20, 6))
+    rows = np.stack([pack(one, mask) for one, mask in zip(shown, masks, strict=True)])
+    assert rows.dtype == spec.dtype == ("uint8" if space is WHOLE else "float32")
+    named = spec.named(rows)
+    np.testing.assert_array_equal(named["arm_grip"], [one["arm"]["grip"] for one in shown])
+    np.testing.assert_array_equal(named["pair_0"], [one["pair"][0] for one in shown])
+    np.testing.assert_array_equal(named["pair_1"], [one["pair"][1] for one in shown])
+    np.testing.assert_array_equal(named["arm_on"], [one["arm"]["on"] for one in shown])
+    np.testing.assert_array_equal(named["arm_angles"], np.float32([one["arm"]["angles"] for one in shown]))
+    np.testing.assert_array_equal(spec.allowed(rows), masks != 0)
+    np.testing.assert_array_equal(spec.numbers(rows)[:, -1], [one["pair"][1] for one in shown])
+    expected = np.stack([flattened(one) for one in shown])
+    *images, found = Entrance(spec).inputs(tf.constant(rows))
+    np.testing.assert_array_equal(found, expected)
+    assert spec.vector_size == expected.shape[1]
+    if space is WHOLE:
+        np.testing.assert_array_equal(named["pixels"], [one["pixels"] for one in shown])
+        np.testing.assert_array_equal(images[0], np.moveaxis(named["pixels"], 1, -1))
+        np.testing.assert_array_equal(spec.image(rows[3]), np.moveaxis(shown[3]["pixels"], 0, -1))
+    else:
+        np.testing.assert_array_equal(spec.vectors(rows), expected)
+    as_shown = [tf.constant(named[part.identifier]) for part in spec.parts]
+    np.testing.assert_array_equal(Entrance(spec).rows(as_shown), rows)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_env_of_any_space_is_one_to_the_bit_and_goes_on_exactly(name):
+    assert can_repeat(packed(name))
+    ours = vector(packed(name), range(2))
+    played = play(ours, 40)
+    spec, states = ours.observation_spec, ours.get_state()
+    assert spec.parts
+    again = vector(packed(name), range(2), seed=9)
+    again.set_state(states)
+    assert again.exact_state
+    for expected, found in zip(play(ours, 30, seed=1), play(again, 30, seed=1), strict=True):
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for key, array in spec.named(played[-1].observation).items():
+        if name == "Discrete":
+            assert key == "observation" and {*array.tolist()} <= {3, 4, 5, 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"arm": None}, "None where its observation_space says a Dict or Tuple, in arm/angles"),
+        ({"pair": (np.array([0, 4]), 1)}, "[0 4], which its observation_space does not have, in pair/0"),
+        (
+            {"pair": (np.array([0, 1]),)},
+            "a value of type tuple where its observation_space says a Dict or Tuple",
+        ),
+        ({"order": 3}, "int64 [] where its observation_space says a text, in order"),
+        (
+            {"pixels": np.zeros((12, 12, 3), np.uint8)},
+            "uint8 [12, 12, 3] where its observation_space says uint8",
+        ),
+        ({"pixels": np.zeros((3, 12, 12))}, "float64 [3, 12, 12] where its observation_space says uint8"),
+    ],
+)
+def test_what_does_not_fit_the_space_is_one_sentence(changes, sentence):
+    pack = observations.Packer(observation_spec("It-v0", WHOLE))
+    with pytest.raises(ValueError) as error:
+        pack(drawn(WHOLE, np.random.default_rng(0)) | changes)
+    assert sentence in str(error.value)
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    pack = observations.Packer(observation_spec("It-v0", WHOLE))
+    shown = drawn(WHOLE, np.random.default_rng(0))
+    shown["arm"]["angles"][0, 1] = np.nan
+    with pytest.raises(ValueError, match="not finite, or too large for float32, in arm/angles"):
+        pack(shown)
+
+
+def test_the_mask_of_an_env_is_checked():
+    spec = facts_of(packed("Masked")).action
+    from tfrl.envs.gymnasium_ids import mask_of
+
+    assert mask_of("It-v0", {"action_mask": [0, 1, 0, 0, 2]}, spec).tolist() == [0, 1, 0, 0, 1]
+    for info, sentence in (
+        ({}, "gives no info"),
+        ({"action_mask": np.zeros(5)}, "forbids every action"),
+        ({"action_mask": np.ones(4)}, "of 4 flags, and its actions need 5"),
+    ):
+        with pytest.raises(EnvError, match=sentence):
+            mask_of("It-v0", info, spec)
+    many = facts_of(packed("MaskedMany")).action
+    with pytest.raises(EnvError, match="forbids every action"):
+        mask_of("It-v0", {"action_mask": (np.ones(3), np.zeros(4))}, many)
+    assert mask_of("It-v0", {}, many, ends=True).all()
+
+
+def test_settings_choose_torsos_by_what_is_shown():
+    for name, torso in (("Dict", "impala"), ("Matrix", "mlp"), ("Discrete", "mlp")):
+        config = settings.reader("ppo").parse(["--env", packed(name)])
+        assert config.torso == torso
+    spec = registry.specs(EnvSpec(packed("Dict"), num_envs=1, seed=1))[0]
+    assert spec == dataclasses.replace(spec) and hash(spec) == hash(dataclasses.replace(spec))

@@ -1,0 +1,381 @@
+"""Observations: a plain array, or several named arrays and an action mask that are packed into one row.
+
+An env that shows one image or one vector is described by its shape and dtype. Everything else (Dict, Tuple,
+Discrete, action masks and so on) has `parts`, and buffers, replay and checkpoints see one row [n] for each
+observation. A row is float32 where no part is an image, and the bytes of all parts otherwise. Networks take
+the parts apart again (`tfrl.networks.entrance`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+IMAGE, NUMBERS, CHOICES, FLAGS, MASK = KINDS = ("image", "numbers", "choices", "flags", "mask")
+"""Kinds of parts, in the order of a row: uint8 images; real numbers; integers of a few values, which networks
+take as one-hot vectors; numbers of 0 or 1; the action mask."""
+ALONE, ACTION_MASK = "observation", "action_mask"
+"""The names of the only array of an env that shows one alone, and of the mask."""
+FORBIDDEN = np.float32(-1e9)
+"""A network's output for a forbidden action: its probability is exactly 0, and so is its gradient.
+
+Huang and Ontañón 2022, arXiv:2006.14171. It is finite, so that p log p is 0 where p is.
+"""
+WORD_FLAGS = 64
+"""Flags of a text."""
+_BYTES = {IMAGE: 1, NUMBERS: 4, CHOICES: 4, FLAGS: 1, MASK: 1}
+_STORED = {NUMBERS: np.float32, CHOICES: np.int32}  # in rows of bytes; the other kinds are uint8
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the arrays of an observation.
+
+    Attributes:
+      keys: its key in the env's Dict or its place in the Tuple, at each level; () of one that is shown alone.
+      kind: one of `KINDS`.
+      shape: of the array; (H, W, C) of images.
+      dtype: as the env shows it, by NumPy's name; "str" of a text, which becomes `word_flags`.
+      channels_first: the env itself shows images [C, H, W].
+      counts: of choices, the number of values of each.
+      starts: of choices, the least value of each in the env.
+    """
+
+    keys: tuple[str, ...]
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    channels_first: bool = False
+    counts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its keys with slashes between them, "arm/angles"; "observation" of one that is shown alone."""
+        return "/".join(self.keys) or ALONE
+
+    @property
+    def identifier(self) -> str:
+        """The name with "_" in place of all but letters and digits: an input of exports, a field of data."""
+        return re.sub(r"\W", "_", self.name)
+
+    @property
+    def size(self) -> int:
+        """The numbers of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def env_shape(self) -> tuple[int, ...]:
+        """The shape as the env shows it: (C, H, W) if `channels_first`."""
+        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
+
+    @property
+    def env_dtype(self) -> str:
+        """NumPy's name of the dtype of arrays as the env shows them; of the flags of a text, uint8."""
+        return "uint8" if self.dtype == "str" else self.dtype
+
+    def stored(self, shown: Any) -> np.ndarray:
+        """The array to store in a row, [*shape], of what the env shows.
+
+        Raises ValueError, the end of a sentence, if it is of another shape or kind than the space says.
+        """
+        if self.dtype == "str":
+            if not isinstance(shown, str):
+                raise ValueError(f"{_in_words(shown)} where its observation_space says a text")
+            return word_flags(shown)
+        array = np.asarray(shown)
+        of_its_kind = array.dtype == np.uint8 if self.kind == IMAGE else array.dtype.kind in "biuf"
+        if array.shape != self.env_shape or not of_its_kind:
+            wanted = "uint8" if self.kind == IMAGE else "numbers"
+            raise ValueError(
+                f"{_in_words(shown)} where its observation_space says {wanted} {list(self.env_shape)}"
+            )
+        if self.channels_first:
+            return np.moveaxis(array, 0, -1)
+        if self.kind == NUMBERS:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32)
+            if not np.isfinite(array).all():
+                raise ValueError("a number that is not finite, or too large for float32")
+        elif self.kind == CHOICES:
+            array = array.reshape(-1) - np.array(self.starts)
+            if (array < 0).any() or (array >= np.array(self.counts)).any():
+                raise ValueError(f"{shown}, which its observation_space does not have")
+            array = array.reshape(self.shape)
+        elif self.kind == FLAGS and not np.isin(array, (0, 1)).all():
+            raise ValueError("a number other than 0 and 1 where its observation_space says MultiBinary")
+        return array
+
+    def shown(self, stored: np.ndarray) -> np.ndarray:
+        """The inverse of `stored`, of arrays [..., *shape], in the env's dtype; texts stay flags."""
+        if self.channels_first:
+            return np.moveaxis(stored, -1, -3)
+        if self.kind == CHOICES:
+            stored = stored + np.array(self.starts, np.int64).reshape(self.shape)
+        return stored.astype(self.env_dtype)
+
+
+def word_flags(text: str) -> np.ndarray:
+    """The words of a text as uint8 [64]: each sets the flag that its checksum chooses.
+
+    The hashing trick (Weinberger et al. 2009, arXiv:0902.2206) without signs: no vocabulary is needed, and
+    two words share a flag now and then.
+    """
+    flags = np.zeros(WORD_FLAGS, np.uint8)
+    for word in text.lower().split():
+        flags[zlib.crc32(word.encode()) % WORD_FLAGS] = 1
+    return flags
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array of one env, without the batch.
+
+    Attributes:
+      shape: (H, W, C) of images, (D,) of vectors, (n,) of rows with `parts`, when it is an observation.
+      dtype: NumPy's name: "uint8" of images, "float32" of vectors.
+      channels_first: the env itself shows images [C, H, W], which are transposed to `shape`.
+      parts: the arrays that a row holds, in its order; none where it is one plain image or vector.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    channels_first: bool = False
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Part]) -> ArraySpec:
+        """The rows of these arrays, which are put into the order of `KINDS`."""
+        parts = tuple(sorted(parts, key=lambda part: KINDS.index(part.kind)))
+        if any(part.kind == IMAGE for part in parts):
+            return cls((sum(part.size * _BYTES[part.kind] for part in parts),), "uint8", parts=parts)
+        return cls((sum(part.size for part in parts),), "float32", parts=parts)
+
+    def with_mask(self, actions: int) -> ArraySpec:
+        """The rows of these observations with a mask of so many actions."""
+        parts = self.parts
+        if not parts:
+            kind = IMAGE if self.dtype == "uint8" else NUMBERS
+            parts = (Part((), kind, self.shape, self.dtype, self.channels_first),)
+        return ArraySpec.of_parts([*parts, Part((ACTION_MASK,), MASK, (actions,), "int8")])
+
+    @property
+    def env_shape(self) -> tuple[int, ...]:
+        """The shape as the env shows it: (C, H, W) if `channels_first`."""
+        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
+
+    def __str__(self) -> str:
+        if self.parts:
+            return ", ".join(f"{part.name}: {part.dtype} {list(part.env_shape)}" for part in self.parts)
+        text = f"{self.dtype} {list(self.shape)}"
+        return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
+
+    # What networks take
+
+    def of_kind(self, kind: str) -> tuple[Part, ...]:
+        """The parts of a kind."""
+        return tuple(part for part in self.parts if part.kind == kind)
+
+    @property
+    def image_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes (H, W, C) of all images."""
+        if not self.parts:
+            return (self.shape,) if len(self.shape) == 3 else ()
+        return tuple(part.shape for part in self.of_kind(IMAGE))
+
+    @property
+    def num_numbers(self) -> int:
+        """K, the real numbers of an observation: those that running statistics normalise."""
+        if not self.parts:
+            return self.shape[0] if len(self.shape) == 1 else 0
+        return sum(part.size for part in self.of_kind(NUMBERS))
+
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """The numbers of values of all choices."""
+        return tuple(itertools.chain.from_iterable(part.counts for part in self.of_kind(CHOICES)))
+
+    @property
+    def vector_size(self) -> int:
+        """D, the numbers of everything but images and mask as networks take it: K, one-hot vectors, flags."""
+        return self.num_numbers + sum(self.choices) + sum(part.size for part in self.of_kind(FLAGS))
+
+    @property
+    def is_joined(self) -> bool:
+        """True if networks take more than one image, or images and a vector."""
+        return len(self.image_shapes) + (self.vector_size > 0) > 1
+
+    @property
+    def num_actions(self) -> int:
+        """The actions that the mask tells of; 0 without a mask."""
+        return sum(part.size for part in self.of_kind(MASK))
+
+    # Rows
+
+    @cached_property
+    def places(self) -> dict[Part, slice]:
+        """The place of each part in a row."""
+        found, begin = {}, 0
+        for part in self.parts:
+            end = begin + part.size * (_BYTES[part.kind] if self.dtype == "uint8" else 1)
+            found[part] = slice(begin, end)
+            begin = end
+        return found
+
+    @cached_property
+    def kind_places(self) -> dict[str, slice]:
+        """The place of all parts of a kind in a row: they are neighbours."""
+        found, begin = {}, 0
+        for kind in KINDS:
+            places = [self.places[part] for part in self.of_kind(kind)]
+            end = places[-1].stop if places else begin
+            found[kind] = slice(begin, end)
+            begin = end
+        return found
+
+    def stored_type(self, kind: str) -> type[np.generic]:
+        """The NumPy type of a kind's numbers in a row."""
+        return np.float32 if self.dtype == "float32" else _STORED.get(kind, np.uint8)
+
+    def of_rows(self, rows: np.ndarray, kind: str) -> np.ndarray:
+        """The numbers of all parts of a kind, [..., size], of rows [..., n]."""
+        return rows[..., self.kind_places[kind]].view(self.stored_type(kind))
+
+    def numbers(self, observations: np.ndarray) -> np.ndarray:
+        """The real numbers float32 [..., K] of observations [..., *shape]."""
+        return self.of_rows(observations, NUMBERS) if self.parts else observations
+
+    def vectors(self, observations: np.ndarray) -> np.ndarray:
+        """The vector that an mlp takes, float32 [..., D], of observations [..., *shape] without images."""
+        if not self.parts:
+            return observations
+        leading, counts = observations.shape[:-1], self.choices
+        found = [self.of_rows(observations, NUMBERS)]
+        if counts:
+            one_hot = np.zeros((*leading, sum(counts)), np.float32)
+            offsets = np.cumsum((0, *counts[:-1]))
+            at = self.of_rows(observations, CHOICES).astype(np.int64) + offsets
+            np.put_along_axis(one_hot, at, np.float32(1), axis=-1)
+            found.append(one_hot)
+        return np.concatenate([*found, self.of_rows(observations, FLAGS)], axis=-1)
+
+    def allowed(self, observations: np.ndarray) -> np.ndarray | None:
+        """The mask, bool [..., A], of observations [..., *shape]; None where there is none."""
+        return self.of_rows(observations, MASK) != 0 if self.num_actions else None
+
+    def image(self, observation: np.ndarray) -> np.ndarray | None:
+        """The first image uint8 [H, W, C] of one observation [*shape]; None where it shows none."""
+        if not self.parts:
+            return observation if len(self.shape) == 3 else None
+        images = self.of_kind(IMAGE)
+        return observation[self.places[images[0]]].reshape(images[0].shape) if images else None
+
+    def named(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The parts of rows [..., n] by identifier, [..., *env_shape] in the env's dtypes."""
+        found = {}
+        for part in self.parts:
+            stored = rows[..., self.places[part]].view(self.stored_type(part.kind))
+            found[part.identifier] = part.shown(stored.reshape((*rows.shape[:-1], *part.shape)))
+        return found
+
+
+def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
+    """Single observations, as an env shows them, of one or of a batch; and whether a batch was given.
+
+    Raises ValueError, the end of a sentence, if a part is missing, or not all parts have as many rows.
+    """
+    parts = [part for part in spec.parts if part.kind != MASK]
+    arrays = [_at(shown, part.keys) for part in parts]
+    ranks = [0 if part.dtype == "str" else len(part.shape) for part in parts]
+    given = [np.ndim(array) - rank for array, rank in zip(arrays, ranks, strict=True)]
+    if not any(given):
+        return [shown], False
+    counts = {len(array) if extra == 1 else -1 for array, extra in zip(arrays, given, strict=True)}
+    if len(counts) > 1 or -1 in counts:
+        raise ValueError("arrays of different numbers of rows, or of other shapes than the env's")
+    (count,) = counts
+    keys = [part.keys for part in parts]
+    return [_nested(keys, [array[i] for array in arrays]) for i in range(count)], True
+
+
+def _nested(keys: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> Any:
+    """Arrays in dicts by their keys, which stand for tuples as well; one without keys by itself."""
+    if keys == [()]:
+        return arrays[0]
+    found: dict[str, Any] = {}
+    for path, array in zip(keys, arrays, strict=True):
+        inner = found
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = array
+    return found
+
+
+def flat_mask(given: Any) -> np.ndarray:
+    """Flags uint8 [..., A] of a mask; one of MultiDiscrete may be a tuple of arrays."""
+    flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
+    return (np.asarray(flags) != 0).astype(np.uint8)
+
+
+class _Slot(NamedTuple):
+    part: Part
+    place: np.ndarray
+
+
+class Packer:
+    """Packs what an env shows into rows of a spec that has parts."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        self._row = np.zeros(spec.shape, spec.dtype)
+        self._slots, self._mask = [], None
+        for part in spec.parts:
+            place = self._row[spec.places[part]].view(spec.stored_type(part.kind)).reshape(part.shape)
+            if part.kind == MASK:
+                self._mask = place
+            else:
+                self._slots.append(_Slot(part, place))
+
+    def __call__(self, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
+        """A new row [n] of an observation, and of its mask where the spec has one.
+
+        Raises ValueError, the end of a sentence, if it does not fit the space.
+        """
+        for part, place in self._slots:
+            try:
+                place[...] = part.stored(_at(shown, part.keys))
+            except ValueError as error:
+                raise ValueError(f"{error}, in {part.name}" if part.keys else str(error)) from None
+        if self._mask is not None:
+            self._mask[...] = mask
+        return self._row.copy()
+
+
+def _at(shown: Any, keys: tuple[str, ...]) -> Any:
+    """What a Dict or Tuple shows under these keys. Raises ValueError if it is not there."""
+    for key in keys:
+        if isinstance(shown, Mapping):
+            if key not in shown:
+                raise ValueError("nothing where its observation_space has an array")
+            shown = shown[key]
+        elif isinstance(shown, tuple | list) and key.isdecimal() and int(key) < len(shown):
+            shown = shown[int(key)]
+        else:
+            raise ValueError(f"{_in_words(shown)} where its observation_space says a Dict or Tuple")
+    return shown
+
+
+def _in_words(shown: Any) -> str:
+    if shown is None:
+        return "None"
+    if isinstance(shown, str | Mapping | tuple):
+        return f"a value of type {type(shown).__name__}"
+    array = np.asarray(shown)
+    return f"{array.dtype} {list(array.shape)}"

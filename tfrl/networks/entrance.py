@@ -1,0 +1,160 @@
+"""The entrance of networks: takes rows of several arrays apart, and shuts out forbidden actions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import resnet
+from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
+
+
+class Entrance:
+    """Takes observations apart before a network's first layer; leaves a plain array as it is.
+
+    Args:
+      spec: of the observations.
+    """
+
+    def __init__(self, spec: ArraySpec) -> None:
+        self.spec = spec
+
+    def inputs(self, observations: tf.Tensor) -> list[tf.Tensor]:
+        """Images uint8 [B, H, W, C] each, then a vector float32 [B, D] if there is any, of [B, *shape]."""
+        spec = self.spec
+        if not spec.parts:
+            return [observations]
+        found = [
+            tf.reshape(observations[:, spec.places[part]], (-1, *part.shape)) for part in spec.of_kind(IMAGE)
+        ]
+        if spec.vector_size:
+            vectors = [self._of_kind(observations, NUMBERS), *self._one_hots(observations)]
+            vectors.append(tf.cast(self._of_kind(observations, FLAGS), tf.float32))
+            found.append(tf.concat([v for v in vectors if v.shape[1]], axis=1))
+        return found
+
+    def _of_kind(self, observations: tf.Tensor, kind: str) -> tf.Tensor:
+        """The numbers of a kind, [B, size], of rows [B, n]."""
+        stored, rows = self.spec.stored_type(kind), observations[:, self.spec.kind_places[kind]]
+        if rows.dtype == tf.uint8 and stored != np.uint8:
+            return tf.bitcast(tf.reshape(rows, (-1, rows.shape[1] // 4, 4)), stored)
+        return rows
+
+    def _one_hots(self, observations: tf.Tensor) -> list[tf.Tensor]:
+        if not self.spec.choices:
+            return []
+        choices, found, begin = tf.cast(self._of_kind(observations, CHOICES), tf.int32), [], 0
+        for count, group in itertools.groupby(self.spec.choices):  # neighbours of equal size at once
+            size = len(list(group))
+            found.append(tf.reshape(tf.one_hot(choices[:, begin : begin + size], count), (-1, size * count)))
+            begin += size
+        return found
+
+    def rows(self, shown: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Observations [B, *shape] of what envs show: the plain array, or the parts in their order."""
+        if not self.spec.parts:
+            return tf.transpose(shown[0], (0, 2, 3, 1)) if self.spec.channels_first else shown[0]
+        found = []
+        for part, array in zip(self.spec.parts, shown, strict=True):
+            stored = self.spec.stored_type(part.kind)
+            if part.channels_first:
+                array = tf.transpose(array, (0, 2, 3, 1))
+            if part.kind == CHOICES:
+                array = tf.cast(array, tf.int64) - np.array(part.starts, np.int64).reshape(part.shape)
+            array = tf.reshape(tf.cast(array, stored), (tf.shape(array)[0], part.size))
+            if self.spec.dtype == "uint8" and stored != np.uint8:
+                array = tf.reshape(tf.bitcast(array, tf.uint8), (tf.shape(array)[0], 4 * part.size))
+            found.append(array)
+        return tf.concat(found, axis=1)
+
+    def shut(self, observations: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        """Outputs float32 [B, A], a number for each action, with FORBIDDEN where the mask says so."""
+        if not self.spec.num_actions:
+            return outputs
+        return tf.where(self._of_kind(observations, MASK) != 0, outputs, FORBIDDEN)
+
+    def shut_arrays(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The same in NumPy."""
+        allowed = self.spec.allowed(observations)
+        return outputs if allowed is None else np.where(allowed, outputs, FORBIDDEN)
+
+    def replace_images(self, observations: tf.Tensor, images: list[tf.Tensor]) -> tf.Tensor:
+        """Observations [B, *shape] with other images, uint8 [B, H, W, C] each."""
+        if not self.spec.parts:
+            return images[0]
+        flat = [tf.reshape(image, (tf.shape(image)[0], image.shape[1:].num_elements())) for image in images]
+        return tf.concat([*flat, observations[:, self.spec.kind_places[IMAGE].stop :]], axis=1)
+
+
+class Unpack(keras.layers.Layer):
+    """`Entrance.inputs` as a layer, for networks that are one Keras model from rows to outputs."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__(name="unpack", dtype="float32", autocast=False)
+        self._entrance = Entrance(spec)
+        self.built = True
+
+    def call(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """The tensors that `torso` takes, of rows [B, n]."""
+        return self._entrance.inputs(rows)
+
+
+def torso(
+    name: str,
+    spec: ArraySpec,
+    *,
+    options: Mapping[str, Any],
+    hidden_options: Mapping[str, Any],
+    precision: str,
+    seed: int,
+) -> keras.Model:
+    """Makes a torso: features float32 [B, F] of the tensors of `Entrance.inputs`.
+
+    Each image goes through a network `name` of its own. Their features and all else, joined to one vector, go
+    through an mlp: a linear head would not see what only several arrays together tell.
+
+    Args:
+      name: of the zoo.
+      spec: of the observations.
+      options: the network's own, for `resnet.build`, where they are not PPO's defaults.
+      hidden_options: those of the mlp behind networks of images.
+      precision: "float32" or "bfloat16".
+      seed: decides the initial weights.
+
+    Raises:
+      ValueError: the zoo cannot build it.
+    """
+    dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
+    options = {**resnet.ppo_options(name), **options}
+    if not spec.is_joined:
+        shape = spec.image_shapes[0] if spec.image_shapes else (spec.vector_size,)
+        return resnet.build(name, shape, dtype=dtype, seed=seed, **options)
+    inputs, joined, made = [], [], {}
+    for part in spec.of_kind(IMAGE):
+        made[part.name] = resnet.build(
+            name, part.shape, dtype=dtype, seed=_seed_of(seed, part.name), **options
+        )
+        inputs.append(keras.Input(part.shape, dtype="uint8", name=f"image{len(inputs)}"))
+        made[part.name].name = f"torso{len(inputs)}"
+        joined.append(made[part.name](inputs[-1]))
+    if spec.vector_size:
+        inputs.append(keras.Input((spec.vector_size,), name="vector"))
+        joined.append(inputs[-1])
+    whole = keras.layers.Concatenate(dtype="float32", name="joined")(joined)
+    made["joined"] = resnet.build(
+        "mlp", whole.shape[1:], dtype=dtype, seed=seed, row_by_row=True, **hidden_options
+    )
+    for part, model in made.items():
+        for variable in model.trainable_variables:
+            variable.in_file = f"{part}/{'/'.join(variable.path.split('/')[-2:])}"
+    return keras.Model(inputs, made["joined"](whole), name="joined_torsos")
+
+
+def _seed_of(seed: int, name: str) -> int:
+    """A seed for the torso of an image: two torsos of equal images begin with other weights."""
+    return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0] >> 1)
