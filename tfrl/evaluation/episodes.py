@@ -123,6 +123,11 @@ def play(
         else:
             actions[rows], states = player.act(*shown, memory.values[rows])
             memory.acted(states, actions[rows], rows)
+        idle = np.flatnonzero(tally.done >= episodes_each)
+        if idle.size and env.observation_spec.num_actions:  # they repeat an action that may be forbidden now
+            allowed = env.observation_spec.allowed(observations[idle])
+            zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
+            actions[idle] = env.action_spec.from_uniform(zeros, allowed)
         watcher.before(env, observations, actions)
         env.act(actions)
         result = tally.cut_off(env.observe())
