@@ -117,14 +117,41 @@ def test_a_pass_takes_every_sample_of_the_phase_once_and_the_policy_is_the_old_o
     assert any((a[1] != b[1]).any() for a, b in zip(taken[:8], taken[8:], strict=True))
 
 
-def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path):
-    runs = [finish(make(small(replicas=r, logdir=str(tmp_path / str(r)))), 3) for r in (1, 2)]
+RECURRENT = {"memory": "lstm", "memory_size": 16, "memory_inputs": True, "sequence_length": 8}
+
+
+@pytest.mark.parametrize("memory", [{}, RECURRENT], ids=["without memory", "recurrent"])
+def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path, memory):
+    runs = [finish(make(small(replicas=r, logdir=str(tmp_path / str(r)), **memory)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs
     assert [("train/aux_policy_kl" in m) for m in history] == [False, True, False]
     assert history[1]["train/aux_policy_kl"] > 0
     for metrics, other in zip(history, others, strict=True):
         assert other == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
     assert_same(found, weights)
+
+
+def test_a_recurrent_policy_is_the_old_one_as_the_auxiliary_phase_begins(small):
+    """It is if each sequence begins with the memory that it was acted with."""
+    learner = make(small(**RECURRENT))
+    agent, divergences = learner.agent, []
+    weights = agent.get_weights()
+    weights["actor/head/kernel"] = weights["actor/head/kernel"] * 100
+    agent.learning.assign("actor", agent.network.join(weights)["actor"])
+
+    def looked_at(*rows):
+        """Both divergences, with the memory and with none, and no step."""
+        for factor in (1, 0):
+            rows[-1][..., :-1] *= factor
+            batch = [tf.constant(array[0]) for array in rows]
+            found = agent._auxiliary_loss(agent.learning.weights(), batch, ()).metrics
+            divergences.append(float(tf.reduce_mean(found["train/aux_policy_kl"])))
+        return np.zeros(4)
+
+    agent.auxiliary_step = looked_at
+    finish(learner, 2)
+    assert learner._config.auxiliary_sequence == 4
+    assert max(divergences[::2]) < 1e-6 and min(divergences[1::2]) > 1e-4
 
 
 @pytest.mark.long  # PPO's loop learns catch in every `make test`

@@ -34,8 +34,12 @@ def small(tmp_path):
     return functools.partial(settings, tmp_path)
 
 
-@pytest.mark.parametrize(("replicas", "moments"), [(1, (1, 2, 3, 5, 1 + PARTS)), (2, (6,))])
-def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(small, tmp_path, replicas, moments):
+@pytest.mark.parametrize(
+    ("replicas", "moments", "memory"),
+    [(1, (1, 2, 3, 5, 1 + PARTS), "none"), (2, (6,), "none"), (1, (3,), "gru")],
+)
+def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(small, tmp_path, replicas, moments, memory):
+    small = functools.partial(small, memory=memory)
     whole = make(small())
     states = []  # before each call of `update`
     for at in range(2 + PARTS):

@@ -12,9 +12,9 @@ training. R are the value targets of the policy phase. Which rollouts and in wha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -32,8 +32,14 @@ from tfrl.envs.spec import Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import compiled, tf
+from tfrl.workers import parts
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
+
+if TYPE_CHECKING:
+    from tfrl.networks.memory import Sequences
+
+_SEQUENCES_A_PART = 2  # of the old policy's forward pass, on any topology: a product rounds by its rows
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,13 @@ class Config(PPG, ppo.Config):
         return self.policy_updates
 
     @property
+    def auxiliary_sequence(self) -> int:
+        """Steps in a row that a recurrent network learns from in the auxiliary phase; 1 without memory."""
+        if self.memory == "none":
+            return 1
+        return math.gcd(self.sequence_steps, self.num_steps // self.aux_minibatches)
+
+    @property
     def auxiliary_rows(self) -> int:
         """Samples of a gradient step of the auxiliary phase, all workers together."""
         return self.steps_per_update // self.aux_minibatches
@@ -138,9 +151,10 @@ class Config(PPG, ppo.Config):
 
     @property
     def phase_bytes(self) -> int:
-        """The size of a phase's observations, value targets and logits, all workers together."""
+        """The size of a phase's observations, targets, logits and memory, all workers together."""
         observation, action = registry.specs(self)
         each = math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.n
+        each += 4 * (self.remembered_size + 1) if self.memory != "none" else 0
         return self.policy_updates * self.steps_per_update * each
 
     @property
@@ -176,8 +190,6 @@ class Config(PPG, ppo.Config):
             raise UserError(
                 "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
             )
-        if self.memory != "none":
-            raise UserError("ppg has no --memory; ppo has.")
         if not isinstance(action := registry.specs(self)[1], Discrete):
             raise UserError(
                 f"ppg is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."
@@ -237,11 +249,19 @@ class PPGAgent(PPOAgent):
             metrics=AUXILIARY[:3],
             optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
             batch_rows=config.auxiliary_rows,
-            part_rows=self._runtime.micro_batch(config.auxiliary_step(self._runtime.replicas)),
+            part_rows=self._auxiliary_part_rows(),
             max_norm=config.max_grad_norm,
             prefix="auxiliary_phase/",
         )
         return super().make_steps() | {"auxiliary": auxiliary}
+
+    def _auxiliary_part_rows(self) -> int:
+        """Samples whose gradients are taken at once: whole sequences of a recurrent network."""
+        config, replicas = self._config, self._runtime.replicas
+        most, length = self._runtime.micro_batch(config.auxiliary_step(replicas)), config.auxiliary_sequence
+        share = config.auxiliary_rows // replicas // length
+        most = max(1, most // length)
+        return length * max(d for d in range(1, min(most, share) + 1) if share % d == 0)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -261,20 +281,41 @@ class PPGAgent(PPOAgent):
 
     # The auxiliary phase
 
-    def logits(self, observations: np.ndarray) -> np.ndarray:
-        """The policy's logits by the weights of now, float32 [R, b, A], of observations [R, b, *shape]."""
-        results = self._logits(self._runtime.per_replica(observations))
+    def logits(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
+        """The policy's logits by the weights of now, float32 [R, b, A], of observations [R, b, *shape].
+
+        A recurrent network takes sequences, and its memory [R, b, M + 1], as `auxiliary_step` does.
+        """
+        results = self._logits(*map(self._runtime.per_replica, (observations, *memory)))
         return np.stack([x.numpy() for x in self._runtime.local_results(results)])
 
     @compiled(reduce_retracing=True)
-    def _logits(self, observations: Any) -> Any:
-        def on_replica(own: tf.Tensor) -> tf.Tensor:
-            return self._policy_pass(self.learning.weights(self.network.acting), own)
+    def _logits(self, *rows: Any) -> Any:
+        return self._runtime.strategy.run(self._logits_on_replica, args=rows)
 
-        return self._runtime.strategy.run(on_replica, args=(observations,))
+    def _logits_on_replica(self, observations: tf.Tensor, *memory: tf.Tensor) -> tf.Tensor:
+        weights = self.learning.weights(self.network.acting)
+        if not memory:
+            return self._policy_pass(weights, observations)
+        length, size = self._config.auxiliary_sequence, self.network.distribution.parameters_size
+
+        def of_sequences(part: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            rows, remembered = (_by_time(x) for x in part)
+            logits = self.network.parameters(weights, rows, self._sequences_of(remembered))
+            return [tf.transpose(tf.reshape(logits, (length, -1, size)), (1, 0, 2))]
+
+        rows = [tf.reshape(x, (-1, length, *x.shape[1:])) for x in (observations, *memory)]
+        at_once, signature = self._runtime.parts_at_once, [tf.TensorSpec([length, size])]
+        (logits,) = parts.map_rows(of_sequences, rows, signature, at_once, size=_SEQUENCES_A_PART)
+        return tf.reshape(logits, (-1, size))
+
+    def _sequences_of(self, remembered: tf.Tensor) -> Sequences:
+        """`Sequences` of memory and `keeps` float32 [S * n, M + 1], first the first steps of all."""
+        count = remembered.shape[0] // self._config.auxiliary_sequence
+        return self.network.sequences(remembered[:, :-1], remembered[:, -1], count)
 
     def auxiliary_step(
-        self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray
+        self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray, *memory: np.ndarray
     ) -> np.ndarray:
         """One gradient step of the auxiliary phase, a collective.
 
@@ -282,12 +323,14 @@ class PPGAgent(PPOAgent):
           observations: [R, b, *shape], in the order of the global envs.
           targets: float32 [R, b], R.
           old_logits: float32 [R, b, A], of the policy when the phase began.
+          memory: of a recurrent network, float32 [R, b, M + 1]: its memory before each step, and last
+            `Rollout.keeps`. The samples are then sequences of `auxiliary_sequence` steps, one after another.
 
         Returns:
           The metrics of `AUXILIARY`, float32 [4], the same on every worker; they may be no numbers.
         """
         self.acting.forget()
-        batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits))
+        batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits, *memory))
         return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
 
     @compiled(reduce_retracing=True)
@@ -300,8 +343,13 @@ class PPGAgent(PPOAgent):
 
     def _auxiliary_loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """L of the module's docstring, of some rows."""
+        memory = []
+        if self.network.state_size:
+            length = self._config.auxiliary_sequence
+            *rows, remembered = (_by_time(tf.reshape(x, (-1, length, *x.shape[1:]))) for x in rows)
+            memory = [self._sequences_of(remembered)]
         observations, targets, old_logits = rows
-        logits, values, auxiliary = self.network.with_auxiliary(weights, observations)
+        logits, values, auxiliary, *_ = self.network.with_auxiliary(weights, observations, *memory)
         joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, self._config.beta_clone)
         of_critic = losses.value_error(values, targets)
         metrics = (
@@ -310,3 +358,9 @@ class PPGAgent(PPOAgent):
             of_critic,
         )
         return Losses(joint + of_critic, dict(zip(AUXILIARY[:3], metrics, strict=True)))
+
+
+def _by_time(x: tf.Tensor) -> tf.Tensor:
+    """[n, S, ...] as [S * n, ...]: first the first steps of all sequences."""
+    x = tf.transpose(x, (1, 0, *range(2, x.shape.rank)))
+    return tf.reshape(x, (-1, *x.shape[2:]))

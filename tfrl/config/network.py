@@ -118,6 +118,12 @@ class Network(Torso):
         vectors = {"none": 0, "lstm": 2, "gru": 1}[self.memory]
         return vectors * self.memory_size * (1 if self.share_torso else 2)
 
+    @property
+    def remembered_size(self) -> int:
+        """The numbers that are remembered of one env: its state, last action and reward."""
+        inputs = registry.specs(self)[1].encoded_size + 1 if self.memory_inputs else 0
+        return self.state_size + inputs
+
 
 @dataclass(frozen=True)
 class Optimizer:

@@ -44,6 +44,11 @@ class PhasicLearner(OnPolicyLearner):
         return range(first, first + length)
 
     @property
+    def _inputs(self) -> tuple[str, ...]:
+        """The kinds of files that the network's inputs are in."""
+        return ("observations",) if self._config.memory == "none" else ("observations", "memory")
+
+    @property
     def _parts(self) -> int:
         """The parts of an auxiliary phase."""
         return self._config.policy_updates * (1 + self._config.aux_epochs)
@@ -78,7 +83,11 @@ class PhasicLearner(OnPolicyLearner):
         metrics = super().learn(rollout)
         self._tidy()
         observations = rollout.by_env(rollout.observations[:, :-1])  # [T, B, ...]
-        for kind, array in (("observations", observations), ("targets", rollout.by_env(self.agent.targets))):
+        arrays = {"observations": observations, "targets": rollout.by_env(self.agent.targets)}
+        if rollout.memory is not None:
+            remembered = [rollout.started_memory[:, :-1], rollout.keeps[:, :-1, :, None]]
+            arrays["memory"] = rollout.by_env(np.concatenate(remembered, axis=-1))
+        for kind, array in arrays.items():
             self._keep(kind, self._session.step, array.swapaxes(0, 1))
         return metrics
 
@@ -139,9 +148,9 @@ class PhasicLearner(OnPolicyLearner):
         parts = []
         for t in range(0, self._config.num_steps, at_once):
             self._advance_to(t / self._config.num_steps)
-            observations = self._files.stretch("observations", update, t, t + at_once)  # [B, b, ...]
-            logits = self.agent.logits(self._by_replica(observations))
-            parts.append(logits.reshape(*observations.shape[:2], -1))
+            rows = [self._files.stretch(kind, update, t, t + at_once) for kind in self._inputs]  # [B, b, ...]
+            logits = self.agent.logits(*map(self._by_replica, rows))
+            parts.append(logits.reshape(*rows[0].shape[:2], -1))
         self._keep("logits", update, np.concatenate(parts, axis=1))
 
     def _learn_share(self, epoch: int, share: int) -> None:
@@ -150,12 +159,15 @@ class PhasicLearner(OnPolicyLearner):
         each = config.num_steps // config.aux_minibatches
         envs = session.runtime.local_envs(config.num_envs)
         phase, steps = updates.start // len(updates), len(updates) * config.num_steps
-        orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, steps)  # [B, steps]
+        length = config.auxiliary_sequence
+        orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, steps // length)
+        orders = orders[..., None] * length + np.arange(length)  # steps of sequences
+        orders = orders.reshape(len(orders), steps)
         begin = share * config.aux_minibatches
         for k in range(begin, begin + config.aux_minibatches):
             self._advance_to((k - begin) / config.aux_minibatches)
             at = orders[:, k * each : (k + 1) * each]
-            kinds = ("observations", "targets", "logits")
+            kinds = ("observations", "targets", "logits", *self._inputs[1:])
             batch = (self._by_replica(self._files.take(kind, updates, at)) for kind in kinds)
             metrics = self.agent.auxiliary_step(*batch)
             if not np.isfinite(metrics).all():
@@ -258,7 +270,7 @@ class PhasicLearner(OnPolicyLearner):
         first = self._updates.start
         taken = self._session.step + (self._held is not None)
         distilled = first + min(self._parts_done, len(self._updates)) if self._held else first
-        ends = {"observations": taken, "targets": taken, "logits": distilled}
+        ends = {**dict.fromkeys((*self._inputs, "targets"), taken), "logits": distilled}
         if not self.is_over:
             self._check_rollouts({kind: range(first, end) for kind, end in ends.items()})
         if self._session.runtime.is_chief:
