@@ -83,8 +83,12 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
-    for name in ("torchrl", "cleanrl", "sb3"):
-        peers.check_file(getattr(options, name), f"--{name}")
+    for flag, path in (
+        ("--torchrl", options.torchrl),
+        ("--cleanrl", options.cleanrl),
+        ("--sb3", options.sb3),
+    ):
+        peers.check_file(path, flag)
     command.check_program(options.peer_python, "--peer-python")
     command.seeds(options.seeds)
     for preset in _CONTESTS:

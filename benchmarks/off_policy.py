@@ -5,11 +5,12 @@ of 2 x 256; DQN learns CartPole-v1, 128 transitions every 10 env steps: CleanRL'
 --preset cleanrl. (stable-baselines3's DDPG has its actor learn at each step, CleanRL's and so ours at every
 second.) One process after the other, round by round, so that all see the same machine.
 
-Nothing of theirs is here. --cleanrl is a folder with CleanRL's sac_continuous_action.py,
-td3_continuous_action.py, ddpg_continuous_action.py and dqn.py (https://github.com/vwxyzjn/cleanrl), --sb3 a
-script that trains stable-baselines3's --algorithm with the same settings; --peer-python starts them with
-`--env-id ID --seed N --total-timesteps N --learning-starts 100`. They print a line that begins with `SPS:`
-every 1,000 env steps, which CleanRL's do every 100; CleanRL's need AutoresetMode.SAME_STEP for Gymnasium 1.
+Nothing of theirs is here. --libraries names those that --peer-python has, of sbx and stable_baselines3 (a
+virtual environment with `pip install sbx-rl` has both); benchmarks/baselines_script.py trains them. --cleanrl
+is a folder with CleanRL's sac_continuous_action.py, td3_continuous_action.py, ddpg_continuous_action.py and
+dqn.py (https://github.com/vwxyzjn/cleanrl). All are started with `--env-id ID --seed N --total-timesteps N
+--learning-starts 100`. They print a line that begins with `SPS:` every 1,000 env steps, which CleanRL's do
+every 100; CleanRL's need AutoresetMode.SAME_STEP for Gymnasium 1.
 
 Env steps a second count from the end of the first 1,000, which compile. Where the machine is not quiet, the
 column for a second of processor time tells more; `taskset -c 1` before the command holds all to one core.
@@ -31,7 +32,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, peers, replay_floor, speed
+from benchmarks import baselines_script, command, peers, replay_floor, speed
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
@@ -56,6 +57,7 @@ class Contest:
     variants: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
+_LIBRARIES = {"sbx": "SBX", "stable_baselines3": "stable-baselines3"}
 _AT_ONCE = {"tfrl, 32 at once": ("--train-every", "32")}
 _PENDULUM = "InvertedDoublePendulum-v5"
 _CONTESTS = {
@@ -74,8 +76,8 @@ class Options:
     """The algorithms, with commas between."""
     cleanrl: str = ""
     """The folder of CleanRL's scripts."""
-    sb3: str = ""
-    """A script that trains stable-baselines3's."""
+    libraries: str = ""
+    """Of sbx and stable_baselines3 those that the peers' Python has, with commas between."""
     peer_python: str = "python3"
     """The Python that has what these scripts import."""
     updates: Annotated[int, Range(1, 10_000)] = 5
@@ -115,9 +117,16 @@ def _check(options: Options) -> list[str]:
         if options.cleanrl:
             peers.check_file(str(Path(options.cleanrl) / _CONTESTS[name].script), "--cleanrl:")
         settings.reader(name).parse(_flags(name)[1])
-    peers.check_file(options.sb3, "--sb3")
+    if not {*_libraries(options)} <= {*_LIBRARIES}:
+        raise UserError(
+            f"--libraries must be of {', '.join(_LIBRARIES)}, with commas between; got {options.libraries}."
+        )
     command.check_program(options.peer_python, "--peer-python")
     return names
+
+
+def _libraries(options: Options) -> list[str]:
+    return [name.strip() for name in options.libraries.split(",")] if options.libraries else []
 
 
 def _flags(algorithm: str) -> tuple[str, list[str]]:
@@ -133,12 +142,15 @@ def _round(options: Options, algorithm: str) -> list[tuple[str, speed.Speed]]:
         (name, _our_run(algorithm, lines, more))
         for name, more in {peers.OURS: (), **contest.variants}.items()
     ]
-    scripts = {"CleanRL": str(Path(options.cleanrl) / contest.script)} if options.cleanrl else {}
-    scripts |= {"stable-baselines3": options.sb3} if options.sb3 else {}
-    for name, path in scripts.items():
+    scripts: dict[str, tuple[str, list[str]]] = {}
+    if options.cleanrl:
+        scripts["CleanRL"] = (str(Path(options.cleanrl) / contest.script), [])
+    for library in _libraries(options):
+        words = ["--library", library, "--algorithm", algorithm]
+        scripts[_LIBRARIES[library]] = (baselines_script.__file__, words)
+    for name, (path, more) in scripts.items():
         words = peers.script(options.peer_python, path, contest.env, seed=1, steps=_STEPS * lines)
-        words += ["--learning-starts", str(_RANDOM_STEPS)]
-        words += ["--algorithm", algorithm] if path == options.sb3 else []
+        words += ["--learning-starts", str(_RANDOM_STEPS), *more]
         found.append((name, speed.of_script(words, _STEPS, lines)))
     return found
 

@@ -410,5 +410,5 @@ def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(convert
     """It takes longer than TensorFlow does for all the rest of a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
     agent.update(*make_batch(agent, np.random.default_rng(3), 3, None), first=0, count=K, iteration=0)
-    assert "ReplayAgent._updates" in converted and "ReplayAgent._phase" not in converted
+    assert "ReplayAgent._take_steps" in converted and "ReplayAgent._gradient_step" not in converted
     assert len({*converted}) < 8, converted

@@ -69,7 +69,7 @@ from tfrl.cli.errors import TrainingError
         ),
         ("off_policy", ["--algorithms", "ppo"], "--algorithms must be of sac, td3, ddpg, dqn, with commas"),
         ("off_policy", ["--cleanrl", "nowhere"], "--cleanrl: nowhere/sac_continuous_action.py is not a file"),
-        ("off_policy", ["--sb3", "nowhere.py"], "--sb3 nowhere.py is not a file"),
+        ("off_policy", ["--libraries", "sb3"], "--libraries must be of sbx, stable_baselines3"),
         ("off_policy", ["--updates", "0"], "--updates must be at least 1"),
         ("off_policy", ["--peer-python", "no-such"], "--peer-python: there is no program no-such"),
         ("learning_gymnasium", ["--cleanrl", "no.py"], "--cleanrl no.py is not a file"),

@@ -29,7 +29,7 @@ from tfrl.envs.spec import Box, Discrete
 from tfrl.experience.replay import Batch, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
-from tfrl.ops.graph import compiled, tf
+from tfrl.ops.graph import tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
@@ -184,10 +184,17 @@ class ReplaySettings(DistributedSettings):
         """
         if self.micro_batch:
             return self.micro_batch
+        if self.is_alone:
+            return self.batch_size
         parts = math.gcd(self.num_envs, 4)
         while self.batch_size % (2 * parts) == 0 and self.batch_size // parts > _PART_ROWS:
             parts *= 2
         return self.batch_size // parts
+
+    @property
+    def in_parts(self) -> bool:
+        """False where a whole batch is one part, which then uses all cores."""
+        return not self.is_alone
 
     @property
     def most_updates(self) -> int:
@@ -326,6 +333,7 @@ class ReplayAgent:
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
+        self._updates = tf.function(self._take_steps, jit_compile=config.is_alone and runtime.is_one_cpu)
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -499,8 +507,7 @@ class ReplayAgent:
         """[K, B, b, ...] as [R, K, rows, ...] for R replicas."""
         return x.reshape(len(x), self._runtime.local_replicas, -1, *x.shape[3:]).swapaxes(0, 1)
 
-    @compiled(autograph=True)
-    def _updates(
+    def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """`update` by rows [K, a replica's rows, ...]; `numbers` are the steps before and those to take."""

@@ -123,6 +123,14 @@ class RLSettings(Settings):
         return self.torso == "mlp"
 
     @property
+    def is_alone(self) -> bool:
+        """True if no second topology can run these settings, and the network is small.
+
+        Then no other run must have the same bits, and whole gradient steps are one program.
+        """
+        return self.num_envs == 1 and self.small_network
+
+    @property
     def ineffective(self) -> dict[str, str]:
         """The names of settings that have no effect beside the others, each with why."""
         has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined

@@ -105,6 +105,11 @@ class Runtime:
             return rows
         return _cpu_micro_batch(config, self.replicas)
 
+    @property
+    def is_one_cpu(self) -> bool:
+        """True if one replica computes on a CPU, without a strategy for more."""
+        return isinstance(self.strategy, tf.distribute.OneDeviceStrategy) and not self.uses_gpu
+
     # Values per replica
 
     def per_replica(self, values: Sequence[np.ndarray]) -> Any:
