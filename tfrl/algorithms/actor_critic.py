@@ -13,6 +13,7 @@ from tfrl.config.run import RLSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
 from tfrl.ops.graph import compiled, tf
+from tfrl.workers import parts
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -39,7 +40,8 @@ class ActorCriticAgent:
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once)
+        part_rows = parts.VALUE_ROWS if config.is_alone else None
+        self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
             self.network, self._acting_weights, config.num_envs, on_gpu=on_gpu, at_once=at_once
         )

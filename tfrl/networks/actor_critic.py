@@ -241,8 +241,10 @@ class ActorCritic(Network):
         )
         return lambda weights, *rows: of_rows(weights, *rows)[0]
 
-    def value_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
-        """Returns `values` for acting, in parts."""
+    def value_pass(
+        self, *, on_gpu: bool, at_once: int, part_rows: int | None = None
+    ) -> Callable[..., tf.Tensor]:
+        """Returns `values` for acting, in parts; `part_rows` is that of `in_parts`, for small networks."""
         if not self.is_small:  # without the policy's head, convolutions round otherwise
             forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
             return lambda weights, *rows: forward(weights, *rows)[1]
@@ -251,6 +253,7 @@ class ActorCritic(Network):
             [tf.TensorSpec([])],
             on_gpu=on_gpu,
             at_once=at_once,
+            part_rows=part_rows,
         )
         return lambda weights, *rows: of_rows(weights, *rows)[0]
 

@@ -243,14 +243,19 @@ class Network:
         *,
         on_gpu: bool,
         at_once: int,
+        part_rows: int | None = None,
     ) -> Callable[..., Sequence[tf.Tensor]]:
-        """Returns a function of weights and rows (observations, say) that CPUs compute in parts of a few."""
+        """Returns a function of weights and rows (observations, say) that CPUs compute in parts of a few.
+
+        `part_rows` is the size of a compiled part; None: `compiled_rows`.
+        """
         if on_gpu:
             return function
-        if self.compiled_rows is not None:
+        size = part_rows or self.compiled_rows
+        if size is not None:
             function = graph(function, jit_compile=True)
         return lambda weights, *rows: parts.map_rows(
-            lambda part: function(weights, *part), rows, signature, at_once, self.compiled_rows
+            lambda part: function(weights, *part), rows, signature, at_once, size
         )
 
     # Acting in NumPy
