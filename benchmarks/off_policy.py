@@ -77,7 +77,7 @@ class Options:
     cleanrl: str = ""
     """The folder of CleanRL's scripts."""
     libraries: str = ""
-    """Of sbx and stable_baselines3 those that the peers' Python has, with commas between."""
+    """Libraries that the peers' Python has, of sbx and stable_baselines3, with commas between."""
     peer_python: str = "python3"
     """The Python that has what these scripts import."""
     updates: Annotated[int, Range(1, 10_000)] = 5
