@@ -208,8 +208,8 @@ def _children(pid: int) -> list[int]:
 
 def store_bytes(config: RLSettings, num_envs: int) -> int:
     """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
-    observation = registry.specs(config)[0]
-    size = observation_bytes(observation, num_envs * (config.steps_per_env + 1))
+    observation, rows = registry.specs(config)[0], num_envs * (config.steps_per_env + 1)
+    size = observation_bytes(observation, rows) + 4 * rows * getattr(config, "remembered_size", 0)
     return int(1.2 * (config.lag + 2) * size)
 
 
