@@ -15,6 +15,7 @@ from benchmarks import (
     command,
     floor_within,
     floors,
+    mutants,
     peers,
     replay_floor,
     speed,
@@ -151,6 +152,12 @@ def test_the_floor_of_small_networks_is_measured():
     """The lesser preset's, as a graph; 320 minibatches an update take some milliseconds each at the most."""
     code = "from benchmarks.update_floor import measure as f; print(f('cleanrl', 0.1, compiled=False))"
     assert 2048 / (320 * 0.02) < float(command.answer(code)) < 2048 / (320 * 1e-5)
+
+
+def test_every_small_fault_has_its_place_in_the_code():
+    assert len(mutants.MUTANTS) >= 40
+    for mutant in mutants.MUTANTS:
+        assert mutants.mutated(mutant) != (ROOT / mutant.path).read_text()
 
 
 def test_the_cost_of_a_replay_is_measured():
