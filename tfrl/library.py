@@ -25,7 +25,7 @@ from tfrl.cli.flags import coerce, flag, nearest, nearest_setting
 from tfrl.cli.quiet import quiet_start
 from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
 from tfrl.config.run import RLSettings
-from tfrl.envs import observations, registry
+from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation import policy_files
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MakeEnv = Callable[..., Any]
 """A function that returns a `gymnasium.Env`, or the class of one."""
+MakeFeatures = Callable[[Any], Any]
+"""A function from Keras inputs to features, a Keras tensor [B, F]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,7 @@ def train(
     algorithm: str | type,
     *,
     env: str | MakeEnv | None = None,
+    network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
     callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Run:
@@ -78,6 +81,8 @@ def train(
         (docs/extending.md).
       env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the command's
         default.
+      network: a function from Keras inputs to features, as `tfrl.networks.own.build` calls it, or
+        `package.module:function`, or a name of the zoo; {"actor": ..., "critic": ...} for one each.
       callbacks: called by the loop, the same on all workers of a run; `package.module:Class` stands for one
         that is made without arguments, also in other processes.
       settings: any settings of the command by field name: `total_steps=100_000`. `config` names a YAML file.
@@ -99,6 +104,7 @@ def train(
             )
         command = _command(algorithm)
         named = [each for each in callbacks if isinstance(each, str)]
+        settings |= {} if network is None else _torsos(network)
         values = _values(command, env, settings | ({"callbacks": named} if named else {}))
         config = command.reader.of_values(values)
         made = [each for each in callbacks if not isinstance(each, str)]
@@ -146,6 +152,20 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
         elif isinstance(value, np.generic):
             value = value.item()
         found[name] = coerce(value, kinds[name], given)
+    return found
+
+
+def _torsos(network: str | MakeFeatures | Mapping[str, str | MakeFeatures]) -> dict[str, str]:
+    """The settings torso and critic_torso for a network."""
+    given = network if isinstance(network, Mapping) else {"actor": network}
+    if not {"actor"} <= given.keys() <= {"actor", "critic"}:
+        raise UserError(f'network takes "actor" and "critic"; got {", ".join(map(repr, given))}.')
+    names = {"actor": "torso", "critic": "critic_torso"}
+    found = {}
+    for name, torso in given.items():
+        if not isinstance(torso, str) and not callable(torso):
+            raise UserError(f"network must be a function of Keras inputs; got a {type(torso).__name__}.")
+        found[names[name]] = torso if isinstance(torso, str) else callables.give(torso)[0]
     return found
 
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import resnet
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import nearest
+from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, WIDTH, Range
 from tfrl.cli.words import multiples_near
-from tfrl.envs import registry
+from tfrl.envs import callables, registry
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 DECIDE_WEIGHTS = (
     "torso",
+    "critic_torso",
     "torso_width",
     "share_torso",
     "free_deviation",
@@ -41,7 +42,9 @@ class Torso:
 
     torso: str = "impala"
     """The part from observation to features; `python -m resnet` lists the names. auto: impala for images, mlp
-    for vectors."""
+    for vectors. my_package.my_module:FUNCTION is one of your own, from Keras inputs to features."""
+    critic_torso: str | None = None
+    """The critics' torso, a name or FUNCTION, where it is not --torso; implies --no-share-torso."""
     torso_width: Annotated[int, WIDTH] = 1
     """Multiplies the channels of impala and impala-pooled."""
     hidden: str = "64,64"
@@ -146,20 +149,9 @@ def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:
 
 def check(config: RLSettings) -> None:
     """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
-    env, images = config.env, registry.specs(config)[0].image_shapes
-    rank = 3 if images else 1
-    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == rank]
-    is_known = resnet.is_known(config.torso)
-    if not is_known or len(resnet.entry(config.torso).input_shape) != rank:
-        takes_no = f"takes no {'images' if images else 'vectors'}, which {env} shows"
-        reason = takes_no if is_known else "is not a network of the zoo"
-        hint = nearest(config.torso, fitting)
-        raise UserError(f"--torso {config.torso} {reason}{hint}; known: {', '.join(fitting)}.")
-    if config.torso_width != 1 and not resnet.entry(config.torso).has_width:
-        raise UserError(
-            f"--torso {config.torso} has no width to choose, so it cannot be {config.torso_width}; "
-            "leave --torso-width out."
-        )
+    for name, torso in (("torso", config.torso), ("critic_torso", config.critic_torso)):
+        if torso is not None:
+            _check_torso(config, flag(name), torso)
     config.activations  # noqa: B018 - raises where it is no list of activations
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
@@ -168,8 +160,32 @@ def check(config: RLSettings) -> None:
             f"--memory-size must be a multiple of 16; got {config.memory_size}; "
             f"{multiples_near(config.memory_size, 16)} would do."
         )
+
+
+def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
+    """Raise UserError if there is no such torso, or none that takes what the env of the settings shows."""
+    env, images = config.env, registry.specs(config)[0].image_shapes
+    if callables.is_name(torso):
+        try:
+            callables.find(torso)
+        except ValueError as error:
+            raise UserError(f"{spelled}: {error}.") from None
+        return
+    rank = 3 if images else 1
+    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == rank]
+    is_known = resnet.is_known(torso)
+    if not is_known or len(resnet.entry(torso).input_shape) != rank:
+        takes_no = f"takes no {'images' if images else 'vectors'}, which {env} shows"
+        reason = takes_no if is_known else "is not a network of the zoo"
+        hint = nearest(torso, fitting)
+        raise UserError(f"{spelled} {torso} {reason}{hint}; known: {', '.join(fitting)}.")
+    if config.torso_width != 1 and not resnet.entry(torso).has_width:
+        raise UserError(
+            f"{spelled} {torso} has no width to choose, so it cannot be {config.torso_width}; "
+            "leave --torso-width out."
+        )
     for height, width, _ in images:
         try:
-            resnet.check_size(config.torso, height, width)
+            resnet.check_size(torso, height, width)
         except ValueError as error:
-            raise UserError(f"--torso {config.torso} does not suit --env {env}: {error}") from None
+            raise UserError(f"{spelled} {torso} does not suit --env {env}: {error}") from None

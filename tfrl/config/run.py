@@ -15,7 +15,7 @@ from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
 from tfrl.config import ALGORITHMS, network, task
 from tfrl.config.network import Network
 from tfrl.config.task import Task
-from tfrl.envs import registry
+from tfrl.envs import callables, registry
 from tfrl.envs.spec import Box
 
 ENVS = Range(1, 1_000_000)
@@ -135,6 +135,10 @@ class RLSettings(Settings):
         """The names of settings that have no effect beside the others, each with why."""
         has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
         found = {} if has_mlp else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
+        if callables.is_name(self.torso):
+            found["torso_width"] = "with a torso of your own"
+        if self.base in ("dqn", "reinforce"):
+            found["critic_torso"] = "here: there is one network"
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
         if getattr(self, "memory", None) == "none":
@@ -182,6 +186,8 @@ class RLSettings(Settings):
         if config.torso == "auto":
             torso = {1: "mlp", 3: "impala"}.get(config.observation_rank, "auto")
             config = dataclasses.replace(config, torso=torso)
+        if config.critic_torso is not None and getattr(config, "share_torso", False):
+            config = dataclasses.replace(config, share_torso=False)
         paths = {name: getattr(config, name, None) for name in ("start_from", "torso_weights")}
         paths = {name: expand_home(path) for name, path in paths.items() if path is not None}
         return super(RLSettings, dataclasses.replace(config, **paths)).complete()

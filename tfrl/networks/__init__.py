@@ -6,10 +6,15 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfrl.envs import callables
 from tfrl.envs.spec import EnvSettings
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Network as Network
+
+ROWS_OF_OWN_TORSOS = 8
+"""Rows of every part of a forward pass of a user's torso on CPUs: of another number, the order of a layer's
+sums, and so their last bits, may be other ones."""
 
 _ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
@@ -20,6 +25,7 @@ class NetworkSettings(EnvSettings, Protocol):
     base: str
     seed: int
     torso: str
+    critic_torso: str | None
     torso_options: Mapping[str, Any]
     hidden_options: Mapping[str, Any]
 
@@ -41,4 +47,7 @@ def of_settings(config: NetworkSettings, precision: str) -> Network:
     """
     module = "actor_critic" if config.base in _ACTOR_CRITICS else "actors"
     made = importlib.import_module(f"tfrl.networks.{module}")
-    return made.of_settings(config, precision)
+    network = made.of_settings(config, precision)
+    if any(map(callables.is_name, (config.torso, config.critic_torso or ""))):
+        network.fixed_rows = ROWS_OF_OWN_TORSOS
+    return network

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
-from tfrl.envs import registry
+from tfrl.envs import callables, registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import NetworkSettings, array_policy, entrance
@@ -378,6 +378,7 @@ def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
     return build(
         torso=config.torso,
         torso_options=config.torso_options,
+        critics_own=config.critic_torso,
         hidden_options=config.hidden_options,
         observation_spec=observation_spec,
         action_spec=action_spec,
@@ -413,6 +414,7 @@ def build(
     sequence_length: int = 0,
     phasic: bool = False,
     hidden_options: Mapping[str, Any] | None = None,
+    critics_own: str | None = None,
 ) -> ActorCritic:
     """Makes Actor and Critic from a torso's name.
 
@@ -431,18 +433,24 @@ def build(
       memory_inputs: they also take the last action and reward.
       sequence_length: steps through which gradients go back in them; 0: all.
       phasic: with the auxiliary value head of phasic policy gradient.
+      critics_own: the critic's torso where it is another one, which needs `share_torso` False.
       hidden_options: of the mlp that joins the features of images with all else.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
-    resnet.check_for_ppo(torso, {**resnet.ppo_options(torso), **torso_options})
+    for name in {torso, critics_own or torso}:
+        if not callables.is_name(name):
+            resnet.check_for_ppo(name, {**resnet.ppo_options(name), **torso_options})
     options = {"options": torso_options, "hidden_options": hidden_options or {}, "precision": precision}
     seeds = seeds_of(seed, 5)
     actor_torso = critic_torso = entrance.torso(torso, observation_spec, seed=seeds[0], **options)
     if not share_torso:
-        critic_torso = entrance.torso(torso, observation_spec, seed=seeds[1], **options)
-    features, cores = actor_torso.output_shape[-1], []
+        if critics_own is not None:
+            options = entrance.critic_options(critics_own, options)
+        critic_torso = entrance.torso(critics_own or torso, observation_spec, seed=seeds[1], **options)
+    of_actor, of_critic = (torso.output_shape[-1] for torso in (actor_torso, critic_torso))
+    cores = []
     if memory != "none":
         further = action_spec.encoded_size + 1 if memory_inputs else 0
         cores = [
@@ -453,13 +461,13 @@ def build(
                 length=sequence_length or None,
                 seed=core_seed,
             )
-            for core_seed in seeds_of(seed, 7)[5 : 6 if share_torso else 7]
-        ]
-        features = memory_size
+            for core_seed, features in zip(seeds_of(seed, 7)[5:7], (of_actor, of_critic), strict=True)
+        ][: 1 if share_torso else 2]
+        of_actor = of_critic = memory_size
     size = observation_spec.num_numbers
     distribution = distribution_for(action_spec)
     free = distribution.deviation_size if free_deviation else 0
-    actor = Actor(distribution.parameters_size, features=features, seed=seeds[2], free_parameters=free)
+    actor = Actor(distribution.parameters_size, features=of_actor, seed=seeds[2], free_parameters=free)
     parts_of_network = {
         "actor_torso": actor_torso,
         "critic_torso": critic_torso,
@@ -469,8 +477,8 @@ def build(
         "freeze_torso": freeze_torso,
         "cores": cores,
     }
-    critic = Critic(features=features, seed=seeds[3])
+    critic = Critic(features=of_critic, seed=seeds[3])
     if not phasic:
         return ActorCritic(actor, critic, **parts_of_network)
-    auxiliary = Critic(features=features, seed=seeds[4], name="auxiliary")
+    auxiliary = Critic(features=of_actor, seed=seeds[4], name="auxiliary")
     return PhasicActorCritic(actor, critic, **parts_of_network, added={"auxiliary": auxiliary})

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
-from tfrl.envs import registry
+from tfrl.envs import callables, registry
 from tfrl.envs.observations import FORBIDDEN, ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import NetworkSettings
@@ -291,11 +291,12 @@ def _critic(
 ) -> keras.Model:
     """Q(o, a): actions join the observation, or a torso's features of an image, before the hidden layers."""
     if isinstance(action_spec, Discrete):
-        return _headed(torso_for(config, observation_spec, precision, seed), action_spec.n, 1.0, seed)
+        torso = torso_for(config, observation_spec, precision, seed, critic=True)
+        return _headed(torso, action_spec.n, 1.0, seed)
     observations = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")
     actions = keras.Input(action_spec.shape, name="actions")
-    if observation_spec.image_shapes:
-        features = torso_for(config, observation_spec, precision, seed)(observations)
+    if observation_spec.image_shapes or callables.is_name(config.critic_torso or config.torso):
+        features = torso_for(config, observation_spec, precision, seed, critic=True)(observations)
     elif observation_spec.parts:
         (features,) = Unpack(observation_spec)(observations)
     else:

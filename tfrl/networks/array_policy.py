@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,23 +26,33 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
 
+
+def variable_name(variable: tf.keras.Variable) -> str:
+    """LAYER/WEIGHT, or PART/LAYER/WEIGHT, the same in every process and on every topology."""
+    return getattr(variable, "in_file", None) or "/".join(variable.path.split("/")[-2:])
+
+
 DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]]
 """Kernels [D, units], biases [units] and activation functions."""
 
 
 def fits(function: Functional) -> bool:
     """True if NumPy can compute the network: a chain of dense layers in float32, of vectors."""
-    return function.in_float32 and all(
-        layer.activation.__name__ in ACTIVATIONS
-        if isinstance(layer, tf.keras.layers.Dense)
-        else isinstance(layer, tf.keras.layers.InputLayer) or layer.name in ("features", "unpack")
-        for layer in layers_of(function.layer)
-    )
+    return function.in_float32 and all(map(_fits, layers_of(function.layer)))
 
 
-def layers_of(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
-    """The layers of a model, and of models in it, in their order; or the layer itself."""
-    inner = getattr(layer, "layers", None)
+def _fits(layer: Any) -> bool:
+    layers = tf.keras.layers
+    if isinstance(layer, layers.Dense):
+        return layer.activation.__name__ in ACTIVATIONS and layer.use_bias
+    if isinstance(layer, layers.Activation):
+        return layer.activation.__name__ == "linear"
+    return isinstance(layer, layers.InputLayer) or layer.name == "unpack"
+
+
+def layers_of(layer: tf.keras.layers.Layer) -> list[Any]:
+    """The layers and operations of a model, and of models in it, in their order; or the layer itself."""
+    inner = getattr(layer, "operations", None) or getattr(layer, "layers", None)
     return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
 
 
@@ -50,7 +60,11 @@ def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
     """The layers of a network that `fits`, by its vector of weights."""
     arrays = function.split(vector)
     return [
-        (arrays[f"{layer.name}/kernel"], arrays[f"{layer.name}/bias"], ACTIVATIONS[layer.activation.__name__])
+        (
+            arrays[variable_name(layer.kernel)],
+            arrays[variable_name(layer.bias)],
+            ACTIVATIONS[layer.activation.__name__],
+        )
         for layer in layers_of(function.layer)
         if isinstance(layer, tf.keras.layers.Dense)
     ]

@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl.envs import callables
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
+from tfrl.networks import own
 
 
 class Entrance:
@@ -119,7 +121,7 @@ def torso(
     through an mlp: a linear head would not see what only several arrays together tell.
 
     Args:
-      name: of the zoo.
+      name: of the zoo, or `module:function` of a torso of the user's own (`tfrl.networks.own`).
       spec: of the observations.
       options: the network's own, for `resnet.build`, where they are not PPO's defaults.
       hidden_options: those of the mlp behind networks of images.
@@ -127,8 +129,10 @@ def torso(
       seed: decides the initial weights.
 
     Raises:
-      ValueError: the zoo cannot build it.
+      ValueError: it cannot be built.
     """
+    if callables.is_name(name):
+        return own.build(name, spec, precision=precision, seed=seed)
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
     options = {**resnet.ppo_options(name), **options}
     if not spec.is_joined:
@@ -153,6 +157,11 @@ def torso(
         for variable in model.trainable_variables:
             variable.in_file = f"{part}/{'/'.join(variable.path.split('/')[-2:])}"
     return keras.Model(inputs, made["joined"](whole), name="joined_torsos")
+
+
+def critic_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `torso` for critics' own torso: other options than those of the actor's."""
+    return {**options, "options": options["hidden_options"] if name == "mlp" else {}}
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -58,7 +58,7 @@ class Packing:
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self._variables = list(variables)
-        self.names = [variable_name(v) for v in self._variables]
+        self.names = [array_policy.variable_name(v) for v in self._variables]
         self._shapes = [tuple(v.shape) for v in self._variables]
         self._lengths = [int(np.prod(shape)) for shape in self._shapes]
         self._padding = [-length % _ALIGNMENT for length in self._lengths]
@@ -143,7 +143,8 @@ class Functional(Packing):
             raise ValueError(f"{layer.name} has state besides its trained weights")
         super().__init__(layer.trainable_variables)
         self.layer = layer
-        self.in_float32 = all(one.compute_dtype == "float32" for one in array_policy.layers_of(layer))
+        types = (getattr(one, "compute_dtype", "float32") for one in array_policy.layers_of(layer))
+        self.in_float32 = all(kind == "float32" for kind in types)
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs by weights float32 [size]."""
@@ -171,6 +172,7 @@ class Network:
       noise_size: K, random numbers of one action.
       has_probabilities: True if each of a few actions has a probability to show.
       is_small: True if XLA gains more than the CPU's own convolutions: every torso is an mlp.
+      fixed_rows: rows of every part of a forward pass on CPUs; None: chosen by their number.
       compiled_rows: rows of a part of a forward pass that XLA compiles; None if it is not compiled.
       state_size: S, the numbers of a recurrent network's state, which is the last of its outputs; else 0.
       memory_size: M, the numbers that a recurrent network takes beside an observation; else 0.
@@ -181,6 +183,7 @@ class Network:
     has_probabilities: bool
     is_small = False
     compiled_rows: int | None = None
+    fixed_rows: int | None = None
     state_size = 0
     memory_size = 0
 
@@ -255,7 +258,7 @@ class Network:
         if size is not None:
             function = graph(function, jit_compile=True)
         return lambda weights, *rows: parts.map_rows(
-            lambda part: function(weights, *part), rows, signature, at_once, size
+            lambda part: function(weights, *part), rows, signature, at_once, size or self.fixed_rows
         )
 
     # Acting in NumPy
@@ -315,19 +318,19 @@ class Network:
         return self.split(self.initial())
 
 
-def variable_name(variable: keras.Variable) -> str:
-    """LAYER/WEIGHT, or PART/LAYER/WEIGHT, the same in every process and on every topology."""
-    return getattr(variable, "in_file", None) or "/".join(variable.path.split("/")[-2:])
-
-
-def torso_for(config: NetworkSettings, observation_spec: ArraySpec, precision: str, seed: int) -> keras.Model:
-    """The torso of the settings, as one model of observations [B, *shape].
+def torso_for(
+    config: NetworkSettings, observation_spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
+) -> keras.Model:
+    """The torso of the settings, as one model of observations [B, *shape]; of a `critic`, its own if it has.
 
     Raises:
       ValueError: the zoo cannot build it.
     """
     options = {"options": config.torso_options, "hidden_options": config.hidden_options}
-    torso = entrance.torso(config.torso, observation_spec, **options, precision=precision, seed=seed)
+    name, own = config.torso, config.critic_torso
+    if critic and own is not None:
+        options, name = entrance.critic_options(own, options), own
+    torso = entrance.torso(name, observation_spec, **options, precision=precision, seed=seed)
     if not observation_spec.parts:
         return torso
     rows = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")

@@ -146,9 +146,12 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
 
 
 def check_callables(config: RLSettings, workers: int) -> None:
-    """Raises UserError where processes could not import what settings name: an env's local function."""
-    if not is_name(config.env) or is_importable(config.env):
+    """Raises UserError where processes could not import what settings name: a local function."""
+    given = {"an env": config.env, "a torso": config.torso, "a critic_torso": config.critic_torso or ""}
+    local = {what: name for what, name in given.items() if is_name(name) and not is_importable(name)}
+    if not local:
         return
+    what, name = next(iter(local.items()))
     numbers = {
         "learners": workers,
         **{n: getattr(config, n, 0) for n in ("env_processes", "actors", "observers")},
@@ -156,7 +159,7 @@ def check_callables(config: RLSettings, workers: int) -> None:
     several = [f"{flag(name)} {n}" for name, n in numbers.items() if n > (name == "learners")]
     if several:
         raise UserError(
-            f"{several[0]} needs an env that other processes can import, and {config.env} is a lambda, a "
+            f"{several[0]} needs {what} that other processes can import, and {name} is a lambda, a "
             "local function or one of a notebook: put the function into a module of its own."
         )
 

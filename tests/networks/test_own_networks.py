@@ -1,0 +1,169 @@
+"""Torsos of the user's own: the same weights in every process, the same run on any topology, refusals."""
+
+import keras
+import learners
+import numpy as np
+import pytest
+import tensorflow as tf
+from packed_envs import packed
+
+import tfrl
+from tfrl import config as settings
+from tfrl import networks
+from tfrl.cli.errors import UserError
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.on_policy import OnPolicyLearner
+
+PPO = [
+    "--num-envs",
+    "8",
+    "--num-steps",
+    "16",
+    "--num-minibatches",
+    "2",
+    "--epochs",
+    "2",
+    "--env",
+    "CartPole-v1",
+]
+SAC = [
+    *("--env", "Pendulum-v1", "--num-envs", "4", "--learning-starts", "64", "--iteration-steps", "128"),
+    *("--batch-size", "32", "--train-every", "16", "--updates-per-step", "0.25"),
+]
+
+
+def chain(inputs):
+    return keras.layers.Dense(16, activation="tanh")(keras.layers.Dense(16, activation="relu")(inputs))
+
+
+def shortcut(inputs):
+    x = keras.layers.Dense(24, activation="silu")(inputs)
+    return x + keras.layers.Dense(24)(keras.layers.LayerNormalization()(x))
+
+
+def of_several(inputs):
+    assert inputs.keys() == {"picture", "noise", "inverted"}
+    assert inputs["picture"].shape == (None, 6, 8, 1) and inputs["inverted"].shape == (None, 2)
+    x = keras.layers.Conv2D(4, 3, activation="relu")(inputs["picture"])
+    x = keras.layers.Concatenate()([keras.layers.Flatten()(x), inputs["noise"], inputs["inverted"]])
+    return keras.layers.Dense(8, activation="relu")(x)
+
+
+def with_batch_norm(inputs):
+    return keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(4)(inputs))
+
+
+def with_dropout(inputs):
+    return keras.layers.Dropout(0.5, name="drop")(keras.layers.Dense(4)(inputs))
+
+
+def of_no_rank(inputs):
+    return keras.layers.Reshape((2, 2))(inputs)
+
+
+def failing(inputs):
+    raise RuntimeError("no such layer")
+
+
+def named(function):
+    return f"test_own_networks:{function.__name__}"
+
+
+def parse(algorithm, tmp_path, *flags):
+    where = ["--logdir", str(tmp_path), "--run-name", "run"]
+    return settings.reader(algorithm).parse([*flags, *where])
+
+
+def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path):
+    config = parse("ppo", tmp_path, *PPO, "--torso", named(shortcut), "--no-share-torso")
+    one = networks.of_settings(config, "float32").initial_arrays()
+    keras.layers.Dense(3)(keras.Input((2,)))
+    other = networks.of_settings(config, "float32").initial_arrays()
+    names = {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
+    names |= {"layer_normalization/gamma", "layer_normalization/beta"}
+    for torso in ("actor_torso", "critic_torso"):
+        assert {name.partition("/")[2] for name in one if name.startswith(torso)} == names
+    for name, array in one.items():
+        np.testing.assert_array_equal(other[name], array, err_msg=name)
+    assert (one["actor_torso/dense/kernel"] != one["critic_torso/dense/kernel"]).all()
+
+
+@pytest.mark.parametrize("function", [chain, shortcut])
+def test_numpy_acts_as_tensorflow_does_where_the_network_is_a_chain(tmp_path, function):
+    config = parse("ppo", tmp_path, *PPO, "--torso", named(function))
+    network = networks.of_settings(config, "float32")
+    assert network.fits_arrays == (function is chain)
+    observations = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32)
+    weights = {name: tf.constant(vector) for name, vector in network.initial().items()}
+    forward = network.forward_pass(on_gpu=False, at_once=2)
+    parameters, values = forward(weights, tf.constant(observations))
+    if function is chain:
+        found = network.array_pass(network.initial())(observations)
+        np.testing.assert_allclose(found, parameters, rtol=1e-5, atol=1e-6)
+    for rows in (slice(0, 1), slice(3, 12), slice(None, None, -1)):
+        some = forward(weights, tf.constant(observations[rows]))
+        np.testing.assert_array_equal(some[0], parameters.numpy()[rows])
+        np.testing.assert_array_equal(some[1], values.numpy()[rows])
+
+
+RUNS = {
+    "one": ("ppo", OnPolicyLearner, [*PPO, "--torso", named(chain)]),
+    "apart": ("ppo", OnPolicyLearner, [*PPO, "--torso", named(shortcut), "--critic-torso", "mlp"]),
+    "several": ("ppo", OnPolicyLearner, [*PPO, "--env", packed("Signs"), "--torso", named(of_several)]),
+    "sac": ("sac", OffPolicyLearner, [*SAC, "--torso", named(chain), "--critic-torso", named(shortcut)]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["apart", "sac", *(pytest.param(name, marks=pytest.mark.long) for name in ("one", "several"))]
+)
+def test_1_and_2_replicas_are_one_run_to_the_bit(name, tmp_path):
+    algorithm, kind, flags = RUNS[name]
+    found = []
+    for replicas in ("1", "2"):
+        learner = learners.make(parse(algorithm, tmp_path, *flags, "--replicas", replicas), kind)
+        before = learner.weights()
+        found.append(learners.updated(learner, 2)[1])
+        changed = [key for key, array in found[-1].items() if (array != before[key]).any()]
+        assert any("torso" in key or key.startswith("actor/dense") for key in changed)
+    for key, weights in found[0].items():
+        np.testing.assert_array_equal(found[1][key], weights, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (with_batch_norm, "norm has state besides its trained weights, as batch normalization does"),
+        (with_dropout, "drop draws random numbers, as dropout does"),
+        (of_no_rank, "it must return features [B, F], a Keras tensor, and gives [None, 2, 2]"),
+        (failing, "it raised RuntimeError: no such layer"),
+    ],
+)
+def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, function, sentence):
+    with pytest.raises(UserError) as error:
+        learners.make(parse("ppo", tmp_path, *PPO, "--torso", named(function)))
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--torso", "no_such_module:net"], "--torso: no_such_module:net cannot be imported here"),
+        (["--torso", "test_own_networks:nothing"], "the module test_own_networks has no nothing"),
+        (["--critic-torso", "nature"], "--critic-torso nature takes no vectors, which CartPole-v1 shows"),
+        (["--torso", named(chain), "--torso-width", "2"], "--torso-width would do nothing"),
+    ],
+)
+def test_what_the_settings_alone_tell_is_refused_at_once(tmp_path, flags, sentence):
+    with pytest.raises(UserError) as error:
+        parse("ppo", tmp_path, *PPO, *flags)
+    assert sentence in str(error.value)
+
+
+def test_what_is_no_network_is_refused_by_the_library():
+    for network, sentence in (
+        ({"critic": chain}, 'network takes "actor" and "critic"'),
+        (3, "network must be a function of Keras inputs; got a int"),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=sentence):
+            tfrl.train("ppo", env="CartPole-v1", network=network)

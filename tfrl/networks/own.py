@@ -1,0 +1,124 @@
+"""Torsos of the user's own: functions from Keras inputs to features, found by name."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfrl.envs import callables
+from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, ArraySpec
+from tfrl.networks.array_policy import layers_of
+
+
+def build(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Model:
+    """Makes the torso that a function describes: features float32 [B, F] of `Entrance.inputs`.
+
+    The function is called with one Keras tensor, or with a dict of them by name where the env shows several
+    arrays: images float32 [B, H, W, C] from 0 to 1; vectors and other numbers float32 [B, ...]; Discrete and
+    MultiDiscrete one-hot; texts and MultiBinary as flags.
+
+    Args:
+      name: `module:function`, or the name of a function that `callables.give` was given.
+      spec: of the observations.
+      precision: "float32", or "bfloat16" for layers that compute in it.
+      seed: decides the initial weights, where the function's initializers have no seeds of their own.
+
+    Raises:
+      ValueError: one sentence: the function fails, gives no features [B, F], or its network has state.
+    """
+    function = callables.find(name)
+    inputs, shown = _inputs(spec)
+    state, policy = random.getstate(), keras.config.dtype_policy()
+    random.seed(seed)  # Keras draws the seeds of initializers from it
+    try:
+        keras.config.set_dtype_policy("mixed_bfloat16" if precision == "bfloat16" else "float32")
+        features = function(shown)
+    except Exception as error:  # of anybody's function
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise ValueError(f"it raised {type(error).__name__}: {lines[0].rstrip('.')}") from error
+    finally:
+        random.setstate(state)
+        keras.config.set_dtype_policy(policy)
+    if not keras.backend.is_keras_tensor(features) or len(features.shape) != 2 or features.shape[1] is None:
+        raise ValueError(f"it must return features [B, F], a Keras tensor, and gives {_in_words(features)}")
+    features = keras.layers.Activation("linear", dtype="float32", name="own_features")(features)
+    model = keras.Model(inputs, features, name="own_torso")
+    layers = layers_of(model)
+    _check_stateless(layers)
+    _name_weights(layers)
+    return model
+
+
+def _inputs(spec: ArraySpec) -> tuple[Any, Any]:
+    """The inputs of the model, and what the function is called with."""
+    inputs, shown = [], {}
+    parts = {part.identifier: part for part in spec.parts}
+    for index, shape in enumerate(spec.image_shapes):
+        inputs.append(keras.Input(shape, dtype="uint8", name=f"image{index}"))
+        scaled = keras.layers.Rescaling(1.0 / 255.0, dtype="float32", name=f"scale{index}")(inputs[-1])
+        names = [name for name, part in parts.items() if part.kind == IMAGE] or [""]
+        shown[names[index]] = scaled
+    if spec.vector_size:
+        inputs.append(keras.Input((spec.vector_size,), name="vector"))
+        shown |= _of_vector(spec, inputs[-1])
+    (first, *others) = shown
+    of_one = not others and (not parts or parts[first].keys == ())
+    return inputs if len(inputs) > 1 else inputs[0], shown[first] if of_one else shown
+
+
+def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
+    """The arrays that one vector [B, D] holds, by name; all of it under "" if that is what the env shows."""
+    if not spec.parts:
+        return {"": vector}
+    found, begin = {}, 0
+    for kind in (NUMBERS, CHOICES, FLAGS):
+        for part in spec.of_kind(kind):
+            size = sum(part.counts) if kind == CHOICES else part.size
+            array = vector[:, begin : begin + size]
+            if kind != CHOICES and len(part.shape) > 1:
+                array = keras.layers.Reshape(part.shape)(array)
+            found[part.identifier] = array
+            begin += size
+    return found
+
+
+def _check_stateless(layers: Sequence[Any]) -> None:
+    """Raises ValueError for layers that do not compute the same of the same observation each time."""
+    for layer in layers:
+        state = getattr(layer, "non_trainable_variables", ())
+        if any("seed" in variable.name for variable in state):
+            raise ValueError(
+                f"{layer.name} draws random numbers, as dropout does, so that what is learned from would not "
+                "be the policy that acted: leave it out"
+            )
+        if state:
+            raise ValueError(
+                f"{layer.name} has state besides its trained weights, as batch normalization does, so that "
+                "an action's probability would depend on other observations: use layer normalization, say"
+            )
+
+
+def _name_weights(layers: Sequence[Any]) -> None:
+    """Gives weights names that do not depend on the layers that a process has made before."""
+    taken: set[str] = set()
+    named: set[int] = set()
+    for layer in layers:
+        kind = re.sub(r"_\d+$", "", layer.name)
+        for variable in getattr(layer, "trainable_variables", ()):
+            if id(variable) in named:
+                continue
+            named.add(id(variable))
+            count, name = 0, f"{kind}/{variable.name}"
+            while name in taken:
+                count += 1
+                name = f"{kind}_{count}/{variable.name}"
+            taken.add(name)
+            variable.in_file = name
+
+
+def _in_words(value: Any) -> str:
+    return str(list(value.shape)) if hasattr(value, "shape") else f"a value of type {type(value).__name__}"
