@@ -46,7 +46,10 @@ def sharpened(learner):
         ("ppo", VECTORS, KINDS[1], ("2", "1")),
         pytest.param("ppo", VECTORS, KINDS[0], ("4", "1"), marks=pytest.mark.long),
         ("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
-        ("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
+        pytest.param(
+            *("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -62,7 +65,7 @@ def test_replicas_are_one_run_to_the_bit(tmp_path, algorithm, env, flags, replic
             np.testing.assert_array_equal(weight, weights[name], err_msg=name)
 
 
-@pytest.mark.parametrize("flags", KINDS, ids=lambda flags: flags[1])
+@pytest.mark.parametrize("flags", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.long)])
 def test_a_rollout_is_learned_from_with_the_memory_that_it_was_acted_with(tmp_path, flags):
     """Its log-probabilities and values are those of a computation step by step; the first ratio is 1."""
     learner = sharpened(make(tmp_path, *VECTORS, *flags, kind=learners.Stepwise))
