@@ -126,7 +126,7 @@ def _command(algorithm: str | type) -> Command:
         from tfrl.training.command import Command
 
         return Command(reader_of_class(algorithm), algorithm)
-    name = str(algorithm).replace("-", "_")
+    name = str(algorithm).replace("-", "_").lower()
     known = ("ppo_procgen", *ALGORITHMS)
     if name not in known:
         hint = nearest(name, known)
