@@ -1,4 +1,4 @@
-"""What own envs cost: a callable beside the same env by its id, and slow envs in processes, by turns."""
+"""The cost of own envs: a callable beside the same env by its id, and slow envs in processes, by turns."""
 
 from __future__ import annotations
 
