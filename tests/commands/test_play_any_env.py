@@ -132,6 +132,7 @@ def test_an_env_is_drawn_apart_as_it_is_here():
 def test_a_process_that_draws_and_dies_is_one_sentence():
     apart = SubprocessVecEnv(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
     apart._processes[0]._process.kill()
+    apart.act(np.zeros((1, 1), np.float32))
     for ask in (apart.render, apart.observe, apart.solved):  # between two frames, too: training goes on
         with pytest.raises(UserError, match="Pendulum-v1 cannot be rendered here: .* ended with -9"):
             ask()

@@ -24,6 +24,8 @@ MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
 ENV_PROCESS = "TFRL_ENV_PROCESS"
 """An environment variable of these processes: a user's program that they import must not train."""
 
+STEP = "step"
+"""What `act` and `observe` are together: one message there, and one back."""
 _CLOSED_WITHIN = 10.0  # seconds
 
 # They import a user's program as a module, and never as `__main__`.
@@ -59,6 +61,7 @@ class SubprocessVecEnv:
         self._step: Step | None = None
         try:
             facts = [process.answer() for process in self._processes]
+            self._step = _joined(self._ask("observe"))
         except (ValueError, EnvError):
             self.close()
             raise
@@ -67,18 +70,17 @@ class SubprocessVecEnv:
         self.exact_state = all(exact for *_, exact in facts)
 
     def observe(self) -> Step:
-        """Implements `VecEnv.observe`."""
+        """Waits for the processes; called again without `act`, gives the same."""
         if self._step is None:
-            self._step = _joined(self._ask("observe"))
+            self._step = _joined([process.answer() for process in self._processes])
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
-        """Starts a step in all processes."""
+        """Starts a step in all processes, and returns."""
+        self.observe()  # of the step before
         self._step = None
         for process, share in zip(self._processes, np.split(actions, self._begins), strict=True):
-            process.send("act", share)
-        for process in self._processes:
-            process.expect()
+            process.send(STEP, share)
 
     def solved(self) -> np.ndarray:
         """Implements `VecEnv.solved`."""
@@ -94,12 +96,14 @@ class SubprocessVecEnv:
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Implements `VecEnv.set_state`."""
+        self.observe()
         self._step = None
         ends = [*self._begins, self.num_envs]
         for process, begin, end in zip(self._processes, [0, *self._begins], ends, strict=True):
             process.send("set_state", list(states[begin:end]))
         for process in self._processes:
             process.answer()
+        self._step = _joined(self._ask("observe"))
         self.exact_state = all(self._ask("exact_state"))
 
     def close(self) -> None:
@@ -108,6 +112,8 @@ class SubprocessVecEnv:
             process.close()
 
     def _ask(self, name: str) -> list[Any]:
+        if name != "observe":
+            self.observe()
         for process in self._processes:
             process.send(name)
         return [process.answer() for process in self._processes]
@@ -126,7 +132,7 @@ class _Process:
     """A process with some envs. Each `send` has its `answer`, in the same order."""
 
     def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
-        self._name, self._draws, self._expected = spec.env, spec.render, 0
+        self._name, self._draws = spec.env, spec.render
         ours, theirs = socket.socketpair()
         path = [place or str(Path.cwd()) for place in sys.path]
         self._process = subprocess.Popen(
@@ -144,18 +150,8 @@ class _Process:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `answer` reports it
             self._pipe.send((name, arguments))
 
-    def expect(self) -> None:
-        """Leaves the answer to what was sent last, which is nothing but errors, to the next `answer`."""
-        self._expected += 1
-
     def answer(self) -> Any:
-        """The answer to what was sent last. Raises what the envs have raised."""
-        while self._expected:
-            self._expected -= 1
-            self._receive()
-        return self._receive()
-
-    def _receive(self) -> Any:
+        """The answer to the oldest question that has none yet. Raises what the envs have raised."""
         try:
             kind, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -194,6 +190,9 @@ def serve(pipe: Connection) -> None:
         while True:
             name, arguments = pipe.recv()
             try:
+                if name == STEP:
+                    env.act(*arguments)
+                    name, arguments = "observe", ()
                 found = getattr(env, name)
                 answer = None, found(*arguments) if callable(found) else found
             except (ValueError, EnvError) as error:
