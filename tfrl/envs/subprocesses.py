@@ -25,7 +25,7 @@ ENV_PROCESS = "TFRL_ENV_PROCESS"
 """An environment variable of these processes: a user's program that they import must not train."""
 
 STEP = "step"
-"""What `act` and `observe` are together: one message there, and one back."""
+"""The message that acts; its answer is what `observe` shows."""
 _CLOSED_WITHIN = 10.0  # seconds
 
 # They import a user's program as a module, and never as `__main__`.
