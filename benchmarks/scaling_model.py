@@ -29,7 +29,7 @@ from tfrl.cli.settings import COUNT, NOT_NEGATIVE
 ACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEARNERS = (1, 2, 4, 8, 16)
 MEASURED = {1: 761, 2: 1580, 4: 3043}
-"""Env steps/s by the number of actors, of 16 envs that sleep a millisecond a step; docs/ray.md."""
+"""Env steps/s by the number of actors, of 16 envs that sleep 1 ms a step; docs/notebook/actors.md."""
 _ROLLOUT = 201e6  # bytes of the rollout whose hand-over was measured: 64 x 256 procgen frames, rounded
 
 
@@ -38,27 +38,27 @@ class Costs:
     """Seconds that things take, and where each figure is from."""
 
     flops: float = 143 * 610e6 / 2
-    """FLOP a second of a core, with our convolutions. docs/results.md: PPO's trainer, 143 env steps/s on two
-    cores; each takes 610 MFLOP (61 forward, three times 183)."""
+    """FLOP a second of a core, with our convolutions. docs/notebook/ppo-speed.md: PPO's trainer, 143 env
+    steps/s on two cores; each takes 610 MFLOP (61 forward, three times 183)."""
     procgen_step: float = 2 / 45_000
     """Core seconds of an env step of procgen: 45,000 a second on two cores, before the trainer existed."""
     python_step: float = 0.30e-3
     """Seconds of an env step in Python beside the env's own, actions included: what `fit_step` makes of
     MEASURED; most of it is a sleep that ended late under load."""
     put: float = 0.040 / _ROLLOUT
-    """Seconds a byte, into the object store; docs/ray.md."""
+    """Seconds a byte, into the object store; docs/notebook/actors.md."""
     take: float = 0.055 / _ROLLOUT
-    """Seconds a byte, from there into the learner's buffers; docs/ray.md."""
+    """Seconds a byte, from there into the learner's buffers; docs/notebook/actors.md."""
     network: float = 0.55 / _ROLLOUT
     """Seconds a byte, from node to node: 0.4 to 0.7 s for such a rollout between two Ray nodes on one
     machine, whose cores both shared. A cable of 3 Gb/s would take as long."""
     call: float = 1.1e-3
     """Seconds of a call on Ray: 0.8 to 1.4 ms were measured."""
     message: float = 0.98e-3 + 30e-6
-    """Seconds of a message of the ring: 0.98 ms of docs/scaling.md, and 30 microseconds, assumed, of a
-    network."""
+    """Seconds of a message of the ring: 0.98 ms of docs/notebook/scaling.md, and 30 microseconds, assumed, of
+    a network."""
     ring_byte: float = 2.3e-9
-    """Seconds a byte in the ring; docs/scaling.md."""
+    """Seconds a byte in the ring; docs/notebook/scaling.md."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,7 +185,7 @@ def test_a_docstring_that_begins_otherwise_is_found(tmp_path):
 
 
 def test_every_picture_is_shown_by_a_document():
-    documents = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    documents = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     texts = "".join(document.read_text() for document in documents)
     for picture in sorted((ROOT / "docs" / "images").iterdir()):
         assert f"images/{picture.name})" in texts, picture

@@ -29,7 +29,7 @@ def cpuinfo(folder, *features, name="flags", maker="GenuineIntel"):
     ("features", "expected"),
     [
         (("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"), "bfloat16"),
-        (("avx2", "avx512f", "avx512_bf16"), "float32"),  # slower there in bfloat16: docs/results.md
+        (("avx2", "avx512f", "avx512_bf16"), "float32"),  # docs/notebook/bfloat16.md: slower there
         (("avx2", "amx_tile", "amx_int8"), "float32"),
         (("avx2",), "float32"),
     ],

@@ -1,7 +1,7 @@
 """Parts of a network's work, which a process's CPU cores share: several at once, each on one thread.
 
 By default TensorFlow spreads every operation over all cores, and at its end they wait for the slowest; a
-network has hundreds. Parts side by side do not wait (docs/results.md has the figures), and an operation on
+network has hundreds. Parts side by side do not wait (docs/notebook/ppo-speed.md), and an operation on
 one thread adds its numbers in the same order on any machine, however many cores it has.
 """
 

@@ -322,7 +322,7 @@ def resolve_precision(name: str, system: Path = Path("/"), *, small: bool = Fals
         return "bfloat16" if capability >= (8, 0) else "float32"
     features = machine.cpuinfo("flags", system).split()
     # AVX512-BF16 alone is faster on AMD's CPUs, slower on Intel's; with neither, bfloat16 is emulated, ten
-    # times slower (docs/results.md).
+    # times slower (docs/notebook/bfloat16.md).
     of_amd = "avx512_bf16" in features and machine.cpuinfo("vendor_id", system) == "AuthenticAMD"
     return "bfloat16" if of_amd or "amx_bf16" in features else "float32"
 
