@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 
 import tfrl
 
@@ -51,6 +52,45 @@ def test_rows_of_a_batch_are_envs_of_their_own(run):
         np.testing.assert_array_equal(whole[1], single)
     drawn = [policy.sample(shown[0], whole, seed=1)[0] for _ in range(2)]
     np.testing.assert_array_equal(*drawn)
+
+
+class Parts(gymnasium.Env):
+    """Shows an image and numbers, takes two choices at once, and forbids one of the values of each."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (12, 12, 3), np.uint8), numbers=spaces.Box(-9, 9, (2,), np.float32)
+    )
+    action_space = spaces.MultiDiscrete([2, 3])
+    mask = np.int8([1, 1, 1, 0, 1])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation_space.sample(), {"action_mask": self.mask}
+
+    def step(self, action):
+        assert self.mask[action[0]] and self.mask[2 + action[1]]
+        self.time += 1
+        return self.observation_space.sample(), 1.0, self.time == 7, False, {"action_mask": self.mask}
+
+
+def test_several_arrays_masks_and_choices_at_once_go_with_memory(tmp_path):
+    memory = {"memory": "gru", "memory_size": 16, "memory_inputs": True, "sequence_length": 8}
+    sizes = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "epochs": 1}
+    run = tfrl.train("ppo", env=Parts, logdir=tmp_path, **memory, **sizes, eval_episodes=2)
+    assert max(run.progress["train/first_ratio_error"]) < 1e-5
+    policy, saved = tfrl.load(run.folder), tf.saved_model.load(str(run.folder / "export" / "policy"))
+    state = policy.initial_state()
+    size = 16 * (1 if policy.config.share_torso else 2)
+    assert state.shape == (size + 5 + 1,)
+    for _ in range(3):
+        shown = Parts.observation_space.sample()
+        inputs = {name: tf.constant(array[None]) for name, array in shown.items()}
+        inputs |= {"action_mask": tf.constant(Parts.mask[None])}
+        found = saved.signatures["serving_default"](**inputs, state=tf.constant(state[None]))
+        action, state = policy(shown, state, action_mask=Parts.mask)
+        np.testing.assert_array_equal(action, found["action"][0])
+        np.testing.assert_allclose(state, found["state"][0], atol=1e-4)
 
 
 def test_a_missing_state_is_one_sentence(run, tmp_path):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import resnet
 from tfrl.envs import callables, registry
 from tfrl.envs.observations import ArraySpec
-from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete
 from tfrl.networks import NetworkSettings, array_policy, entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
@@ -316,11 +316,19 @@ class ActorCritic(Network):
         found = super().exported(outputs) | {"value": outputs[1]}
         if not self._cores:
             return found
-        state, actions, spec = outputs[2], found["action"], self.distribution.action_spec
+        state = outputs[2]
         if self.memory_size > self.state_size:
-            coded = tf.one_hot(actions, spec.n) if isinstance(spec, Discrete) else actions
+            coded = self._coded(found["action"])
             state = tf.concat([state, coded, tf.zeros_like(coded[:, :1])], axis=-1)
         return found | {"state": state}
+
+    def _coded(self, actions: tf.Tensor) -> tf.Tensor:
+        """Actions [B, *shape] as `ActionSpec.encoded` gives them, float32 [B, A]."""
+        spec = self.distribution.action_spec
+        if isinstance(spec, MultiDiscrete):
+            each = [tf.one_hot(actions[:, k], count) for k, count in enumerate(spec.counts)]
+            return tf.concat(each, axis=-1)
+        return tf.one_hot(actions, spec.n) if isinstance(spec, Discrete) else actions
 
 
 class PhasicActorCritic(ActorCritic):
