@@ -37,6 +37,49 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def defined(path):
+    """The names at the top of a module, also those within its conditions; None if it makes them up itself."""
+    names, waiting = set(), list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            names |= {
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return None if "__getattr__" in names else names
+
+
+def missing_imports(root):
+    """`MODULE imports NAME` of each name that a project's module does not have."""
+    found = modules(root, *PACKAGES)
+    names = {module: defined(path) for module, path in found.items()}
+    return [
+        f"{importer} imports {name}"
+        for importer, path in found.items()
+        for name in imported(path)
+        if name not in found and (module := name.rpartition(".")[0]) in found
+        if names[module] is not None and name.rpartition(".")[2] not in names[module]
+    ]
+
+
+def test_every_name_that_is_imported_is_there():
+    assert not missing_imports(ROOT)
+
+
+def test_a_name_that_is_not_there_is_found(tmp_path):
+    (tmp_path / "tfrl").mkdir()
+    (tmp_path / "tfrl" / "one.py").write_text(
+        "try:\n    import gone\nexcept ImportError:\n    gone = kept = 1\n"
+    )
+    (tmp_path / "tfrl" / "two.py").write_text("def late():\n    from tfrl.one import gone, kept, moved\n")
+    assert missing_imports(tmp_path) == ["tfrl.two imports tfrl.one.moved"]
+
+
 def folder_of(module):
     """The folder of tfrl that a module, or a name in one, is of; `commands` for what stands above all."""
     _, _, inside = module.partition(".")

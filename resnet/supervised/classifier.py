@@ -15,7 +15,8 @@ import resnet
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
-from tfrl.networks.network import Packing, variable_name
+from tfrl.networks.array_policy import variable_name
+from tfrl.networks.network import Packing
 from tfrl.networks.weights import PREFIX, assign_weights, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam
