@@ -13,11 +13,13 @@ from packed_envs import packed
 from processes import Training, learned, results
 
 from tfrl import config as settings
+from tfrl import networks
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import Discrete, EnvSpec, MultiDiscrete
 from tfrl.networks.distributions import distribution_for
+from tfrl.networks.weights import export
 from tfrl.training.episodic import EpisodicLearner
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
@@ -158,6 +160,30 @@ def test_masks_are_used_where_the_settings_say_so(tmp_path):
         learner.update()
     with pytest.raises(UserError, match='needs info\\["action_mask"\\], which CartPole-v1 does not give'):
         settings.reader("ppo").parse(["--env", "CartPole-v1", "--action-masks", "must"])
+
+
+@pytest.mark.parametrize("name", ["ppo of several choices", "impala", "dqn"])
+def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
+    config, _ = parse(name, tmp_path)
+    network, generator = networks.of_settings(config, "float32"), np.random.default_rng(0)
+    arrays = {
+        n: generator.normal(size=a.shape).astype(np.float32) for n, a in network.initial_arrays().items()
+    }
+    export(tmp_path / "export", config, arrays, precision="float32")
+    env = registry.make(EnvSpec.of(config, num_envs=40, seed=5))
+    spec, rows = env.observation_spec, env.observe().observation
+    saved = tf.saved_model.load(str(tmp_path / "export" / "policy"))
+    named = {key: tf.constant(array) for key, array in spec.named(rows).items()}
+    found = saved.signatures["serving_default"](**named)
+    again = saved.policy(*named.values())
+    vectors = {n: tf.constant(vector) for n, vector in network.join(arrays).items()}
+    greedy = network.greedy(network.outputs(vectors, tf.constant(rows))).numpy()
+    start = 0 if name == "ppo of several choices" else 2  # Discrete(5, start=2)
+    np.testing.assert_array_equal(found["action"], greedy + start)
+    np.testing.assert_array_equal(again["action"], found["action"])
+    output = found.get("logits", found.get("parameters", found.get("q"))).numpy()
+    np.testing.assert_array_equal(output == FORBIDDEN, ~spec.allowed(rows))
+    env.act(greedy)  # fails where one is forbidden
 
 
 def test_1_and_2_replicas_are_one_run_to_the_bit(tmp_path):

@@ -31,6 +31,7 @@ Huang and Ontañón 2022, arXiv:2006.14171. It is finite, so that p log p is 0 w
 """
 WORD_FLAGS = 64
 """Flags of a text."""
+_FEW = 4  # choices whose counts are told to people
 _BYTES = {IMAGE: 1, NUMBERS: 4, CHOICES: 4, FLAGS: 1, MASK: 1}
 _STORED = {NUMBERS: np.float32, CHOICES: np.int32}  # in rows of bytes; the other kinds are uint8
 
@@ -81,6 +82,12 @@ class Part:
     def env_dtype(self) -> str:
         """NumPy's name of the dtype of arrays as the env shows them; of the flags of a text, uint8."""
         return "uint8" if self.dtype == "str" else self.dtype
+
+    def __str__(self) -> str:
+        if self.dtype == "str":
+            return "text"
+        few = f" of {', '.join(map(str, self.counts))} values" if 0 < len(self.counts) <= _FEW else ""
+        return f"{self.dtype} {list(self.env_shape)}{few}"
 
     def stored(self, shown: Any) -> np.ndarray:
         """The array to store in a row, [*shape], of what the env shows.
@@ -174,7 +181,7 @@ class ArraySpec:
 
     def __str__(self) -> str:
         if self.parts:
-            return ", ".join(f"{part.name}: {part.dtype} {list(part.env_shape)}" for part in self.parts)
+            return ", ".join(f"{part.name}: {part}" for part in self.parts)
         text = f"{self.dtype} {list(self.shape)}"
         return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
 

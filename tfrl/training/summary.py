@@ -50,7 +50,8 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
 def next_commands(config: RLSettings) -> list[str]:
     """Commands for a finished run, and the line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
-    policy = str(config.run_dir / "export" / "policy")
+    policy, parts = str(config.run_dir / "export" / "policy"), registry.specs(config)[0].parts
+    inputs = ", ".join(part.identifier for part in parts) or "observations"
     inputs = "observations, state" if _is_recurrent(config) else "observations"
     commands = {
         tensorboard(config): "curves",
