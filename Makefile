@@ -28,7 +28,7 @@ format: $(DEV_READY)
 bench: $(READY)
 	@$(VENV)/bin/python -m benchmarks.throughput $(ARGS)
 
-# Several files of a run grow at once where an evaluator follows it (cluster/README.md).
+# Several files of a run grow at once where an evaluator follows it (docs/distributed.md).
 tensorboard: $(READY)
 	@$(VENV)/bin/tensorboard --logdir $(LOGDIR) --reload_multifile true $(ARGS)
 

@@ -140,7 +140,7 @@ class Cluster:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
                 f"there is no Ray to join at --ray-address {address}, or it wants a token, which takes "
-                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (docs/ray.md): {first}"
+                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (docs/distributed.md): {first}"
             ) from None
 
     def _make_token(self, path: Path) -> None:

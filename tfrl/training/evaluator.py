@@ -1,7 +1,7 @@
 """The evaluator of a cluster: follows a run's checkpoints beside the workers, which need not wait for it.
 
 It takes no part in the strategy. TF_CONFIG's task type `evaluator` makes a process one:
-`cluster/README.md` shows how. Its metrics go to an event file of its own in the run's folder.
+`docs/distributed.md` shows how. Its metrics go to an event file of its own in the run's folder.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
                 ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)
                 tell(
                     f"warning: TensorFlow's ports {ports} are open to the network without a password; close "
-                    "them as cluster/README.md says under Security."
+                    "them as docs/distributed.md says under Security."
                 )
             watchdog.beat("preparing")
             yield runtime, watchdog

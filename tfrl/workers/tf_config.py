@@ -100,7 +100,7 @@ def for_strategy(strategy: str) -> TFConfig | None:
     """
     cluster = read() if strategy in ("auto", "multi-worker") else None
     if strategy == "multi-worker" and cluster is None:
-        raise UserError("--strategy multi-worker needs TF_CONFIG; cluster/README.md shows how to set it.")
+        raise UserError("--strategy multi-worker needs TF_CONFIG; docs/distributed.md shows how to set it.")
     return cluster
 
 
