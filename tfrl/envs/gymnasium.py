@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tfrl.envs import own_state
 from tfrl.envs.gymnasium_ids import (
     RESET,
     STEP,
@@ -30,6 +31,7 @@ from tfrl.envs.gymnasium_ids import (
     masks_actions,
     packed,
     rendering_error,
+    saves_itself,
 )
 from tfrl.envs.observations import Packer
 from tfrl.envs.spec import EnvSpec, Step
@@ -50,6 +52,7 @@ class GymnasiumVec:
     takes as long as playing them (a whole episode of HalfCheetah 50 ms, of Humanoid 0.3 s), and is right for
     every env that follows its seed, wrappers included. Atari's emulator saves its own state instead: there a
     seed loads the game again, which costs as much as a hundred steps, and an episode may have 27,000 steps.
+    A user's env that has `get_state` and `set_state` saves its own state, too (`tfrl.envs.own_state`).
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -64,8 +67,10 @@ class GymnasiumVec:
         self._envs = [make_env(name, kwargs, render=spec.render, **options) for _ in indices]
         self._plays = [env.step for env in self._envs]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
-        self._snapshots = is_atari(self._envs[0])
+        self._atari = is_atari(self._envs[0])
+        self._snapshots = self._atari or (spec.frame_skip in (None, 1) and saves_itself(name, kwargs))
         self._replays = self.exact_state and not self._snapshots
+        self.exact_state = self._replays or self._snapshots
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
@@ -87,7 +92,7 @@ class GymnasiumVec:
         """Begins env i's next episode, and returns its first observation."""
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
-            if self._snapshots and episode > 0:
+            if self._atari and episode > 0:
                 shown, info = env.reset()
             else:
                 shown, info = env.reset(seed=_episode_seed(*self._streams[i], episode))
@@ -199,7 +204,7 @@ class GymnasiumVec:
         if step.truncated[i]:
             arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
         if self._snapshots:
-            arrays |= _get_atari_state(self._envs[i])
+            arrays |= (_get_atari_state if self._atari else own_state.get)(self._envs[i])
         elif self._replays and self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
@@ -247,7 +252,11 @@ class GymnasiumVec:
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
         if self._snapshots:
-            _set_atari_state(self._envs[i], arrays)
+            if self._atari:
+                _set_atari_state(self._envs[i], arrays)
+            else:
+                self._reset(i)
+                own_state.put(self._envs[i], arrays)
             return True
         if not self._replays or "actions" not in arrays:
             return False

@@ -35,7 +35,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs import callables
+from tfrl.envs import callables, own_state
 from tfrl.envs.observations import (
     ACTION_MASK,
     CHOICES,
@@ -393,6 +393,21 @@ def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
     return not marked and outlines[0] == outlines[1]
 
 
+@functools.cache
+def saves_itself(env_id: str, kwargs: str = "{}") -> bool:
+    """True if an env has `get_state()` and `set_state(state)`, and goes on exactly by them.
+
+    Envs with action masks are replayed: the check takes any actions. Raises as `facts_of`.
+    """
+    if facts_of(env_id, kwargs).action_mask:
+        return False
+    with _open(env_id, kwargs) as env:
+        if not own_state.is_saved(env):
+            return False
+        with _open(env_id, kwargs) as other:
+            return own_state.is_exact(env, other)
+
+
 def _outline(env_id: str, env: gymnasium.Env, given: list | None) -> list[tuple]:
     """Everything that the first steps of an episode from seed 1 show, by these actions or 20 allowed ones."""
     actions = actions_of(env_id, env.action_space)
@@ -429,6 +444,7 @@ def forget() -> None:
     """Forgets all facts: a callable's name stands for another one now."""
     facts_of.cache_clear()
     can_repeat.cache_clear()
+    saves_itself.cache_clear()
 
 
 def reward_threshold(env_id: str) -> float | None:

@@ -1,0 +1,91 @@
+"""Envs that save their own state go on by it, where it is exact, and are replayed where it is not."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import TimeLimit
+
+from tfrl.envs import registry
+from tfrl.envs.gymnasium_ids import saves_itself
+from tfrl.envs.spec import EnvSpec
+
+
+class Saved(gymnasium.Env):
+    """A walk that no seed repeats in another process: it also counts all steps that it has ever taken."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    taken = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = np.zeros(2)
+        return self.show(), {}
+
+    def step(self, action):
+        self.place = self.place + self.np_random.normal(size=2) + action
+        self.taken += 1
+        return self.show(), float(self.taken), False, False, {}
+
+    def show(self):
+        return np.append(self.place, self.taken)
+
+    def get_state(self):
+        return {"place": self.place, "taken": self.taken, "random": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.place, self.taken = state["place"], state["taken"]
+        self.np_random.bit_generator.state = state["random"]
+
+
+class Forgetful(Saved):
+    """Leaves its random numbers out."""
+
+    taken = property(lambda self: 0, lambda self, value: None)
+
+    def get_state(self):
+        return {"place": self.place, "taken": 0}
+
+    def set_state(self, state):
+        self.place = state["place"]
+
+
+def limited():
+    return TimeLimit(Saved(), 40)
+
+
+def vector(env):
+    return registry.make(EnvSpec(registry.name_of(env), num_envs=3, seed=2))
+
+
+def play(env, steps, seed):
+    generator, seen = np.random.default_rng(seed), []
+    for _ in range(steps):
+        env.act(env.action_spec.uniform(generator, env.num_envs))
+        seen.append(np.concatenate([x.reshape(3, -1).astype(float) for x in env.observe()[:4]], axis=1))
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("steps", [25, 70])
+def test_a_fresh_vector_goes_on_bit_for_bit(steps):
+    """Also across time limits, whose steps are counted on."""
+    assert saves_itself(registry.name_of(limited))
+    one = vector(limited)
+    play(one, steps, 0)
+    states = one.get_state()
+    assert max(map(len, states)) < 3000, "no actions"
+    other = vector(limited)
+    play(other, 7, 3)
+    other.set_state(states)
+    assert other.exact_state
+    np.testing.assert_array_equal(other.observe().observation, one.observe().observation)
+    np.testing.assert_array_equal(play(one, 60, 1), play(other, 60, 1))
+
+
+def test_a_state_that_is_not_whole_is_not_used():
+    assert not saves_itself(registry.name_of(Forgetful))
+    one, other = vector(Forgetful), vector(Forgetful)
+    play(one, 30, 0)
+    other.set_state(one.get_state())
+    assert other.exact_state, "by replaying"
+    np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))

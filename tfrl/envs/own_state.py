@@ -1,0 +1,68 @@
+"""States that a user's env saves itself, by `get_state()` and `set_state(state)`, in place of a replay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import TimeLimit
+
+_PREFIX = "own/"
+
+
+def is_saved(env: gymnasium.Env) -> bool:
+    """True if the env below time limits has both methods; other wrappers may have a state, too."""
+    inner = env
+    while isinstance(inner, TimeLimit):
+        inner = inner.env
+    return all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state"))
+
+
+def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
+    """The state as arrays. Raises TypeError if it is no dict of JSON values and arrays."""
+    limits, inner = [], env
+    while isinstance(inner, TimeLimit):
+        limits.append(inner._elapsed_steps)
+        inner = inner.env
+    state = inner.get_state()
+    if not isinstance(state, Mapping):
+        raise TypeError("get_state() must give a dict")
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    rest = {name: value for name, value in state.items() if name not in arrays}
+    about = np.array(json.dumps({"limits": limits, "rest": rest}))
+    return {_PREFIX: about} | {f"{_PREFIX}{name}": value.copy() for name, value in arrays.items()}
+
+
+def put(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
+    """Continues from what `get` gave."""
+    about, inner = json.loads(str(arrays[_PREFIX])), env
+    for steps in about["limits"]:
+        inner._elapsed_steps = steps
+        inner = inner.env
+    own = {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}
+    inner.set_state(about["rest"] | {name: array.copy() for name, array in own.items() if name})
+
+
+def is_exact(env: gymnasium.Env, other: gymnasium.Env) -> bool:
+    """True if another env of the kind goes on from the state of one as that one does, for ten steps."""
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(15)]
+    with contextlib.suppress(Exception):  # whatever its methods raise: then the episode is replayed
+        env.reset(seed=1)
+        for action in actions[:5]:
+            if any(env.step(action)[2:4]):
+                return False
+        saved = get(env)
+        other.reset(seed=2)
+        put(other, saved)
+        return all(_show(env, action) == _show(other, action) for action in actions[5:])
+    return False
+
+
+def _show(env: gymnasium.Env, action: Any) -> tuple[Any, ...]:
+    shown, reward, terminated, truncated, _ = env.step(action)
+    return np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)
