@@ -138,9 +138,9 @@ class Command(Training):
 def test_a_killed_run_goes_on_exactly(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in DQN.items() if value is not True]
-    flags += ["--total-steps", 1024 * 12, "--checkpoint-every", 2]
+    flags += ["--total-steps", 1024 * 5, "--checkpoint-every", 1]
     training = Command(tmp_path / "killed", *flags)
-    training.wait_until(1024 * 3)
+    training.wait_until(1024 * 2)
     training.process.send_signal(signal.SIGKILL)
     training.end()
     for name in ("killed", "whole"):
