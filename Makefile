@@ -1,13 +1,14 @@
-# make train ARGS="--env bigfish"    make test    make lint    make format    make bench    make tensorboard
+# make train ARGS="--env bigfish"    make test    make lint    make format    make bench    make tensorboard    make docs
 SHELL := /bin/bash
 VENV := .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 READY := $(VENV)/.installed
 DEV_READY := $(VENV)/.installed-dev
 RAY_READY := $(VENV)/.installed-ray
+DOCS_READY := $(VENV)/.installed-docs
 LOGDIR ?= logs
 
-.PHONY: train test lint format bench tensorboard
+.PHONY: train test lint format bench tensorboard docs
 
 train: $(READY)
 	@$(VENV)/bin/python -m tfrl.ppo_procgen $(ARGS)
@@ -32,6 +33,11 @@ bench: $(READY)
 tensorboard: $(READY)
 	@$(VENV)/bin/tensorboard --logdir $(LOGDIR) --reload_multifile true $(ARGS)
 
+# A warning, of a broken link, say, is an error (mkdocs.yml).
+docs: $(DOCS_READY)
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build $(ARGS)
+	@echo "The site is in site/index.html"
+
 # The stamp is written last, so an interrupted install is done again.
 $(READY): requirements.txt
 	@echo "Setting up $(VENV) with $(PYTHON) (a few minutes, once)"
@@ -47,4 +53,8 @@ $(DEV_READY): $(READY) requirements-dev.txt
 
 $(RAY_READY): $(READY) requirements-ray.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.txt
+	@touch $@
+
+$(DOCS_READY): $(READY) requirements-docs.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
