@@ -86,7 +86,8 @@ def test_advantages_of_a_rollout_whose_episodes_end_or_are_cut_off(learner, flag
     expected = slow_gae(rollout, values, last_values, final_values, config.gamma, config.gae_lambda)
 
     rows = made.session.runtime.per_replica(agent._minibatches(0))
-    estimated = agent._estimates(rollout, rollout.extras["value"], rows)
+    with_last = np.concatenate([rollout.extras["value"], agent.last_values(rollout)[:, None]], axis=1)
+    estimated = agent._estimates(rollout, with_last, rows)
     advantages, targets, moments = (np.asarray(made.session.runtime.first(x)) for x in estimated[:3])
     np.testing.assert_allclose(advantages.reshape(128, 8), expected[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(targets.reshape(128, 8), expected[1], rtol=1e-4, atol=1e-5)

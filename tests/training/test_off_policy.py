@@ -119,6 +119,14 @@ def test_a_run_with_continuous_actions_too(tmp_path):
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
+def test_a_single_env_in_two_halves_ends_as_one_run(tmp_path):
+    """One program takes its gradient steps (tests/agents/test_whole_steps.py)."""
+    flags = (*DQN, "--num-envs", "1")
+    plain = train(flags[0], tmp_path / "plain", *flags[1:])
+    train(flags[0], tmp_path / "halves", *flags[1:], total_steps=200)
+    assert_same_end(plain, train(flags[0], tmp_path / "halves", *flags[1:]))
+
+
 def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_from():
     """An actor that dies at once may keep it waiting for minutes."""
 

@@ -625,11 +625,13 @@ class PPOAgent(ActorCriticAgent):
         totals = Totals(self.means)
         for epoch in range(config.epochs):
             if epoch == 0:
-                estimated = self._estimates(rollout, rollout.extras["value"], rows)
+                acted = rollout.extras["value"]
+                values = np.concatenate([acted, self.last_values(rollout)[:, None]], axis=1)
+                estimated = self._estimates(rollout, values, rows)
                 self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
             elif config.renew_advantages:
-                memory = None if rollout.memory is None else rollout.started_memory[:, :-1]
-                values = self.values(observations, observations.shape[3:], memory)
+                memory = None if rollout.memory is None else rollout.started_memory
+                values = self.values(rollout.observations, observations.shape[3:], memory)
                 estimated = self._estimates(rollout, values, rows)
             self._epoch(epoch, (kept, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
             if totals.ended:
@@ -701,12 +703,13 @@ class PPOAgent(ActorCriticAgent):
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
         """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
 
-        Values float32 [R, T, B] are of the acting weights, or, where advantages are renewed, of the present
-        ones; those of o_T and of the last observations of truncated episodes always are of the present.
+        Values float32 [R, T + 1, B] are of the acting weights, or, where advantages are renewed, of the
+        present ones. The last, of o_T, and those of the last observations of truncated episodes always are of
+        the present ones.
         """
+        values_and_last = values[:, :-1], values[:, -1]
         final_values = self.final_values(rollout)
-        last_values = self.last_values(rollout)
-        fields = (rollout.rewards, rollout.first, rollout.truncated, values, last_values, final_values)
+        fields = (rollout.rewards, rollout.first, rollout.truncated, *values_and_last, final_values)
         return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
 
     @compiled()
