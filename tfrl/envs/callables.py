@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -62,6 +63,13 @@ def find(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{name} is a value of type {type(found).__name__}, and no function")
     return found
+
+
+def search_path() -> str:
+    """The folders from which this process imports a user's modules, as PYTHONPATH of other processes."""
+    installed = (sys.prefix, sys.base_prefix)
+    places = [Path(place or Path.cwd()) for place in sys.path]
+    return os.pathsep.join(str(p) for p in places if not any(p.is_relative_to(root) for root in installed))
 
 
 def _name_of(make: Callable[..., Any]) -> str:

@@ -20,6 +20,7 @@ from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.config.actors import LEARNER
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.callables import search_path
 from tfrl.experience.rollout import observation_bytes
 from tfrl.remote import LOOPBACK
 
@@ -152,6 +153,8 @@ class Cluster:
         os.environ["RAY_AUTH_TOKEN_PATH"] = self._token = str(path)
 
     def _start(self, num_cpus: int, store_bytes: int, quiet: dict) -> None:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = search_path()  # of actors, which import functions of the user's program
         try:
             ray.init(
                 address="local",
@@ -166,6 +169,9 @@ class Cluster:
             self.close()
             first = (str(error).splitlines() or ["no message"])[0]
             raise TrainingError(f"Ray could not be started: {first}") from error
+        finally:
+            del os.environ["PYTHONPATH"]
+            os.environ.update({} if before is None else {"PYTHONPATH": before})
 
     def close(self) -> None:
         """Leaves Ray; ends it, and removes what it wrote, if it was started here."""

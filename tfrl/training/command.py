@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tfrl.cli.signals import held_back
 from tfrl.config.actors import LEARNER, check_ray, leads
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.envs.callables import find, is_importable, is_name
+from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.evaluation import policy_files
 from tfrl.experience import phase, replay, rollout
 from tfrl.networks.weights import check_torso
@@ -233,9 +232,8 @@ class _Here:
                 )
             address = self._cluster.address
         places = local_places(config.learners, None)
-        # Functions of the user's program, `python program.py`, are imported from its folder.
-        paths = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
-        own = {LEARNER: address} | ({"PYTHONPATH": paths} if paths else {})
+        # They import functions of the user's program from where it found them: its own folder, say.
+        own = {LEARNER: address, "PYTHONPATH": search_path()}
         marked = ({**place.environment, **own} for place in places)
         return [
             dataclasses.replace(place, environment=environment)
