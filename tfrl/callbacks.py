@@ -193,7 +193,7 @@ class MLflow(Callback):
     """Sends settings, metrics and results to MLflow; needs `pip install mlflow`, or mlflow-skinny.
 
     Args:
-      tracking_uri: as MLflow has it: a folder as "file:PATH", or a server; None: MLflow's default.
+      tracking_uri: as MLflow has it: a database, "sqlite:///mlflow.db", or a server; None: MLflow's default.
       experiment: its name.
     """
 
