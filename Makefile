@@ -36,7 +36,7 @@ tensorboard: $(READY)
 # A warning, of a broken link, say, is an error (mkdocs.yml).
 docs: $(DOCS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build $(ARGS)
-	@echo "The site is in site/index.html. Its search needs a server: $(VENV)/bin/mkdocs serve"
+	@echo "The site is in site/index.html. For its search: $(VENV)/bin/mkdocs serve"
 
 # The stamp is written last, so an interrupted install is done again.
 $(READY): requirements.txt
