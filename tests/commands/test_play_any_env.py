@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import imageio.v3 as imageio
 import numpy as np
@@ -228,8 +229,9 @@ def test_an_episode_that_was_cut_off_ends_with_its_final_observation():
     actions = np.full((3, 1), 0.5, np.float32)
     none, ends = np.zeros(3, bool), np.ones(3, bool)
     finals = np.array([[10.0, 11.0], [30.0, 31.0]], np.float32)
+    env = SimpleNamespace(observation_spec=ArraySpec((2,), "float32"))
     for first, truncated, final in ((none, none, None), (ends, np.array([True, False, True]), finals)):
-        buffer.before(None, observations, actions)
+        buffer.before(env, observations, actions)
         buffer.after(Step(np.ones(3, np.float32), observations + 100, first, truncated, final))
     steps = {example["env_index"]: example["steps"] for example in examples.found}
     assert [len(steps[i]) for i in range(3)] == [3, 3, 3]
