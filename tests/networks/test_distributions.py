@@ -68,6 +68,19 @@ def test_entropy_and_mode():
     assert certain.entropy().numpy() == [0.0] and certain.mode().numpy() == [1]
 
 
+def test_numpy_takes_the_same_actions():
+    logits = np.random.default_rng(7).normal(size=(200, 5)).astype(np.float32)
+    noise = np.random.default_rng(8).random((200, 1), np.float32)
+    actions, policy = distribution_for(Discrete(5)), of_logits(tf.constant(logits))
+    np.testing.assert_array_equal(actions.act_greedily(logits), policy.mode())
+    np.testing.assert_array_equal(actions.act_greedily(logits), logits.argmax(axis=1))
+    np.testing.assert_array_equal(actions.act(logits, noise), policy.sample(tf.constant(noise)))
+    chosen = actions.act(logits, noise)
+    np.testing.assert_allclose(
+        actions.log_probs_of(logits, chosen), policy.log_prob(tf.constant(chosen)), rtol=1e-6, atol=1e-7
+    )
+
+
 def test_gradients_are_finite_for_extreme_logits():
     logits = tf.Variable([[0.0, 300.0, -300.0], [0.0, 0.0, 0.0]])
     with tf.GradientTape() as tape:
