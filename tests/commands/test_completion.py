@@ -38,7 +38,7 @@ def complete(script, line):
         ("python -m tfrl.ppo_procgen --update-f", ["--update-freq"]),
         ("python -m tfrl.ppo_procgen --preset openai-", ["openai-easy", "openai-hard"]),
         ("python -m tfrl.suite --work", ["--workers"]),
-        ("python -m tfrl.suite --env", ["--envs", "--env-kwargs", "--env-threads"]),
+        ("python -m tfrl.suite --env", ["--envs", "--env-kwargs", "--env-threads", "--env-processes"]),
         ("python -m resnet.train --aug", ["--augment"]),
         ("python -m cluster.launch --max-r", ["--max-restarts"]),
         ("python -m cluster.launch --ru", []),  # its examples have a --run-name

@@ -221,7 +221,10 @@ def test_the_overview_names_every_command_and_the_version(capsys):
     root = Path(overview.__file__).parents[1]
     for package in ("tfrl", "resnet", "cluster"):
         for path in (root / package).glob("*.py"):
-            if '__name__ == "__main__"' in path.read_text() and path.name not in ("__main__.py", "agent.py"):
+            if '\nif __name__ == "__main__"' in path.read_text() and path.name not in (
+                "__main__.py",
+                "agent.py",
+            ):
                 assert f"  python -m {package}.{path.stem}" in told
     assert overview.main(["--version"]) == 0
     assert capsys.readouterr().out.split()[1] in told.splitlines()[0]

@@ -64,7 +64,7 @@ def test_a_signal_in_the_last_step_or_the_last_test_is_obeyed(command, undisturb
         folder, process = command("told", *FAULTY, "SIGTERM", "0", moment, str(tmp_path / moment))
         stdout, stderr = process.communicate(timeout=PATIENCE)
         assert process.returncode == 143, stderr
-        assert "Stopped, saved at step 8;" in stdout
+        assert "Stopped, saved at 128 images (step 8);" in stdout
         assert not (folder / "results.json").exists()
     found = finish(command, "told")
     assert found["weights_sha256"] == undisturbed["weights_sha256"]
