@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class Update:
     action_counts: list[int] = dataclasses.field(default_factory=list)
 
 
-class Learner:
+class Learner(ABC):
     """An algorithm and the data that it learns from, as the loop uses them. All workers make the same calls.
 
     The loop counts nothing itself: `session.step` is the number of finished updates, or gradient steps of a
@@ -58,6 +59,7 @@ class Learner:
     def begin(self) -> None:
         """Gives a new run its first weights; a run that goes on has its own. A collective."""
 
+    @abstractmethod
     def update(self) -> Update | None:
         """Learns for one row of progress.csv; counts `session.step` and seconds. A collective.
 
@@ -67,26 +69,25 @@ class Learner:
         Raises:
           Stopped: on all workers, of which one was told to stop.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def is_evaluation_due(self, before: tuple[int, int]) -> bool:
         """True if an evaluation is due after an update that began at `before`: step and steps done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation of the present weights. A collective. Raises Stopped as `update`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name, float32."""
-        raise NotImplementedError
 
     # How far the run is
 
     @property
+    @abstractmethod
     def steps_done(self) -> int:
         """Env steps of all finished updates, or images, all workers together."""
-        raise NotImplementedError
 
     @property
     def steps_within(self) -> int:
@@ -94,14 +95,14 @@ class Learner:
         return 0
 
     @property
+    @abstractmethod
     def total_steps(self) -> int:
         """The steps at which the run ends."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """The place of the run, for people: "update 4", say."""
-        raise NotImplementedError
 
     @property
     def position(self) -> float:
@@ -113,18 +114,18 @@ class Learner:
         return steps
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """True, on all workers, if no update is to follow. An update under way is never the end."""
-        raise NotImplementedError
 
     def check_length(self, found_steps: int) -> None:
         """Raises UserError where the run's checkpoint is at more steps than the settings want."""
 
     # What people see
 
+    @abstractmethod
     def summary(self, logged: int) -> dict[str, str]:
         """The rows of the table before training; `logged` is the number of steps that progress.csv has."""
-        raise NotImplementedError
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
         """Tells TensorBoard of a new run: its hyperparameters and the layout of its charts."""
@@ -132,20 +133,21 @@ class Learner:
     def write_histograms(self, writer: MetricsWriter | NullMetricsWriter, update: Update) -> None:
         """Shows in TensorBoard what of an update is no scalar."""
 
+    @abstractmethod
     def completed(self, stopped: str | None) -> str:
         """The sentence for a run that is complete; `stopped` is why a callback stopped it."""
-        raise NotImplementedError
 
     # State
 
+    @abstractmethod
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
-        raise NotImplementedError
 
     def shards(self) -> Sequence[CheckpointShard]:
         """The parts of this worker's state that are written once, for this checkpoint and later ones."""
         return ()
 
+    @abstractmethod
     def set_state(
         self,
         state: Mapping[str, np.ndarray],
@@ -157,24 +159,23 @@ class Learner:
         Raises UserError on all workers if the network is another one, or if envs then show something else
         than they did.
         """
-        raise NotImplementedError
 
     # The end
 
     def finish(self) -> None:
         """Removes, when the run is over, the files of its own that only older checkpoints need."""
 
+    @abstractmethod
     def export(self, folder: Path) -> None:
         """Writes the trained network; on the chief alone. Raises OSError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
         """The learner's own entries of results.json, from the last update's metrics and evaluation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
         """The last words of a finished run, from the content of its results.json."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stops what it has started."""
