@@ -60,7 +60,6 @@ def main() -> int:
             stdin=subprocess.DEVNULL,
             stdout=slave,
             stderr=slave,
-            pass_fds=handed_down(),
             start_new_session=True,
             preexec_fn=_begin_worker,  # no other threads here that a fork could catch in the middle
         )
@@ -121,15 +120,6 @@ def main() -> int:
     send(signal.SIGKILL)  # whatever the worker left behind would hold ports and GPUs
     code = process.returncode
     return 128 - code if code < 0 else code
-
-
-def handed_down() -> list[int]:
-    """The open file of a run's lock that a suite has for its trainers (tfrl/run/lock.py), if it came here."""
-    with contextlib.suppress(ValueError, OSError):
-        number = int(os.environ.get("TFRL_LOCK", ""))
-        os.fstat(number)
-        return [number]
-    return []
 
 
 def _open_terminal(rows: int, columns: int) -> tuple[int, int]:

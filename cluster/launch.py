@@ -11,19 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from cluster.agent import SAVED, STARTED, STOPS, handed_down
+from cluster.agent import SAVED, STARTED, STOPS
 from cluster.places import Place, local_places, remote_places
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL, Range
 from tfrl.cli.streams import surviving
-from tfrl.workers.tf_config import LAUNCH, RESTARTED
+from tfrl.workers.tf_config import RESTARTED
 
 USAGE = "python -m cluster.launch (--workers N | --hosts A,B) [flags] -- COMMAND"
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
@@ -135,13 +134,12 @@ def launch(
         signal.signal(number, lambda number, _: stop.take(number))
     live, size = sys.stdout.isatty(), shutil.get_terminal_size()
     output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
-    name = uuid.uuid4().hex
     restarts = failures = 0  # all of them; those since the last checkpoint
     while not stop.first:
         places = find_places(lambda: bool(stop.first), output.tell)
         if stop.first:
             break
-        about = {LAUNCH: name, **({RESTARTED: str(restarts)} if restarts else {})}
+        about = {RESTARTED: str(restarts)} if restarts else {}
         places = [replace(place, environment={**place.environment, **about}) for place in places]
         team = Team(places, command, output, (size.lines, size.columns) if live else None)
         try:
@@ -357,7 +355,6 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pass_fds=handed_down() if host is None else (),
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
         )
     except OSError as error:

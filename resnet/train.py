@@ -14,7 +14,6 @@ from tfrl.cli.quiet import quiet_start
 from tfrl.cli.signals import held_back
 from tfrl.evaluation import policy_files
 from tfrl.run.console import Console
-from tfrl.run.folder import check_restart
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
 
@@ -34,8 +33,6 @@ def main(arguments: Sequence[str]) -> int:
             )
         workers = 1 if cluster is None else cluster.num_workers
         config.check_topology(workers, max(1, config.replicas))
-        if cluster is None or cluster.is_chief:
-            check_restart(config, arguments)
         with take_run(config, cluster, READER.from_yaml) as config:
             if cluster is None and policy_files.results_of_newest(config.run_dir):
                 Console(enabled=True).message(config.completed)

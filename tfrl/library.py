@@ -141,7 +141,7 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
         settings = {"env": _name_of(env), **settings}
     for given, value in settings.items():
         name = aliases.get(given, given)
-        if name not in kinds or name in ("print_config", "yes"):
+        if name not in kinds or name == "print_config":
             having = [] if name in kinds else owners(name)
             hint = f" (it is a setting of {', '.join(having)})" if having else nearest_setting(name, kinds)
             raise UserError(f"{command.reader.prog.rpartition('.')[2]} has no setting {given}{hint}.")
@@ -177,9 +177,9 @@ def _name_of(env: str | MakeEnv) -> str:
 
 
 def _arguments(values: Mapping[str, Any]) -> list[str]:
-    """The flags of the command that does the same; --learners start it. A restart is agreed to."""
+    """The flags of the command that does the same; --learners start it."""
     texts = {n: json.dumps(v) if isinstance(v, dict) else str(v) for n, v in values.items()}
-    return [*(f"{flag(name)}={text}" for name, text in texts.items()), "--yes"]
+    return [f"{flag(name)}={text}" for name, text in texts.items()]
 
 
 @contextlib.contextmanager

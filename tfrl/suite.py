@@ -1,7 +1,6 @@
 """python -m tfrl.suite: algorithms x games x seeds, one by one or side by side, and a report at the end.
 
-What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite; given
-on several machines that share LOGDIR, at any time, it has them work through one suite together.
+What is done is skipped and what was cut off goes on, so the same command finishes an interrupted suite.
 """
 
 from __future__ import annotations
@@ -25,15 +24,12 @@ from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, shown
 from tfrl.cli.settings import Range
 from tfrl.cli.streams import tell
-from tfrl.config.actors import leads
 from tfrl.config.run import RLSettings
-from tfrl.config.task import Task
 from tfrl.envs.registry import games
 from tfrl.reporting import runs
-from tfrl.run import files, lock
-from tfrl.run.agenda import Agenda
+from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, as_it_began, check_run_folder
-from tfrl.workers import machine, tf_config
+from tfrl.workers import machine
 
 # Bad settings are bad for the next run as well, a worker that is gone is missing there, too, and who told a
 # run to stop means the suite.
@@ -41,13 +37,11 @@ _ENDING = (UserError.exit_code, PeerError.exit_code, 130, 143)
 _TRAINER = ("-m", "tfrl.ppo_procgen")  # of PPO; the others are named like their algorithms
 _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where several share a terminal
 _POLL_EVERY = 0.2  # seconds
-_REPORT_PATIENCE = 600.0  # seconds to wait for another suite that writes the same report
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
 _SUMMARY = """Trains every game with every seed by every algorithm, skips what is done, and writes
 LOGDIR/report.html. All other flags are those of the algorithms' commands, and the same for every run; they
-may stand after --. Several machines that share LOGDIR and get the same command divide the runs among
-themselves."""
+may stand after --."""
 
 
 @dataclass(frozen=True)
@@ -80,38 +74,36 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the suite; the exit code: 130 or 143 where a run was told to stop."""
     options, rest = _split(arguments)
     tasks = plan(options, rest)
-    notes = (f"{task.config.algorithm}: {note}" for task in tasks for note in task.config.notes)
-    for warning in (*task_warnings(tasks), *dict.fromkeys(notes)):
-        tell(f"warning: {warning}")
     lengths = sum(task.config.run_steps for task in tasks)
     _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
-    done = {i for i, task in enumerate(tasks) if is_done(task.config)}  # wherever it was trained
+    done = [task.config.run_dir for task in tasks if is_done(task.config)]
     if code:
-        left = [task.config.run_dir.name for i, task in enumerate(tasks) if i not in done]
+        left = [task.config.run_dir.name for task in tasks if task.config.run_dir not in done]
         if left and code not in signals.STOP_CODES.values():
             tell(f"error: the others would end like it: {len(left)} runs are not done: {', '.join(left)}.")
         return code
     if done:
-        logdir = tasks[0].config.run_dir.parent
-        with lock.locked(logdir, _REPORT_PATIENCE, does="writes the report of"):
-            _show(str(report.write([runs.load(tasks[i].config.run_dir) for i in sorted(done)], logdir)))
-    undone = []
-    for what, indices in (("failed", suite.agenda.failed), ("were stopped", suite.agenda.stopped)):
-        names = [tasks[i].config.run_dir.name for i in indices if i not in done]
-        if names:
-            undone.append(f"{len(names)} of {len(tasks)} runs {what}: {', '.join(names)}")
+        _show(str(report.write([runs.load(folder) for folder in done], done[0].parent)))
+    undone = [
+        f"{len(names)} of {len(tasks)} runs {what}: {', '.join(names)}"
+        for what, names in (("failed", suite.failed), ("were stopped", suite.stopped))
+        if names
+    ]
     if undone:
         raise TrainingError(f"{'; '.join(undone)}.")
     return 0
 
 
 class _Runs:
-    """Starts the runs that its agenda chooses, `workers` at a time.
+    """Starts the runs that are not done, `workers` at a time.
 
     Each is in a session of its own, so that a Ctrl-C reaches it through us alone: once, and we wait until it
     has saved.
+
+    Attributes:
+      failed, stopped: names of runs that failed, or that their stop files ended.
     """
 
     def __init__(self, tasks: Sequence[_Task], workers: int) -> None:
@@ -121,24 +113,24 @@ class _Runs:
         self._output_from: dict[int, int] = {}  # where what a run says now begins in its file
         self._code = 0  # of a run that ends the suite
         self._requests = signals.Requests()
-        self.agenda = Agenda(
-            [task.config.run_dir for task in tasks],
-            lambda index: is_done(tasks[index].config),
-            self._say,
-            shared=not any(_locks_itself(task.config) for task in tasks),
-        )
+        self.failed: list[str] = []
+        self.stopped: list[str] = []
 
     def run(self) -> int:
-        """Trains until nothing is left for this process to do; the code to end with, 0 for none."""
-        with self.agenda, self._listening():
-            while self._running or (self.agenda.waiting and not self._is_ending):
-                if len(self._running) < self._workers and not self._is_ending:
-                    chosen = self.agenda.choose()
-                    if chosen is not None:
-                        self._start(chosen)
-                        continue
-                time.sleep(_POLL_EVERY)
-                self._reap()
+        """Trains until nothing is left to do; the code to end with, 0 for none."""
+        waiting = []
+        for index, task in enumerate(self._tasks):
+            if is_done(task.config):
+                self._say(index, "done before")
+            else:
+                waiting.append(index)
+        with self._listening():
+            while self._running or (waiting and not self._is_ending):
+                if waiting and len(self._running) < self._workers and not self._is_ending:
+                    self._start(waiting.pop(0))
+                else:
+                    time.sleep(_POLL_EVERY)
+                    self._reap()
         return self._code or signals.STOP_CODES.get(self._requests.first, 0)
 
     @property
@@ -160,28 +152,22 @@ class _Runs:
                 signal.signal(which, handler)
 
     def _start(self, index: int) -> None:
-        task, taken = self._tasks[index], self.agenda.lock(index)
+        task = self._tasks[index]
         self._say(index, "starts")
         command = [sys.executable, *task.trainer, *task.arguments]
-        handed, passed = ({}, []) if taken is None else lock.hand_over(taken)
         with contextlib.ExitStack() as opened:
-            output, environment = None, os.environ | handed
+            output, environment = None, dict(os.environ)
             if self._workers > 1:
                 share = max(1, machine.cores() // self._workers)
-                threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-                environment = dict.fromkeys(threads, str(share)) | environment
+                for threads in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+                    environment.setdefault(threads, str(share))
                 if not task.config.env_threads:
                     command += ["--env-threads", str(max(1, share // 2))]
                 task.config.run_dir.mkdir(parents=True, exist_ok=True)
                 output = opened.enter_context((task.config.run_dir / _OUTPUT).open("ab"))
                 self._output_from[index] = output.tell()
             self._running[index] = subprocess.Popen(
-                command,
-                env=environment,
-                pass_fds=passed,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
             )
         if self._requests.first:  # it came in between; told twice, the run hears an echo
             self._tell(self._requests.first, only=index)
@@ -192,10 +178,17 @@ class _Runs:
             if code is None:
                 continue
             del self._running[index]
+            config = self._tasks[index].config
             code = signals.STOP_CODES.get(-code, code)  # in its first moments the signal itself ends a run
-            said = self.agenda.ended(index, code)
+            said = "done"
+            if code in signals.STOP_CODES.values() or (code == 0 and not is_done(config)):
+                self.stopped.append(config.run_dir.name)
+                said = "stopped; the same command goes on with it"
+            elif code:
+                self.failed.append(config.run_dir.name)
+                said = f"ended with code {code}"
             if code and self._workers > 1:
-                last = files.last_line(self._tasks[index].config.run_dir / _OUTPUT, self._output_from[index])
+                last = files.last_line(config.run_dir / _OUTPUT, self._output_from[index])
                 was_stopped = code in signals.STOP_CODES.values()
                 said = (last or said) if was_stopped else f"{said}: {last or 'nothing was said'}"
             self._say(index, said)
@@ -257,8 +250,6 @@ def plan(options: Options, rest: Sequence[str]) -> list[_Task]:
                     tasks.append(_Task(settings.parse(reader, arguments), arguments))
                 except UserError as error:
                     raise UserError(f"{algorithm}: {error}" if len(algorithms) > 1 else str(error)) from None
-    if tasks[0].config.resume == "restart":
-        raise UserError("a suite cannot --resume restart: it goes on. Give another --logdir.")
     for config in (task.config for task in tasks):  # nothing should fail in the night that can be seen now
         check_folder(config)
         is_done(config)
@@ -280,30 +271,6 @@ def check_folder(config: RLSettings) -> None:
     file = config.run_dir / SETTINGS_FILE
     if file.is_file():
         as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
-
-
-def task_warnings(tasks: Sequence[_Task]) -> list[str]:
-    """Sentences about settings of the task that are not the same for all algorithms, as by their presets."""
-    env, found = tasks[0].config.env, []
-    configs = {task.config.algorithm: task.config for task in tasks if task.config.env == env}
-    names = [field.name for field in dataclasses.fields(Task) if field.name not in ("preset", "seed")]
-    for name in names:
-        values = {algorithm: getattr(config, name) for algorithm, config in configs.items()}
-        words = {a: f"{v:,}" if isinstance(v, int) else str(v) for a, v in values.items()}
-        if len({*words.values()}) > 1:
-            each = ", ".join(f"{value} for {algorithm}" for algorithm, value in words.items())
-            found.append(f"{flag(name)} is {each}; give it, so that results can be compared.")
-    return found
-
-
-def _locks_itself(config: RLSettings) -> bool:
-    """Whether the run's lock is left to its trainer: a learner on another machine cannot be handed one.
-
-    Where TF_CONFIG has several processes train each run, they are no suites that share the runs.
-    """
-    if leads(config):
-        return config.ray_address is not None
-    return tf_config.for_strategy(config.strategy) is not None
 
 
 def is_done(config: RLSettings) -> bool:

@@ -197,45 +197,10 @@ def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):
     assert all(f">{name}<" in page for name in ("ppo", "drac")), page[:2000]
 
 
-def test_runs_of_several_learners_get_the_suites_lock(tmp_path):
-    """Their chief, no child of it, waited for its own suite. Learners on a Ray lock for themselves."""
-    flags = "--envs catch --seeds 1 --torso cookbook --precision float32 --num-levels 0 --learners 2"
-    flags += " --num-envs 8 --num-steps 16 --num-minibatches 4 --total-steps 256 --eval-episodes 2"
-    command = [sys.executable, "-m", "tfrl.suite", *flags.split(), "--logdir", tmp_path]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    assert runs.load(tmp_path / "catch-seed1").env_steps == 256
-
-    elsewhere, _ = planned(tmp_path, f"{flags} --seeds 2 --ray-address 127.0.0.1:1")
-    here, _ = planned(tmp_path, flags)
-    assert [suite._locks_itself(task.config) for task in (*elsewhere, *here)] == [True, False]
-
-
 def planned(tmp_path, arguments):
     """The tasks and the number of workers of a suite's command line."""
     options, rest = suite._split([*arguments.split(), "--logdir", str(tmp_path)])
     return suite.plan(options, rest), options.workers
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (
-            "--algorithms ppo,ppg,drac --preset openai-hard",
-            "--total-steps is 200,000,000 for ppo, 100,000,000 for",
-        ),
-        ("--algorithms ppo,ppg,drac --preset openai-hard --total-steps 1e6", None),
-        ("--algorithms ppo,ppg,drac", None),
-        ("--algorithms ppo,impala --total-steps 1e6", None),  # which round it to updates of their own
-        ("--algorithms ppg --preset openai-hard", None),
-    ],
-)
-def test_a_suite_whose_algorithms_have_other_tasks_says_so(tmp_path, arguments, told):
-    tasks, _ = planned(tmp_path, f"--envs bigfish,maze --seeds 1 --num-levels 500 {arguments}")
-    found = suite.task_warnings(tasks)
-    assert len(found) == (told is not None)
-    if told:
-        assert found[0].startswith(told) and found[0].endswith("; give it, so that results can be compared.")
 
 
 def test_a_run_of_other_settings_does_not_pass_for_one_of_the_suite(tmp_path):
@@ -257,12 +222,3 @@ def test_a_flag_of_one_algorithm_alone_is_refused_with_the_name_of_the_other(tmp
         words = refusal(planned, tmp_path, f"--envs maze {flags} --policy-updates 4")
         assert "there is no flag --policy-updates (it is ppg's); " in words
         assert words.startswith("ppo: ") == bool(flags)
-
-
-def test_a_suite_says_what_its_runs_would_say_of_their_settings(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(suite._Runs, "run", lambda self: 1)
-    for steps, said in (("4e5", 1), ("1e6", 0)):
-        flags = f"--algorithms ppo,ppg --envs maze,coinrun --seeds 1,2 --logdir {tmp_path} --total-steps"
-        assert suite.main([*flags.split(), steps]) == 1
-        words = "warning: ppg: The run has 25 updates, and its first auxiliary phase comes after"
-        assert capsys.readouterr().err.count(words) == said

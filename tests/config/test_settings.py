@@ -365,7 +365,7 @@ BAD_FILES = [
     ("num_envs: .inf", "must be a whole number; got inf."),
     ("clip_value: 1", "must be true or false; got 1."),
     ("env: 5", "must be text; got 5."),
-    ("resume: no", "must be one of auto, never, must, restart; got False."),
+    ("resume: no", "must be one of auto, never, must; got False."),
     ("preset: [easy]", "must be one of openai-easy"),
     ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),
     ("env: [", "is not valid YAML (line 1)."),

@@ -15,7 +15,7 @@ from tfrl.algorithms.ppo import Config, from_yaml
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.run import lock
-from tfrl.run.lock import LOCK_FILE, HeldError, give_up, hand_over, is_held, locked, take, take_run
+from tfrl.run.lock import LOCK_FILE, is_held, locked, take_run
 from tfrl.workers import tf_config
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
@@ -187,62 +187,6 @@ def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(
     with pytest.raises(UserError, match="--gamma 0.5 there"), taken(config, CHIEF):
         pytest.fail("it went on with another run")
     process.communicate()
-
-
-INSIDE = """
-import sys
-from pathlib import Path
-from tfrl.run.lock import locked
-with locked(Path(sys.argv[1])):
-    print(flush=True)
-    input()
-"""
-
-
-def trainer_under(run, lock):
-    """A process that goes on inside a lock which it gets from this one."""
-    handed, passed = hand_over(lock)
-    command = [sys.executable, "-c", INSIDE, str(run)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | handed, pass_fds=passed, text=True, **pipes
-    )
-    assert process.stdout.readline() == "\n"
-    return process
-
-
-@pytest.mark.parametrize("gives_up_first", ["trainer", "suite"])
-def test_a_lock_that_is_handed_over_ends_with_the_last_of_both(tmp_path, gives_up_first):
-    run = tmp_path / "run"
-    lock = take(run)
-    process = trainer_under(run, lock)
-    assert (run / LOCK_FILE).read_text() == f"process {process.pid} on {os.uname().nodename}"
-    with pytest.raises(HeldError, match=f"process {process.pid} on "):
-        take(run)
-    if gives_up_first == "trainer":
-        process.communicate("\n")
-    else:
-        lock.close()  # as when the suite is killed
-    with pytest.raises(HeldError):
-        take(run)
-    if gives_up_first == "trainer":
-        give_up(run, lock)
-        assert not run.exists()
-    else:
-        process.communicate("\n")
-        with locked(run):
-            pass
-
-
-def test_a_number_that_is_not_of_the_runs_locked_file_hands_nothing_over(tmp_path, monkeypatch):
-    other = take(tmp_path / "other")
-    with locked(tmp_path / "run"), (tmp_path / "run" / LOCK_FILE).open("r+") as unlocked:
-        for number in (other.fileno(), unlocked.fileno(), 1 << 40, -1, 10_000, "x", ""):
-            monkeypatch.setenv("TFRL_LOCK", str(number))
-            with pytest.raises(UserError, match="is in use"), locked(tmp_path / "run"):
-                pytest.fail("held twice")
-            assert "TFRL_LOCK" not in os.environ
-    give_up(tmp_path / "other", other)
 
 
 def test_many_who_want_it_have_it_one_after_another(tmp_path):

@@ -128,9 +128,9 @@ class Run:
     run_name: str | None = None
     """Name of the run; None: one that follows from the other settings, so that the same command goes on with
     its run."""
-    resume: Literal["auto", "never", "must", "restart"] = "auto"
+    resume: Literal["auto", "never", "must"] = "auto"
     """Dealing with an existing run. auto: go on from its checkpoint, if any; never: refuse it; must: refuse a
-    new one; restart: remove its files, after a question, and begin anew."""
+    new one."""
     checkpoint_every: Annotated[int, COUNT] = 10
     """Updates between checkpoints."""
     keep_checkpoints: Annotated[int, COUNT] = 3
@@ -146,8 +146,6 @@ class Command:
     over what it has from its own preset."""
     print_config: bool = False
     """Print the settings that result, as YAML, and end."""
-    yes: bool = False
-    """Answer the question of --resume restart with yes."""
 
 
 MAY_CHANGE = frozenset(
@@ -301,7 +299,6 @@ class Reader(Generic[SettingsT]):
             self._help(whole="--help-all" in argv)
         flags = read_flags(self.flag_kinds, self.kind.aliases, argv)
         print_config = flags.pop("print_config", False)
-        flags.pop("yes", None)  # for the command, which asks
         config = self.of_values(flags)
         if print_config:
             sys.stdout.write(to_yaml(config))

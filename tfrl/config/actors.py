@@ -89,8 +89,7 @@ class DistributedSettings(RLSettings):
     def inherit_from_run(self) -> dict[str, Any]:
         """The lag and the number of envs of the run in the folder, if there is one of this algorithm."""
         file = self.run_dir / SETTINGS_FILE
-        restarts = self.resume in ("never", "restart")
-        if restarts or not file.is_file() or algorithm_of(file) != self.algorithm:
+        if self.resume == "never" or not file.is_file() or algorithm_of(file) != self.algorithm:
             return {}
         try:
             there = from_yaml(file)

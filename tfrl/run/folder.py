@@ -1,4 +1,4 @@
-"""The run's folder: whether a run may be written there, and how --resume restart removes the one there.
+"""The run's folder: whether a run may be written there.
 
 Everything is checked before anything is touched, without TensorFlow."""
 
@@ -8,20 +8,16 @@ import dataclasses
 import errno
 import json
 import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import is_of_earlier_version
-from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, event_files, is_foreign, logged_steps
-from tfrl.workers.tf_config import LAUNCH
+from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, is_foreign, logged_steps
 
 SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
@@ -211,7 +207,7 @@ def _check_young(run: Path, existing: RunSettings) -> None:
     if found:
         raise UserError(
             f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
-            "choose another --run-name, or give --resume restart to begin anew."
+            "choose another --run-name, or remove the folder."
         )
 
 
@@ -222,88 +218,3 @@ def _is_there(folder: os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-_MARK = ".restarted"  # in the run's folder: the launch that has begun it anew
-# Patterns of what a run and the commands about it write. First what vouches for the rest.
-_OWN = """
-results.json eval.json report.html left-by-sweep .stopped stop
-env.json export/env.json policies/*/env.json policies/*/config.yaml policies/*/weights.npz
-export/policy export/saved_model export/model.keras export/weights.npz export/config.yaml
-checkpoints/best.npz checkpoints/update-* checkpoints/shards/* phase/*-envs-*.npy
-heartbeats/worker-*.json tensorflow/worker-*.log
-videos/*-test-[0-9]*.mp4 videos/*-test-[0-9]*.gif videos/*-train-[0-9]*.mp4 videos/*-train-[0-9]*.gif
-plots/learning_curve.png plots/learning_curves.png plots/final_scores.png plots/generalization_gap.png
-plots/performance_profiles.png plots/training.png plots/model.png
-"""
-_FOLDERS = (
-    "policies/* policies export checkpoints/shards checkpoints phase heartbeats tensorflow videos plots"
-)
-
-
-def check_restart(config: RunSettings, arguments: Sequence[str]) -> None:
-    """Asks on a terminal whether the run in the folder may be removed, where --resume restart would.
-
-    Args:
-      config: the trainer's settings.
-      arguments: of the command line; --yes among them answers the question.
-
-    Raises:
-      UserError: the answer is no; there is no terminal and no --yes; the run is not this trainer's.
-    """
-    run = config.run_dir
-    if config.resume != "restart" or not holds_run(run) or _is_done(run):
-        return
-    check_same_trainer(config)
-    if "--yes" in arguments:
-        return
-    steps = f", {logged_steps(run / PROGRESS_FILE):,} steps long"
-    if not sys.stdin.isatty():
-        raise UserError(
-            f"--resume restart removes the run in {run}{steps}; without a terminal it needs --yes."
-        )
-    try:
-        answer = input(f"Remove the run in {run}{steps}, and begin anew? [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise UserError(f"the run in {run} is left as it is.")
-
-
-def remove_run(run: Path) -> bool:
-    """Removes the files of the run in a folder, and says whether there was one to be removed.
-
-    Whoever calls it holds the run's lock.
-
-    Raises UserError if something cannot be removed.
-    """
-    if not holds_run(run) or _is_done(run):
-        return False
-    try:
-        for path in (*(path for name in _OWN.split() for path in run.glob(name)), *event_files(run)):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for folder in (folder for name in _FOLDERS.split() for folder in run.glob(name)):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-        for name in (PROGRESS_FILE, SETTINGS_FILE):
-            (run / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot remove the run in {run}: {files.reason(error)}.") from None
-    return True
-
-
-def note_restart(run: Path) -> None:
-    """Notes that this launch has begun the run anew, so that its later attempts go on with it."""
-    if launch := _launch():
-        files.write(run / _MARK, launch)
-
-
-def _launch() -> str:
-    """The launch or SLURM job that this process is an attempt of; empty for a command of its own."""
-    return os.environ.get(LAUNCH) or os.environ.get("SLURM_JOB_ID", "")
-
-
-def _is_done(run: Path) -> bool:
-    """Whether an earlier attempt of this launch, or of a job that SLURM started again, has begun it anew."""
-    again = LAUNCH in os.environ or "SLURM_RESTART_COUNT" in os.environ
-    return again and files.read_text(run / _MARK) == _launch()

@@ -9,7 +9,6 @@ after a kill finds it free. Who only reads a run (reports, the evaluator) does n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import re
@@ -22,11 +21,10 @@ from typing import IO
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.streams import tell
 from tfrl.run import files
-from tfrl.run.folder import Settings, check_run, check_run_folder, note_restart, remove_run
+from tfrl.run.folder import Settings, check_run
 from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
-_HANDED = "TFRL_LOCK"  # an environment variable: the number of the open file that `hand_over` passes on
 _RETRY_EVERY = 0.2  # seconds
 _GLANCES = 0.5  # seconds: longer than those who only look hold it
 _LONGEST = 400  # characters of a signature: a host's name has 64 at most, on Linux
@@ -45,32 +43,17 @@ def take_run(
     Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:
     whoever starts workers again, on other machines say, may come before their predecessors have ended.
 
-    With --resume restart the chief removes the run that is there. The other workers look at nothing: they
-    may come before that or after.
-
     Raises:
       UserError: on entry, for what `check_run` refuses, and where another process trains this run.
       PeerError: a chief has waited for it for too long. Where all are started again, it may be gone.
     """
-    begins_anew = config.resume == "restart"
-    if begins_anew:
-        check_run_folder(config)
-        config = dataclasses.replace(config, resume="auto")
-    else:
-        check_run(config, read)  # before anything is made
+    check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
         if cluster is None:
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
-        if not begins_anew:
-            yield check_run(config, read)  # as it is now that nobody else writes there
-        elif cluster is not None and not cluster.is_chief:
-            yield config
-        else:
-            config = config if remove_run(config.run_dir) else check_run(config, read)
-            note_restart(config.run_dir)
-            yield config
+        yield check_run(config, read)  # as it is now that nobody else writes there
 
 
 @contextlib.contextmanager
@@ -78,8 +61,6 @@ def locked(
     run: Path, patience: float = 0.0, *, does: str = "trains", instead: str = "--run-name"
 ) -> Iterator[None]:
     """Holds the lock of a run's folder inside; on a disk that knows no locks, warns and goes on without.
-
-    A lock that this process's parent handed over to it is the parent's to give up.
 
     Args:
       run: the folder; made if need be, and removed again if it is empty in the end.
@@ -91,9 +72,6 @@ def locked(
       UserError: another process holds it.
       PeerError: it still does, after the patience.
     """
-    if _was_handed_over(run):
-        yield
-        return
     try:
         file = _wait(run, patience, does, instead)
     except OSError as error:
@@ -184,30 +162,7 @@ def _is_at(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def hand_over(file: IO[str]) -> tuple[dict[str, str], list[int]]:
-    """Has a child process train under this lock: environment and `pass_fds` for its Popen.
-
-    The lock ends when both have given it up or ended, so the run stays taken if only one of them is killed.
-    """
-    return {_HANDED: str(file.fileno())}, [file.fileno()]
-
-
-def _was_handed_over(run: Path) -> bool:
-    """Whether this process has got the run's lock from its parent; if so, signs it."""
-    try:
-        descriptor = int(os.environ.pop(_HANDED, ""))
-        os.set_inheritable(descriptor, False)
-        if not os.path.samestat((run / LOCK_FILE).stat(), os.fstat(descriptor)):
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it is not held already
-    except (ValueError, OverflowError, OSError):
-        return False
-    _sign(descriptor)
-    return True
-
-
 def _sign(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # a full disk: its holder is not known by name then
         os.ftruncate(descriptor, 0)
-        # At its beginning, wherever the process that handed it over has left off.
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -32,7 +32,7 @@ from tfrl.networks.weights import check_torso
 from tfrl.run import results
 from tfrl.run.callbacks import Callback
 from tfrl.run.console import Console
-from tfrl.run.folder import check_restart, check_run_folder, has_checkpoint
+from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
 from tfrl.training import start_from
 from tfrl.workers import tf_config
@@ -84,15 +84,12 @@ class Command:
             evaluates = cluster is not None and cluster.is_evaluator
             if not evaluates:
                 check(config, cluster)
-            if cluster is None or cluster.is_chief:
-                check_restart(config, arguments)
         if evaluates:
             with quiet_start():
                 from tfrl.training import evaluator
             return evaluator.follow(config)
         if leading:
-            agreed = [*arguments, "--yes"] if config.resume == "restart" else arguments
-            return launch_workers(config, reader.prog.removeprefix("python -m "), agreed)
+            return launch_workers(config, reader.prog.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             # Several workers find out together, in the trainer: a shared disk may show a file to one first.
             if cluster is None and (told := told_complete(config)):
@@ -140,7 +137,7 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     _check_memory(config, workers, here)
     if isinstance(config, ppg.Config) and not results.are_of_all(results.read(config.run_dir), config):
         phase.check_disk(config)
-    if config.resume == "restart" or not has_checkpoint(config.run_dir):
+    if not has_checkpoint(config.run_dir):
         _check_beginning(config)
 
 

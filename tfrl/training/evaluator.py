@@ -38,10 +38,6 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     Returns:
       The exit code, 0. A signal just ends it: there is nothing to save.
     """
-    if config.resume == "restart":
-        raise UserError(
-            "an evaluator cannot tell the old run from the new one: leave --resume restart out here."
-        )
     console = Console(enabled=True)
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)

@@ -23,9 +23,8 @@ EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worke
 ROLES = ("chief", "worker", "evaluator")
 _ADDRESS = re.compile(r"(\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+)):(?P<port>[0-9]{1,5})")
 
-# Environment variables that a launcher sets: one for workers that it starts again after a failure, and one
-# with its own name, the same for all workers and all attempts.
-RESTARTED, LAUNCH = "TFRL_RESTARTED", "TFRL_LAUNCH"
+RESTARTED = "TFRL_RESTARTED"
+"""An environment variable of workers that a launcher has started again after a failure."""
 
 
 class PortTakenError(UserError):
