@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import resnet
 from tfrl.cli import settings
@@ -18,6 +18,9 @@ from tfrl.cli.flags import flag, nearest, shown
 from tfrl.cli.settings import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, Reader
 from tfrl.cli.words import multiples_near
 from tfrl.run.folder import RESULTS_FILE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OWN = "procgen_frames"
 OWN_CONFIGS = ("games", "games-mini", "returns")
@@ -110,15 +113,21 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, settings.Hardware, Learning, Task, settings.Settings):
+class Config(Run, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
     sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    in_parts: ClassVar[bool] = False  # batch normalization needs whole batches
-    least_parts: ClassVar[int] = 4
-    small_network: ClassVar[bool] = False
-    may_change: ClassVar[frozenset[str]] = settings.MAY_CHANGE | {"pictures"}
+
+    @property
+    def in_parts(self) -> bool:
+        """False: batch normalization needs whole batches."""
+        return False
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """Names of the settings that a resumed run may change."""
+        return super().may_change | {"pictures"}
 
     @property
     def default_run_name(self) -> str:
@@ -140,14 +149,17 @@ class Config(Run, settings.Hardware, Learning, Task, settings.Settings):
         """Images of one gradient step, all workers together; the x-axis counts them."""
         return self.batch_size
 
-    steps_per_update = rows_per_step
+    @property
+    def steps_per_update(self) -> int:
+        """The same."""
+        return self.batch_size
 
     @property
     def completed(self) -> str:
         """The sentence for a run that is complete."""
         return f"{self.run_dir} is complete; see its {RESULTS_FILE}."
 
-    def complete(self: Config) -> Config:
+    def complete(self) -> Self:
         """These settings with the data set's full name, and the run's folder."""
         return super(Config, dataclasses.replace(self, dataset=full_name(self.dataset))).complete()
 

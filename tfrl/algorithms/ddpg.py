@@ -39,7 +39,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DDPG, Replay, Task, ReplaySettings):
+class Config(DDPG, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
 
     algorithm: ClassVar[str] = "ddpg"

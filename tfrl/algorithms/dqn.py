@@ -115,7 +115,7 @@ _SUMMARIES = {
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, ReplaySettings):
+class Config(DQN, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
 
     algorithm: ClassVar[str] = "dqn"
@@ -127,6 +127,11 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Torso, DQN, Replay, Task, R
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    @property
+    def prioritized_replay(self) -> bool:
+        """True if transitions are drawn by their errors."""
+        return self.prioritized
 
     @property
     def depends_on_length(self) -> bool:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent
-from tfrl.algorithms.ppo import RolloutSettings
+from tfrl.algorithms.ppo import Rollouts, RolloutSettings
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
 from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Optimizer
 from tfrl.config.run import ENVS, Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
@@ -31,7 +30,7 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 
 
 @dataclass(frozen=True)
-class IMPALA(Optimizer):
+class IMPALA(Rollouts):
     """The hyperparameters of IMPALA."""
 
     num_envs: Annotated[int, ENVS] = 64
@@ -42,13 +41,6 @@ class IMPALA(Optimizer):
     """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
     V-trace looks ahead as far as the rollout goes."""
     lr: Annotated[float, POSITIVE] = 2.5e-4
-    """Learning rate."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
-    then keep."""
-    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
-    gamma: Annotated[float, FRACTION] = 0.999
-    """Discount of one env step."""
     vtrace_lambda: Annotated[float, FRACTION] = 0.95
     """Shortens V-trace's traces, as --gae-lambda does PPO's; the paper has 1."""
     rho_bar: Annotated[float, POSITIVE] = 1.0
@@ -56,21 +48,7 @@ class IMPALA(Optimizer):
     c_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on how far a later error reaches back."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.002
-    """Weight of the entropy bonus."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.25
-    """Weight of the value loss, which is half the squared error."""
-    max_grad_norm: Annotated[float, POSITIVE] = 0.5
-    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
-    free_deviation: bool = False
-    """The deviation of continuous actions is a variable of its own, not an output of the network."""
-    normalize_rewards: bool = True
-    """Divide rewards by the standard deviation of the running discounted return."""
-    normalize_observations: bool = False
-    """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
-    policy."""
-    normalize_random_steps: Annotated[int, Range(0, MOST)] = 0
-    """Env steps by random actions before training, from which --normalize-observations takes its mean and
-    deviation for good; 0: from all rollouts so far."""
 
 
 _GYMNASIUM = {
@@ -127,7 +105,7 @@ _SUMMARIES = {
 
 
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, RolloutSettings):
+class Config(IMPALA, RolloutSettings):
     """All settings of an IMPALA run. One field a flag."""
 
     algorithm: ClassVar[str] = "impala"
@@ -139,7 +117,6 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, IMPALA, Task, Roll
     default_lag: ClassVar[int] = 1
 
     preset: str = "procgen"
-    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
 
     @property
     def rows_per_step(self) -> int:

@@ -34,7 +34,7 @@ from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
-from tfrl.workers.strategy import Runtime
+from tfrl.workers.strategy import Runtime, StepSize
 
 if TYPE_CHECKING:
     from tfrl.networks.memory import Sequences
@@ -59,16 +59,6 @@ class PPG:
     it."""
     beta_clone: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the loss that keeps the policy as it was when the phase began."""
-
-
-@dataclass(frozen=True)
-class AuxiliaryStep:
-    """The size of a gradient step of the auxiliary phase, as `Runtime.micro_batch` asks for it."""
-
-    rows_per_step: int
-    micro_batch: int
-    least_parts: int
-    in_parts: bool = True
 
 
 # The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
@@ -140,14 +130,14 @@ class Config(PPG, ppo.Config):
         """Samples of a gradient step of the auxiliary phase, all workers together."""
         return self.steps_per_update // self.aux_minibatches
 
-    def auxiliary_step(self, replicas: int) -> AuxiliaryStep:
+    def auxiliary_step(self, replicas: int) -> StepSize:
         """Sizes of such a gradient step on so many replicas, all workers together.
 
         Its parts have --micro-batch rows, or a divisor of that where a replica's share needs one.
         """
         rows = self.auxiliary_rows
         micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
-        return AuxiliaryStep(rows, micro_batch, self.least_parts)
+        return StepSize(rows, micro_batch, self.least_parts)
 
     @property
     def phase_bytes(self) -> int:

@@ -16,11 +16,10 @@ import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader, SettingsT
+from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Ahead, DistributedSettings, Learners
-from tfrl.config.network import Optimizer
-from tfrl.config.run import ENVS, Hardware, Network, Run, Task
+from tfrl.config.run import ENVS, Hardware, Network, Run, ScheduledLearning, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -31,6 +30,8 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replic
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from tfrl.networks.memory import Sequences
 
 # Gymnasium envs: rollouts as short as they learn from, a small network for each of policy and value.
@@ -143,54 +144,24 @@ _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 
 
 @dataclass(frozen=True)
-class PPO(Optimizer):
-    """The hyperparameters of PPO."""
+class Rollouts(ScheduledLearning):
+    """The hyperparameters of algorithms that learn from each rollout once."""
 
     num_envs: Annotated[int, ENVS] = 64
-    """Envs, all workers together; must be divisible by the number of replicas."""
     num_steps: Annotated[int, COUNT] = 256
     """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
-    epochs: Annotated[int, Range(1, 1000)] = 3
-    """Passes over a rollout."""
     num_minibatches: Annotated[int, COUNT] = 8
     """Gradient steps in a pass."""
-    minibatch_size: Annotated[int, NATURAL] = 0
-    """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
-    the last one is left out of the pass. 0: --num-minibatches decides."""
-    lr: Annotated[float, POSITIVE] = 5e-4
-    """Learning rate (alias --actor-lr)."""
-    critic_lr: Annotated[float | None, POSITIVE] = None
-    """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
-    then keep."""
-    anneal_lr: bool = False
-    """The same as --lr-schedule linear."""
-    clip_ratio: Annotated[float, Range(0, 1, above=True)] = 0.2
-    """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
-    clip_value: bool = True
-    """Clip the change of the value as well, by the same amount; of the squared error alone."""
-    value_loss: Literal["squared", "huber"] = "squared"
-    """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
     gamma: Annotated[float, FRACTION] = 0.999
-    """Discount of one env step."""
-    gae_lambda: Annotated[float, FRACTION] = 0.95
-    """Generalised advantage estimation: 0 trusts the critic, 1 the returns."""
-    normalize_advantages: Literal["minibatch", "batch"] = "minibatch"
-    """The samples whose mean and deviation normalise the advantages."""
-    renew_advantages: bool = False
-    """Compute values and advantages anew before every epoch, by the weights of then."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
     """Weight of the entropy bonus."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
-    """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
+    """Weight of the value loss, which is half the squared error."""
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
-    """The gradient is clipped to this global norm."""
+    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
     free_deviation: bool = False
     """The deviation of continuous actions is a variable of its own, not an output of the network."""
-    target_kl: Annotated[float | None, POSITIVE] = None
-    """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
-    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
     normalize_rewards: bool = True
     """Divide rewards by the standard deviation of the running discounted return."""
     normalize_observations: bool = False
@@ -201,8 +172,42 @@ class PPO(Optimizer):
     deviation for good; 0: from all rollouts so far."""
 
 
-class RolloutSettings(DistributedSettings):
-    """The settings of algorithms that learn from each rollout once; a base without fields."""
+@dataclass(frozen=True)
+class PPO(Rollouts):
+    """The hyperparameters of PPO."""
+
+    epochs: Annotated[int, Range(1, 1000)] = 3
+    """Passes over a rollout."""
+    minibatch_size: Annotated[int, NATURAL] = 0
+    """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
+    the last one is left out of the pass. 0: --num-minibatches decides."""
+    lr: Annotated[float, POSITIVE] = 5e-4
+    """Learning rate (alias --actor-lr)."""
+    critic_lr: Annotated[float | None, POSITIVE] = None
+    """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
+    anneal_lr: bool = False
+    """The same as --lr-schedule linear."""
+    clip_ratio: Annotated[float, Range(0, 1, above=True)] = 0.2
+    """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
+    clip_value: bool = True
+    """Clip the change of the value as well, by the same amount; of the squared error alone."""
+    value_loss: Literal["squared", "huber"] = "squared"
+    """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
+    gae_lambda: Annotated[float, FRACTION] = 0.95
+    """Generalised advantage estimation: 0 trusts the critic, 1 the returns."""
+    normalize_advantages: Literal["minibatch", "batch"] = "minibatch"
+    """The samples whose mean and deviation normalise the advantages."""
+    renew_advantages: bool = False
+    """Compute values and advantages anew before every epoch, by the weights of then."""
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
+    """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
+    target_kl: Annotated[float | None, POSITIVE] = None
+    """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
+
+
+@dataclass(frozen=True)
+class RolloutSettings(Network, Rollouts, DistributedSettings):
+    """The settings of algorithms that learn from each rollout once."""
 
     @property
     def steps_per_update(self) -> int:
@@ -233,7 +238,7 @@ class RolloutSettings(DistributedSettings):
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, RolloutSettings):
+class Config(PPO, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
 
     `parse` gives checked ones with `run_name` filled in.
@@ -343,7 +348,7 @@ class Config(Run, Actors, Learners, Ahead, Hardware, Network, PPO, Task, Rollout
             found["normalize_random_steps"] = 0
         return found
 
-    def complete(self: SettingsT) -> SettingsT:
+    def complete(self) -> Self:
         """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
         linear = self.anneal_lr and self.lr_schedule == "constant"
         return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,21 +13,10 @@ from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import (
-    ANY,
-    COUNT,
-    FRACTION,
-    MOST,
-    NOT_NEGATIVE,
-    POSITIVE,
-    TIMEOUT,
-    Range,
-    Reader,
-    SettingsT,
-)
+from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range, Reader
 from tfrl.cli.words import multiples_near
-from tfrl.config.network import Optimizer, Torso
-from tfrl.config.run import ENVS, Hardware, RLSettings, Run, Task
+from tfrl.config.network import Torso
+from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Episodes, normalized
 from tfrl.ops import losses, optimizers
@@ -35,19 +24,19 @@ from tfrl.ops.graph import graph, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 @dataclass(frozen=True)
-class REINFORCE(Optimizer):
+class REINFORCE(Learning):
     """The way it is learned."""
 
     num_envs: Annotated[int, ENVS] = 16
     """Envs, all observers together; an update learns from an episode of each."""
     max_steps: Annotated[int, COUNT] = 1000
     """Env steps of an episode after which an update waits no longer; the rest of it is of the next update."""
-    gamma: Annotated[float, FRACTION] = 0.99
-    """Discount of one env step."""
     lr: Annotated[float, POSITIVE] = 1e-2
-    """Learning rate."""
     max_grad_norm: Annotated[float | None, POSITIVE] = 0.5
     """The gradient, of the mean loss of a step, is clipped to this norm; None: not at all."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -62,8 +51,6 @@ class Observers:
 
     observers: Annotated[int, Range(0, 1024)] = 2
     """Processes on Ray that step the envs, each its share of them; 0: this process steps them."""
-    ray_address: str | None = None
-    """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
     observer_timeout: Annotated[float, TIMEOUT] = 60.0
     """Seconds that an observer may take for an answer before it is replaced."""
 
@@ -94,7 +81,7 @@ _SUMMARIES = {
 
 
 @dataclass(frozen=True)
-class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
+class Config(Observers, REINFORCE, RLSettings):
     """All settings of a REINFORCE run. One field a flag."""
 
     algorithm: ClassVar[str] = "reinforce"
@@ -133,7 +120,7 @@ class Config(Run, Observers, Hardware, Torso, REINFORCE, Task, RLSettings):
                 "--observers share the envs out."
             )
 
-    def complete(self: SettingsT) -> SettingsT:
+    def complete(self) -> Self:
         """The settings with what follows from others filled in, the env's own threshold too."""
         config = super().complete()
         if config.solved_at is not None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -20,19 +20,21 @@ from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.settings import COUNT, FRACTION, POSITIVE, Range, SettingsT
+from tfrl.cli.settings import COUNT, POSITIVE, Range
 from tfrl.config.actors import DistributedSettings
-from tfrl.config.network import Optimizer
-from tfrl.config.run import ENVS, RLSettings
+from tfrl.config.run import ENVS, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
-from tfrl.experience.replay import Batch, in_words
+from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
 from tfrl.ops.graph import tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PART_ROWS = 128
 _ENVS_OF_ACTORS = 8
@@ -41,7 +43,7 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 
 @dataclass(frozen=True)
-class Replay(Optimizer):
+class Replay(ScheduledLearning):
     """Experience replay: how many transitions are kept, and how much is learned from them."""
 
     num_envs: Annotated[int | None, ENVS] = None
@@ -62,15 +64,8 @@ class Replay(Optimizer):
     """Env steps between learning; what is due by then is done in one go, which is faster."""
     n_step: Annotated[int, Range(1, 1000)] = 1
     """Steps of the returns."""
-    gamma: Annotated[float, FRACTION] = 0.99
-    """Discount of one env step."""
-    lr: Annotated[float, POSITIVE] = 3e-4
-    """Learning rate."""
     critic_lr: Annotated[float | None, POSITIVE] = None
     """The critics' own learning rate, of algorithms with an actor; None: --lr."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
-    then keep."""
     huber_delta: Annotated[float | None, POSITIVE] = None
     """Size of a critic's error beyond which its loss grows linearly (Huber); None: half the squared error."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
@@ -152,8 +147,9 @@ OF_ENVS: Mapping[str, str] = {
 """The presets that envs take by themselves."""
 
 
-class ReplaySettings(DistributedSettings):
-    """The settings of every algorithm with replay; a base without fields.
+@dataclass(frozen=True)
+class ReplaySettings(Replay, DistributedSettings, BufferSettings):
+    """The settings of every algorithm with replay.
 
     Attributes:
       presets_of_envs: the presets that envs take by themselves.
@@ -210,11 +206,6 @@ class ReplaySettings(DistributedSettings):
         """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
         return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
 
-    @property
-    def prioritized_replay(self) -> bool:
-        """True if transitions are drawn by their errors."""
-        return getattr(self, "prioritized", False)
-
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raises UserError if the envs, or a replica's share of a batch, do not divide by what there is."""
         super().check_topology(workers, replicas_per_worker)
@@ -229,7 +220,7 @@ class ReplaySettings(DistributedSettings):
         """The preset of a command that names none: the env's own, if there is one."""
         return self.presets_of_envs.get(self.env, "default")
 
-    def complete(self: SettingsT) -> SettingsT:
+    def complete(self) -> Self:
         """The settings with what follows from others filled in, the number of envs too."""
         shared = self.actors and _ENVS_OF_ACTORS % self.actors == 0
         chosen = _ENVS_OF_ACTORS if shared else self.actors or 1
@@ -310,7 +301,7 @@ class ReplayAgent:
     target_networks: tuple[str, ...] = ()
     target_every = 1
 
-    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
+    def __init__(self, config: ReplaySettings, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():

@@ -48,7 +48,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, SAC, Replay, Task, ReplaySettings):
+class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
     algorithm: ClassVar[str] = "sac"

@@ -32,7 +32,7 @@ class TD3(DDPG):
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Actors, Learners, Ahead, Hardware, Torso, TD3, Replay, Task, ReplaySettings):
+class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
     algorithm: ClassVar[str] = "td3"

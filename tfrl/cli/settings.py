@@ -15,19 +15,24 @@ import os
 import sys
 import textwrap
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
 from tfrl import __version__
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, read_flags, read_yaml, shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from typing_extensions import Self
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -72,7 +77,7 @@ TIMEOUT = Range(0, _SEASON, above=True)
 TIMEOUT_OR_NONE = Range(0, _SEASON)
 
 
-def check_ranges(config: object) -> None:
+def check_ranges(config: DataclassInstance) -> None:
     """Raise UserError for the first number outside the range of its field: `lr: Annotated[float, POSITIVE]`.
 
     None is left alone.
@@ -192,10 +197,9 @@ _CHANGED_FIRST = frozenset(
 """Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
 
 
-class Settings:
-    """The methods of every trainer's settings; a base without fields, for a frozen dataclass of flags.
-
-    The dataclass has the fields `preset`, `logdir`, `run_name`, `strategy` and `replicas`.
+@dataclass(frozen=True)
+class Settings(Run, Hardware, ABC):
+    """The settings of every trainer; a base for a frozen dataclass of flags.
 
     Attributes:
       algorithm: the name that config.yaml begins with; None: the supervised trainer, whose files have none.
@@ -212,6 +216,9 @@ class Settings:
     preset_summaries: ClassVar[Mapping[str, str]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
 
+    preset: str = "default"
+    """A whole set of defaults, which --help lists; flags and files win over it."""
+
     def default_preset(self) -> str:
         """The preset of a command line or file that names none and has these settings."""
         return self.preset
@@ -225,7 +232,7 @@ class Settings:
         """Settings of the run in this folder, of those that a command line may leave open."""
         return {}
 
-    def complete(self: SettingsT) -> SettingsT:
+    def complete(self) -> Self:
         """These settings with what follows from others filled in, such as the run's name."""
         name = self.default_run_name if self.run_name is None else self.run_name
         return dataclasses.replace(self, run_name=name, logdir=expand_home(self.logdir))
@@ -242,10 +249,44 @@ class Settings:
         """The names of settings that have no effect beside the others, each with why: "without --double"."""
         return {}
 
+    @abstractmethod
+    def check_topology(self, workers: int, replicas_per_worker: int) -> None:
+        """Raises UserError if the replicas of all workers cannot share the work evenly."""
+
     @property
+    def may_change(self) -> frozenset[str]:
+        """Names of the settings that a resumed run may change."""
+        return MAY_CHANGE
+
+    @property
+    @abstractmethod
+    def steps_per_update(self) -> int:
+        """Env steps of one update at the most, or images of a gradient step, all workers together."""
+
+    @property
+    @abstractmethod
+    def rows_per_step(self) -> int:
+        """Samples of one gradient step, all workers together."""
+
+    @property
+    def in_parts(self) -> bool:
+        """True if all that is large is computed in parts, which the cores of a CPU then share."""
+        return True
+
+    @property
+    def least_parts(self) -> int:
+        """Equal parts of a minibatch, at the least, on CPUs: 1, 2 or 4 replicas share so many."""
+        return 4
+
+    @property
+    def small_network(self) -> bool:
+        """True if the network is too small to gain by bfloat16."""
+        return False
+
+    @property
+    @abstractmethod
     def default_run_name(self) -> str:
         """The name of a run that was given none: the same for the same command, so that it resumes."""
-        raise NotImplementedError
 
     @property
     def run_dir(self) -> Path:
@@ -263,7 +304,7 @@ class Settings:
                 raise UserError(f"{spelled} would do nothing {why}; leave it out.")
 
     @classmethod
-    def of_preset(cls: type[SettingsT], preset: str) -> SettingsT:
+    def of_preset(cls, preset: str) -> Self:
         """The settings that a preset stands for."""
         return cls(**cls.presets[preset])
 
@@ -356,7 +397,7 @@ class Reader(Generic[SettingsT]):
             if filled_in is not None and filled_in == values[name]:
                 del values[name]
         own = values.get("preset")
-        if None in (own, preset) or own == preset:
+        if own is None or preset in (None, own):
             return values
         plain = self.kind.of_preset(own).complete()
         kept = self.defaults.keys() - self.kind.presets[own].keys()
@@ -403,8 +444,8 @@ class Reader(Generic[SettingsT]):
             if fields:
                 group = dataclasses.make_dataclass(section.__name__, fields)
                 group.__doc__ = section.__doc__
-                group = tyro.conf.OmitArgPrefixes[group]
-                groups.append((section.__name__, group, dataclasses.field(default_factory=group)))
+                flat: Any = tyro.conf.OmitArgPrefixes[group]  # type: ignore[valid-type]  # made at run time
+                groups.append((section.__name__, flat, dataclasses.field(default_factory=group)))
         flags = dataclasses.make_dataclass("Flags", groups)
         presets, summaries = self.kind.presets, self.kind.preset_summaries
         described = [
@@ -491,9 +532,9 @@ def _help_of_fields(kind: type) -> dict[str, str]:
             tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
         except OSError:  # there is no source: an archive of compiled files, say
             continue
-        for field, text in pairwise(tree.body[0].body):
+        for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return found
 
 

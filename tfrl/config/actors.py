@@ -8,14 +8,17 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import TIMEOUT, Range, SettingsT
+from tfrl.cli.settings import TIMEOUT, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
-from tfrl.config.run import RLSettings
+from tfrl.config.run import RLSettings, ScheduledLearning
 from tfrl.run.folder import SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ANSWERS_WITHIN = 10.0  # seconds
 _HTTP2 = b"\x04"  # the type of a frame of settings
@@ -37,16 +40,6 @@ class Ahead:
     """Each rollout is acted by the newest weights that there are as it begins, --lag updates old at the most
     (2): faster, but no two runs are the same."""
 
-    @property
-    def is_ahead(self) -> bool:
-        """True where rollouts are made apart from the learner: in a thread or by actors."""
-        return bool(self.lag or getattr(self, "actors", 0))
-
-    @property
-    def rollouts_held(self) -> int:
-        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
-        return (self.lag or 0) + 1
-
 
 @dataclass(frozen=True)
 class Actors:
@@ -65,12 +58,11 @@ class Learners:
     learners: Annotated[int, Range(1, 256)] = 1
     """Processes that learn, each from its share of the envs and actors; their gradients are summed. More than
     one are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
-    ray_address: str | None = None
-    """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
 
 
-class DistributedSettings(RLSettings):
-    """The settings of algorithms whose envs actors may step, and several learners; a base without fields.
+@dataclass(frozen=True)
+class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings):
+    """The settings of algorithms whose envs actors may step, with several learners.
 
     Attributes:
       default_lag: the lag of a run without actors.
@@ -78,7 +70,17 @@ class DistributedSettings(RLSettings):
 
     default_lag: ClassVar[int] = 0
 
-    def complete(self: SettingsT) -> SettingsT:
+    @property
+    def is_ahead(self) -> bool:
+        """True where rollouts are made apart from the learner: in a thread or by actors."""
+        return bool(self.lag or self.actors)
+
+    @property
+    def rollouts_held(self) -> int:
+        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
+        return (self.lag or 0) + 1
+
+    def complete(self) -> Self:
         """The settings with what follows from others filled in, the lag too."""
         config = super().complete()
         if config.lag is not None:
@@ -167,7 +169,7 @@ def ray_address(config: RLSettings) -> str | None:
 def check_ray(config: RLSettings) -> None:
     """Raises UserError if anything is to run on Ray, and that is not there or does not answer."""
     wanted = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(config, name, 0))]
-    wanted += ["--ray-address"] if getattr(config, "ray_address", None) else []
+    wanted += ["--ray-address"] if config.ray_address else []
     if not wanted:
         return
     if importlib.util.find_spec("ray") is None:

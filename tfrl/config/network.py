@@ -11,6 +11,8 @@ from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, WIDTH, Range
 from tfrl.cli.words import multiples_near
 from tfrl.envs import callables, registry
+from tfrl.envs.spec import EnvSettings
+from tfrl.ops.optimizers import OptimizerSettings
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -23,8 +25,12 @@ DECIDE_WEIGHTS = (
     "free_deviation",
     "dueling",
     "normalize_observations",
+    "freeze_torso",
+    "optimizer",
+    "memory",
+    "memory_size",
+    "memory_inputs",
 )
-DECIDE_WEIGHTS += ("freeze_torso", "optimizer", "memory", "memory_size", "memory_inputs")
 """Settings that decide which weights there are, what they mean, and what the optimizer has of them. Not all
 algorithms have all of it."""
 DECIDE_MLP = ("hidden", "activation")
@@ -95,7 +101,7 @@ class Torso:
 
 
 @dataclass(frozen=True)
-class Network(Torso):
+class Network(Torso, EnvSettings):
     """The network."""
 
     share_torso: bool = True
@@ -129,7 +135,7 @@ class Network(Torso):
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(OptimizerSettings):
     """The optimizer."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL, Range, Settings, SettingsT, expand_home
+from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, Range, Settings, expand_home
 from tfrl.config import ALGORITHMS, network, task
-from tfrl.config.network import Network
+from tfrl.config.network import Network, Optimizer, Torso
 from tfrl.config.task import Task
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import Box
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ENVS = Range(1, 1_000_000)
 EPISODES = Range(1, 1_000_000)
@@ -32,6 +35,8 @@ class Hardware(settings.Hardware):
     env_processes: Annotated[int, Range(0, 1024)] = 0
     """Processes that step this process's Gymnasium envs, each some of them; 0: this process. They are for
     slow envs: from about 1 ms a step on."""
+    ray_address: str | None = None
+    """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,29 @@ class Run(settings.Run):
     arguments."""
 
 
+@dataclass(frozen=True)
+class Learning(Optimizer):
+    """The hyperparameters of every algorithm."""
+
+    num_envs: Annotated[int, ENVS] = 1
+    """Envs, all workers together; must be divisible by the number of replicas."""
+    lr: Annotated[float, POSITIVE] = 3e-4
+    """Learning rate."""
+    gamma: Annotated[float, FRACTION] = 0.99
+    """Discount of one env step."""
+    max_grad_norm: Annotated[float | None, POSITIVE] = None
+    """The gradient is clipped to this global norm; None: not at all."""
+
+
+@dataclass(frozen=True)
+class ScheduledLearning(Learning):
+    """The hyperparameters of algorithms whose learning rate may fall."""
+
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
+    then keep."""
+
+
 _MAY_CHANGE = settings.MAY_CHANGE | {
     *(
         "preset",
@@ -74,37 +102,45 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
 }
 
 
-class RLSettings(Settings):
-    """The methods of every algorithm's settings; a base without fields.
+@dataclass(frozen=True)
+class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
+    """The settings of every algorithm.
 
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
       result_sections: the sections that a result depends on.
       updates_vary: an update has as many env steps as its episodes; `steps_per_update` is the most of them.
-      updates_alike: updates that together take as long as any others so many; single ones may take longer.
-      is_ahead: envs are stepped while the learner trains.
-      rollouts_held: rollouts that are in memory at once.
-      in_parts: gradients and forward passes are computed in parts, which the cores of a CPU share.
-      least_parts: equal parts of a minibatch, at the least, on CPUs.
-      metric_titles: the metrics of updates that reports draw, with their titles; without any, all under their
-        names.
     """
 
     algorithm: ClassVar[str]
     result_sections: ClassVar[tuple[type, ...]]
     updates_vary: ClassVar[bool] = False
-    updates_alike: int = 1
-    is_ahead: bool = False
-    rollouts_held: int = 1
-    in_parts: bool = True
-    least_parts: int = 4
-    metric_titles: Mapping[str, str] = {}
+
+    @property
+    def updates_alike(self) -> int:
+        """Updates that together take as long as any others so many; single ones may take longer."""
+        return 1
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if envs are stepped while the learner trains: in a thread or by actors."""
+        return False
+
+    @property
+    def rollouts_held(self) -> int:
+        """Rollouts that are in memory at once."""
+        return 1
+
+    @property
+    def metric_titles(self) -> Mapping[str, str]:
+        """The metrics of updates that reports draw, with their titles; without any, all under their names."""
+        return {}
 
     @property
     def base(self) -> str:
         """The algorithm of ours that these settings extend: their own, unless a user has written it."""
-        kinds = [kind for kind in type(self).__mro__ if "algorithm" in vars(kind)]
-        return next(kind.algorithm for kind in kinds if kind.algorithm in ALGORITHMS)
+        named = (vars(kind).get("algorithm") for kind in type(self).__mro__)
+        return next(name for name in named if name in ALGORITHMS)
 
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The rewards that are learned from, before any normalisation: float32, of the env's, float32."""
@@ -180,17 +216,19 @@ class RLSettings(Settings):
         """Names of the settings that a resumed run may change: its length, and those without effect, too."""
         return frozenset(_MAY_CHANGE | {"total_steps"} | self.ineffective.keys())
 
-    def complete(self: SettingsT) -> SettingsT:
+    def complete(self) -> Self:
         """The settings with the env's own name, the torso's, and the run's folder filled in."""
         config = dataclasses.replace(self, env=registry.own_name(self.env))
         if config.torso == "auto":
             torso = {1: "mlp", 3: "impala"}.get(config.observation_rank, "auto")
             config = dataclasses.replace(config, torso=torso)
-        if config.critic_torso is not None and getattr(config, "share_torso", False):
-            config = dataclasses.replace(config, share_torso=False)
         paths = {name: getattr(config, name, None) for name in ("start_from", "torso_weights")}
-        paths = {name: expand_home(path) for name, path in paths.items() if path is not None}
-        return super(RLSettings, dataclasses.replace(config, **paths)).complete()
+        changes: dict[str, Any] = {
+            name: expand_home(path) for name, path in paths.items() if path is not None
+        }
+        if isinstance(config, Network) and config.critic_torso is not None:
+            changes["share_torso"] = False
+        return super(RLSettings, dataclasses.replace(config, **changes)).complete()
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work, of those that all algorithms have."""

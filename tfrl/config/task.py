@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.settings import ANY, COUNT, MOST, NATURAL, POSITIVE, Range
 from tfrl.envs import registry
+from tfrl.envs.spec import EnvSettings
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(EnvSettings):
     """The task to learn."""
 
     env: str = "coinrun"

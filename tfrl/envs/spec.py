@@ -225,7 +225,7 @@ class Box(ActionSpec):
         return 2 * numbers - 1
 
 
-class EnvSettings(Protocol):
+class EnvSettings:
     """The settings that name an env; `tfrl.config.task.Task` says what they mean."""
 
     env: str
@@ -239,7 +239,7 @@ class EnvSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class EnvSpec:
+class EnvSpec(EnvSettings):
     """The description of a global vector of envs: the same spec gives the same envs everywhere.
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
@@ -264,9 +264,7 @@ class EnvSpec:
     @classmethod
     def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
         """A vector of the env of `task`, settings that have the same names; `changes` win over them."""
-        names = ("env", "distribution_mode", "num_levels", "start_level")
-        names += ("env_kwargs", "frame_skip", "max_episode_steps", "action_masks")
-        shared = {name: getattr(task, name) for name in names}
+        shared = {name: getattr(task, name) for name in EnvSettings.__annotations__}
         return cls(num_envs=num_envs, seed=seed, **{**shared, **changes})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSettings
+from tfrl.experience.replay import BufferSettings
 from tfrl.run import rng
 
 _MARK = b"\0noise\0"  # no env's state begins with it
@@ -71,17 +71,7 @@ def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
     return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
 
 
-class ExplorationSettings(EnvSettings, Protocol):
-    """The settings that random actions depend on."""
-
-    seed: int
-    num_envs: int
-    steps_per_env: int
-    iteration_steps: int
-    learning_starts: int
-
-
-def first_actions(config: ExplorationSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
+def first_actions(config: BufferSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
     """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none.
 
     Where actions are masked, they are numbers in [0, 1) that `allowed_actions` makes actions of.
@@ -103,11 +93,11 @@ def allowed_actions(config: EnvSettings, drawn: np.ndarray, observations: np.nda
     return drawn if allowed is None else action.from_uniform(drawn.reshape(len(drawn), -1), allowed)
 
 
-def is_random(config: ExplorationSettings, iteration: int, t: int) -> bool:
+def is_random(config: BufferSettings, iteration: int, t: int) -> bool:
     """True if step `t` of an iteration is one of those before --learning-starts."""
     return env_steps(config, iteration, t) < config.learning_starts
 
 
-def env_steps(config: ExplorationSettings, iteration: int, t: int) -> int:
+def env_steps(config: BufferSettings, iteration: int, t: int) -> int:
     """Env steps, all workers together, before step `t` of an iteration."""
     return iteration * config.iteration_steps + t * config.num_envs

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from tfrl.cli import words
 from tfrl.cli.errors import UserError
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings, Step
+from tfrl.envs.spec import ActionSpec, ArraySpec, Step
 from tfrl.ops.q_learning import n_step
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.workers import machine
@@ -374,14 +375,20 @@ class Priorities:
 _SHARE = 0.8  # of the memory: TensorFlow, the networks and checkpoints need the rest
 
 
-class MemorySettings(EnvSettings, Protocol):
-    """The settings that the memory of a replay depends on."""
+class BufferSettings(RLSettings):
+    """The settings of a replay buffer and of random actions before learning, for `tfrl.algorithms.replay`."""
 
     replay_size: int
-    prioritized_replay: bool
+    iteration_steps: int
+    learning_starts: int
+
+    @property
+    def prioritized_replay(self) -> bool:
+        """True if transitions are drawn by their errors."""
+        return False
 
 
-def replay_bytes(config: MemorySettings) -> int:
+def replay_bytes(config: BufferSettings) -> int:
     """The memory of the settings' replay, of all workers, without truncated episodes' last observations."""
     observation, action = registry.specs(config)
     row = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in (observation, action))
@@ -391,12 +398,12 @@ def replay_bytes(config: MemorySettings) -> int:
     return config.replay_size * row
 
 
-def in_words(config: MemorySettings) -> str:
+def in_words(config: BufferSettings) -> str:
     """The replay of all workers: "1,000,000 transitions, 12.3 GB"."""
     return f"{config.replay_size:,} transitions, {words.size(replay_bytes(config))}"
 
 
-def check_memory(config: MemorySettings, workers: int, here: int = 1) -> None:
+def check_memory(config: BufferSettings, workers: int, here: int = 1) -> None:
     """Raise UserError, which names a size that fits, if the replay is too large for the memory.
 
     Arrays of zeros take memory only as they are filled: without this check, a run would be killed hours

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from tfrl.config.run import RLSettings
 from tfrl.envs import callables
-from tfrl.envs.spec import EnvSettings
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Network as Network
@@ -19,23 +18,12 @@ sums, and so their last bits, may be other ones."""
 _ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
 
-class NetworkSettings(EnvSettings, Protocol):
-    """The settings that every network is made from."""
-
-    base: str
-    seed: int
-    torso: str
-    critic_torso: str | None
-    torso_options: Mapping[str, Any]
-    hidden_options: Mapping[str, Any]
-
-
 def kind(algorithm: str) -> str:
     """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
     return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
 
 
-def of_settings(config: NetworkSettings, precision: str) -> Network:
+def of_settings(config: RLSettings, precision: str) -> Network:
     """Makes the network that a run's settings describe, of its algorithm's kind.
 
     Args:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl.config.network import Network as NetworkSettings
+from tfrl.config.run import RLSettings
 from tfrl.envs import callables, registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete
-from tfrl.networks import NetworkSettings, array_policy, entrance
+from tfrl.networks import array_policy, entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
 from tfrl.networks.network import Head, Network, seeds_of
@@ -359,17 +361,11 @@ class PhasicActorCritic(ActorCritic):
         return self.entrance.shut(observations, parameters), values, auxiliary, *state
 
 
-class ActorCriticSettings(NetworkSettings, Protocol):
-    """The settings that an `ActorCritic` is made from; `build` says what they mean."""
+class ActorCriticSettings(NetworkSettings, RLSettings):
+    """The settings that networks of PPO, PPG and IMPALA are made from."""
 
-    share_torso: bool
     free_deviation: bool
     normalize_observations: bool
-    freeze_torso: bool
-    memory: str
-    memory_size: int
-    memory_inputs: bool
-    sequence_length: int
 
 
 def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:

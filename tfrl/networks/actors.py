@@ -7,17 +7,16 @@ actor alone. None shares a torso, so each is a Keras model from observations to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl.config.run import RLSettings
 from tfrl.envs import callables, registry
 from tfrl.envs.observations import FORBIDDEN, ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.networks import NetworkSettings
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.entrance import Unpack
 from tfrl.networks.network import Functional, Head, Network, seeds_of, torso_for
@@ -25,7 +24,7 @@ from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import Weights
 
 
-class ActorSettings(NetworkSettings, Protocol):
+class ActorSettings(RLSettings):
     """The settings that the networks of this file are made from; an algorithm has those of its network."""
 
     dueling: bool

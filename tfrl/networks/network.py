@@ -13,9 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfrl.config.run import RLSettings
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.networks import NetworkSettings, array_policy, entrance
+from tfrl.networks import array_policy, entrance
 from tfrl.networks.distributions import ActionDistribution, distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
@@ -319,7 +320,7 @@ class Network:
 
 
 def torso_for(
-    config: NetworkSettings, observation_spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
+    config: RLSettings, observation_spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
 ) -> keras.Model:
     """The torso of the settings, as one model of observations [B, *shape]; of a `critic`, its own if it has.
 

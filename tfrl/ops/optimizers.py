@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class SGD(Optimizer):
         return weights + velocity, {"velocity": velocity}
 
 
-class OptimizerSettings(Protocol):
+class OptimizerSettings:
     """The settings of an optimizer; `tfrl.config.network.Optimizer` says what they mean."""
 
     optimizer: str

@@ -11,11 +11,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.settings import is_of_earlier_version
+from tfrl.cli.settings import Settings, SettingsT, is_of_earlier_version
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, is_foreign, logged_steps
 
@@ -33,29 +33,7 @@ _LATER = (RESULTS_FILE, "export", BEST_FILE)
 _OTHERS = ("export", "videos", "plots", EVALUATION_FILE, "report.html", EVENT_FILES)
 
 
-class RunSettings(Protocol):
-    """The settings of any trainer that concern its run's folder; a dataclass, whose fields are compared."""
-
-    logdir: str
-    resume: str
-    precision: str
-    checkpoint_every: int
-    steps_per_update: int
-    cluster_timeout: float
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The fields that may differ from what the run began with."""
-
-
-Settings = TypeVar("Settings", bound=RunSettings)
-
-
-def check_run(config: Settings, read: Callable[[Path], Settings]) -> Settings:
+def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT:
     """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
 
     Whether it is already complete is left to the trainer, which knows the run's step.
@@ -102,7 +80,7 @@ def holds_run(run: Path) -> bool:
     return any((run / trace).exists() for trace in _TRACES)
 
 
-def check_same_trainer(config: RunSettings) -> None:
+def check_same_trainer(config: Settings) -> None:
     """Raise UserError if the run in the folder is of another trainer, or its progress of another program."""
     run = config.run_dir
     if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
@@ -144,7 +122,7 @@ def has_checkpoint(run: Path) -> bool:
     return bool(CheckpointStore(run / "checkpoints", keep=1).updates())
 
 
-def check_run_folder(config: RunSettings) -> None:
+def check_run_folder(config: Settings) -> None:
     """Raise UserError if the run's folder cannot be made or written in; leaves nothing behind."""
     folder = config.run_dir
     try:
@@ -197,7 +175,7 @@ def _check_unused(run: Path) -> None:
         raise UserError(f"{run} holds no run, but {', '.join(found)}; choose another --run-name.")
 
 
-def _check_young(run: Path, existing: RunSettings) -> None:
+def _check_young(run: Path, existing: Settings) -> None:
     """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
     # An export that found the disk full has left an empty folder.
     found = [name for name in _LATER if (run / name).is_file() or any((run / name).glob("*"))]

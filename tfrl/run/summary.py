@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from tfrl.run.folder import RunSettings
+from tfrl.cli.settings import Settings
 from tfrl.workers.strategy import Runtime
 
 
@@ -22,11 +22,11 @@ def hardware(runtime: Runtime) -> dict[str, str]:
     }
 
 
-def folder(config: RunSettings) -> dict[str, str]:
+def folder(config: Settings) -> dict[str, str]:
     """Rows that say where the trainer writes."""
     return {"run": str(config.run_dir), "curves": tensorboard(config)}
 
 
-def tensorboard(config: RunSettings) -> str:
+def tensorboard(config: Settings) -> str:
     """The command that shows any trainer's curves, as a shell takes it."""
     return shlex.join(["tensorboard", "--logdir", config.logdir])

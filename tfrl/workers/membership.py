@@ -8,34 +8,23 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import keras
 import tensorflow as tf
 
 from tfrl.cli.quiet import native_log, quiet_start
+from tfrl.cli.settings import Settings
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import tell
 from tfrl.workers import strategy
 from tfrl.workers.rendezvous import rendezvous
-from tfrl.workers.strategy import Runtime, TrainerSettings
+from tfrl.workers.strategy import Runtime
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
 # Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
 _MAY_DIFFER = ("logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
-
-
-class Settings(TrainerSettings, Protocol):
-    """A trainer's settings, as far as they concern its workers."""
-
-    cluster_timeout: float
-    stall_timeout: float
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder, on a disk that all workers share."""
 
 
 @contextlib.contextmanager

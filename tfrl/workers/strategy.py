@@ -6,12 +6,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.cli.settings import Settings
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine, parts
 from tfrl.workers.data_parallel import pairwise_sum
@@ -27,30 +29,14 @@ _LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailab
 _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
 
 
-class TrainerSettings(Protocol):
-    """The hardware of any trainer (see `tfrl.cli.settings.Hardware`), and the size of its steps."""
+@dataclass(frozen=True)
+class StepSize:
+    """The size of a gradient step that is not the settings' own, and their parts (see `Settings`)."""
 
-    strategy: str
-    replicas: int
-    precision: str
-    communication: str
+    rows_per_step: int
     micro_batch: int
-
-    @property
-    def rows_per_step(self) -> int:
-        """Samples of one gradient step, all workers together."""
-
-    @property
-    def least_parts(self) -> int:
-        """Equal parts of a minibatch, at the least, on CPUs: 1, 2 or 4 replicas share so many."""
-
-    @property
-    def small_network(self) -> bool:
-        """True if the network is too small to gain by bfloat16."""
-
-    @property
-    def in_parts(self) -> bool:
-        """True if its trainer computes all that is large in parts, which CPU cores then share."""
+    least_parts: int
+    in_parts: bool = True
 
 
 class Runtime:
@@ -98,7 +84,7 @@ class Runtime:
         share = num_envs // self.num_workers
         return range(self.worker * share, (self.worker + 1) * share)
 
-    def micro_batch(self, config: TrainerSettings) -> int:
+    def micro_batch(self, config: Settings | StepSize) -> int:
         """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
         rows = config.rows_per_step // self.replicas
         if self.uses_gpu and not config.micro_batch:
@@ -200,7 +186,7 @@ def set_up_tensorflow() -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
-def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
+def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     """The strategy that the settings and TF_CONFIG ask for.
 
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
@@ -245,7 +231,7 @@ def make(config: TrainerSettings, cluster: TFConfig | None) -> Runtime:
     )
 
 
-def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: int) -> int:
+def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> int:
     """How many parts of a minibatch each replica computes at once, sharing this process's cores.
 
     Operations get one thread each if the parts of the whole minibatch could keep the cores busy. All workers
@@ -259,7 +245,7 @@ def _parts_at_once(config: TrainerSettings, num_workers: int, local_replicas: in
     return -(-parts.cores() // local_replicas)
 
 
-def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
+def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
     """Rows of a part; they divide a replica's share of the minibatch."""
     minibatch = config.rows_per_step
     share = max(1, minibatch // replicas)
@@ -274,7 +260,7 @@ def _cpu_micro_batch(config: TrainerSettings, replicas: int) -> int:
     return max(d for d in range(1, min(share, most) + 1) if share % d == 0)
 
 
-def _multi_worker(config: TrainerSettings, gpus: int) -> tf.distribute.Strategy:
+def _multi_worker(config: Settings, gpus: int) -> tf.distribute.Strategy:
     if gpus and config.replicas not in (0, gpus):
         raise UserError(
             f"--replicas {config.replicas}: with TF_CONFIG each worker has one for each of its {gpus} GPU(s)"
