@@ -42,7 +42,6 @@ _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and tells which are best: {_EXAMPLE}. --grid and
 --sample may be given several times. The algorithm and the flags of all its trials may stand after --."""
 _PLAN_FILE = "sweep.json"
-_PLOT_FILE = "sweep.png"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         if stopped:
             _show("Stopped; the same command goes on.")
             return signals.STOP_CODES[stopped]
-        return _conclude(sweep, outcomes(), logdir)
+        return _conclude(sweep, outcomes())
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
@@ -171,8 +170,8 @@ def _claim(logdir: Path, sweep: Sweep) -> None:
         raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
 
 
-def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
-    """Shows the table, the best command and where the plot is.
+def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
+    """Shows the table and the best command.
 
     Raises TrainingError if trials failed, or none has the metric.
     """
@@ -186,11 +185,6 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome], logdir: Path) -> int:
     ended = [each for each in ranked if each.state in ("done", "ended early")]
     good = [each for each in ended if each.value is not None]
     if good:
-        from tfrl.reporting import plots  # matplotlib takes a second
-
-        figure = plots.sweep([(each.settings, each.value) for each in good], sweep.metric)
-        figure.savefig(logdir / _PLOT_FILE)
-        _show(f"plot: {logdir / _PLOT_FILE}")
         _show(f"best: {sweep.command(good[0].settings)}")
     failed = [
         f"{each.name} ({each.error or 'its process on Ray was killed'})"

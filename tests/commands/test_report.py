@@ -25,7 +25,7 @@ from tfrl.report import render
 from tfrl.reporting import runs
 from tfrl.run import folder
 
-PLOTS = ("learning_curves", "final_scores", "generalization_gap", "performance_profiles", "training")
+PLOTS = ("learning_curves", "final_scores", "training")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
@@ -306,16 +306,6 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
     assert "Traceback" not in done.stderr
     assert not re.search(r"\btensorflow$", done.stderr, re.MULTILINE)
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")]
-
-
-def test_only_whole_videos_are_shown(tmp_path):
-    run = make_run(tmp_path, total_steps=40_000)
-    (run / "videos").mkdir()
-    for name in ("fruitbot-test-1.mp4", ".fruitbot-test-2.mp4.tmp.mp4"):  # the second is being written
-        (run / "videos" / name).write_bytes(b"moving pictures")
-    loaded = [runs.load(run)]
-    page = render(loaded, runs.group(loaded), {})
-    assert "fruitbot-test-1.mp4" in page and "fruitbot-test-2" not in page
 
 
 def supervised_run(folder):

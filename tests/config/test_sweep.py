@@ -220,8 +220,7 @@ def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):
     run = make_run(tmp_path)
     done = trial(run, settings=sweep.trials[0], state="done")
     with pytest.raises(TrainingError, match="no trial has the column train/entropie"):
-        tune._conclude(sweep, [done], tmp_path)
+        tune._conclude(sweep, [done])
     failed = done._replace(value=1.0, state="failed", error="killed by signal 9")
     with pytest.raises(TrainingError, match=r"1 of 1 trials failed: trial-000 \(killed by signal 9\)"):
-        tune._conclude(sweep, [failed], tmp_path)
-    assert not (tmp_path / "sweep.png").exists()
+        tune._conclude(sweep, [failed])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -351,40 +351,6 @@ def _draw_interval(
         ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=style["color"], markersize=9)
 
 
-@styled
-def level_gap(groups: Sequence[Group]) -> Figure | None:
-    """Draws final normalised scores on training and on unseen levels, and how far apart they are, by game.
-
-    None where no group has both: where training plays all levels, none are unseen.
-    """
-    names = variants(groups)
-    groups = [g for g in groups if g.config.has_unseen_levels and all(g.scores(s).size for s in LEVEL_SETS)]
-    if not groups:
-        return None
-    figure, ax = _score_axis([_row_label(g.env, g.label, groups) for g in groups])
-    styles = {name: marker_style(names.index(name)) for name in variants(groups)}
-    for y, g in enumerate(groups):
-        scores = {s: g.scores(s) for s in LEVEL_SETS}
-        drawn = [(y + 0.12, scores, styles[g.label])]
-        if published := g.published_scores():
-            drawn.append((y - 0.2, published, _PUBLISHED_POINT))
-            styles[f"{PUBLISHED} at as many env steps"] = _PUBLISHED_POINT
-        for height, of_sets, style in drawn:
-            train, test = (float(of_sets[s].mean()) for s in LEVEL_SETS)
-            ax.plot([train, test], [height, height], color=style["color"], linewidth=1.4, zorder=2)
-            ax.plot(train, height, **style, markersize=7)
-            ax.plot(test, height, **style, **_HOLLOW, markersize=7)
-        gap = scores["train"].mean() - scores["test"].mean()
-        text = f"gap {round(gap, 2) + 0.0:+.2f}"  # no -0.00
-        ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), verticalalignment="center")
-    ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
-    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
-    handles = [_handle(f"{name}, training levels", **style) for name, style in styles.items()]
-    handles += [_handle(f"{name}, unseen levels", **style, **_HOLLOW) for name, style in styles.items()]
-    _legend(figure, handles)
-    return figure
-
-
 def _score_axis(labels: Sequence[str]) -> tuple[Figure, Axes]:
     """A new figure with a row for each label, from the top."""
     figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(labels)))
@@ -396,79 +362,3 @@ def _score_axis(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:
     return name if len(variants(groups)) == 1 else f"{name}\n{variant}"
-
-
-@styled
-def performance_profiles(groups: Sequence[Group]) -> Figure | None:
-    """Draws the share of runs above each normalised score, on training and on unseen levels."""
-    names, groups = variants(groups), over_games(groups, LEVEL_SETS)
-    if not groups:
-        return None
-    games = {
-        (g.env, g.mode): g.published_scores() for g in reversed(groups)
-    }  # each game's first group counts
-    published: Mapping[str, list[np.ndarray]] = {
-        s: [found[s] for found in games.values()] if all(games.values()) else [] for s in LEVEL_SETS
-    }
-    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS] + sum(published.values(), []))
-    least, most = min(0.0, float(every.min())), max(0.05, float(every.max()))
-    margin = 0.05 * (most - least)
-    thresholds = np.linspace(least - margin, most + margin, 201)
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
-    for ax, level_set in zip(axes, LEVEL_SETS, strict=True):
-        if published[level_set]:
-            share = statistics.performance_profile(published[level_set], thresholds)
-            ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post")
-        for name in variants(groups):
-            style, scores = (
-                line_style(names.index(name)),
-                [g.scores(level_set) for g in groups if g.label == name],
-            )
-            ax.step(thresholds, statistics.performance_profile(scores, thresholds), where="post", **style)
-            low, high = statistics.profile_band(scores, thresholds)
-            ax.fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.18, linewidth=0)
-        ax.set_title(level_set_title(groups[0].env, level_set))
-        ax.set_xlabel("normalised score \u03c4")
-        ax.set_ylim(-0.02, 1.02)
-    axes[0].set_ylabel("share of runs with a score above \u03c4")
-    handles: list[Line2D | Patch] = [_handle(n, **line_style(names.index(n))) for n in variants(groups)]
-    handles.append(Patch(color="#BBBBBB", label="95% stratified bootstrap interval"))
-    if published["test"]:
-        handles.append(_handle(f"{PUBLISHED} at as many env steps", color=GREY, linewidth=2.6))
-    _legend(figure, handles)
-    return figure
-
-
-# Sweeps
-
-
-@styled
-def sweep(trials: Sequence[tuple[Mapping[str, Any], float]], metric: str) -> Figure:
-    """Draws the metric against each setting that differs, one panel each, with a ring around the best trial.
-
-    Args:
-      trials: the settings and the metric of each.
-      metric: its name.
-    """
-    names = [n for n in trials[0][0] if len({str(settings[n]) for settings, _ in trials}) > 1]
-    names = names or list(trials[0][0])
-    columns = min(3, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
-    results = [value for _, value in trials]
-    best = int(np.argmax(results))
-    for ax, name in zip(axes.flat, names, strict=False):
-        values = [settings[name] for settings, _ in trials]
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-            values = list(map(str, values))
-        elif min(values) > 0 and max(values) / min(values) >= 10:
-            ax.set_xscale("log")
-        ax.scatter(values, results, color=_COLORS[0], alpha=0.8)
-        ax.scatter(
-            values[best], results[best], s=110, facecolors="none", edgecolors=_COLORS[1], linewidths=1.8
-        )
-        ax.set(xlabel=name, ylabel=metric)
-    for ax in axes.flat[len(names) :]:
-        ax.set_visible(False)
-    figure.suptitle(f"{len(trials)} trials; the ring is the best one")
-    return figure
