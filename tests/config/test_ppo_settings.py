@@ -148,7 +148,21 @@ BAD = [
     ("--value-loss l1", "--value-loss must be one of squared, huber; got 'l1'"),
     ("--lr-schedule step", "--lr-schedule must be one of constant, linear, cosine; got 'step'"),
     ("--critic-lr 1e-3 --share-torso", "--critic-lr 0.001 needs --no-share-torso"),
+    ("--memory rnn", "--memory must be one of none, lstm, gru; got 'rnn'."),
+    ("--memory gru --sequence-length 48", "must divide --num-steps 128; got 48; 32 or 64 would do."),
+    ("--memory gru --sequence-length 512", "must divide --num-steps 128; got 512; 128 would do."),
+    ("--memory lstm --memory-size 40", "must be a multiple of 16; got 40; 32 or 48 would do."),
+    ("--memory lstm --minibatch-size 64", "whose minibatches are whole sequences; give --num-minibatches."),
+    ("--memory lstm --num-envs 3", "a multiple of 8; got 3; 8 would do, or a smaller --sequence-length."),
+    ("--memory-inputs", "--memory-inputs would do nothing without --memory; leave it out."),
 ]
+
+
+def test_only_a_policy_without_memory_is_told_of_the_memory_mode():
+    maze = "--env maze --distribution-mode memory"
+    (note,) = ppo(maze).notes
+    assert note.endswith("this policy sees one frame alone.")
+    assert ppo(f"{maze} --memory lstm").notes == ()
 
 
 @pytest.mark.parametrize(("line", "sentence"), BAD, ids=[line[:60] for line, _ in BAD])

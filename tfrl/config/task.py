@@ -83,7 +83,7 @@ class Task(EnvSettings):
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the env gives or needs, and training does not use or have."""
         found = []
-        if self.distribution_mode == "memory":
+        if self.distribution_mode == "memory" and getattr(self, "memory", "none") == "none":
             found.append(
                 "--distribution-mode memory is made for policies with memory; this policy sees one frame "
                 "alone."
