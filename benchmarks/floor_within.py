@@ -50,10 +50,11 @@ def measure(
     from tfrl.run import loop  # TensorFlow
 
     samples: list[Sample] = []
+    passes = Passes(*each)
 
     def train(config: Any, cluster: Any, make_learner: Callable[..., Any], callbacks: Any = ()) -> int:
         return original(
-            config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, samples), callbacks
+            config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, passes, samples), callbacks
         )
 
     original, loop.train = loop.train, train
@@ -61,7 +62,7 @@ def measure(
         main = importlib.import_module(f"tfrl.{algorithm}").main
         main([*flags, "--precision", precision, "--logdir", logdir, "--run-name", "within"])
     env_steps = reader(algorithm).parse(flags).steps_per_update
-    found = rates(samples, Passes(*each), env_steps, updates_at_once)
+    found = rates(samples, passes, env_steps, updates_at_once)
     return json.dumps(found, separators=(",", ":"))  # one word
 
 
@@ -81,9 +82,9 @@ def rates(samples: Sequence[Sample], each: Passes, env_steps: int, skipped: int)
     return {"env_steps_per_second": rate, "floor": floor, "ratio_to_floor": rate / floor}
 
 
-def _sampled(learner: Any, precision: str, samples: list[Sample]) -> Any:
+def _sampled(learner: Any, precision: str, each: Passes, samples: list[Sample]) -> Any:
     """The learner, whose updates take a sample after them."""
-    update, floor = learner.update, _floor(precision)
+    update, floor = learner.update, _floor(precision, each)
 
     def sampled() -> Any:
         began = time.perf_counter()
@@ -96,11 +97,11 @@ def _sampled(learner: Any, precision: str, samples: list[Sample]) -> Any:
     return learner
 
 
-def _floor(precision: str) -> Callable[[], tuple[float, float]]:
+def _floor(precision: str, each: Passes) -> Callable[[], tuple[float, float]]:
     """A function that measures seconds a frame, of a forward pass and of a gradient."""
-    tf, network = floors.build(precision)
-    forward, gradient = map(tf.function, floors.in_parts(tf, network))
-    few, many = (tf.constant(floors.frames(n)) for n in (_FORWARD_ROWS, max(floors.rows_at_once())))
+    tf, network = floors.build(precision, each.memory)
+    forward, gradient = map(tf.function, floors.in_parts(tf, network, each.steps))
+    few, many = (tf.constant(floors.frames(n)) for n in (_FORWARD_ROWS, max(floors.rows_at_once(each.steps))))
 
     def measure() -> tuple[float, float]:
         began = time.perf_counter()

@@ -1,4 +1,7 @@
-"""Compute floors of procgen's default network: its passes alone, in TensorFlow or PyTorch."""
+"""Compute floors of procgen's default network: its passes alone, in TensorFlow or PyTorch.
+
+With memory, a recurrent layer stands behind the torso. Gradients are then of whole sequences.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,18 @@ _GRADIENT_BATCHES = (256, 512)
 
 
 class Passes(NamedTuple):
-    """Passes of a frame through a torso, from its env step to the last gradient of it."""
+    """Passes of a frame through a torso, from its env step to the last gradient of it.
+
+    Attributes:
+      forwards, gradients: how many.
+      memory: the kind of the recurrent layer behind the torso, or "none".
+      steps: of the sequences that it learns from.
+    """
 
     forwards: int
     gradients: int
+    memory: str = "none"
+    steps: int = 1
 
 
 def _best(
@@ -57,10 +68,11 @@ def _seconds(function: Callable[[], Any], seconds: float) -> float:
 
 def whole_floor(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second of the network alone, in TensorFlow, each operation on all cores."""
-    tf, network = build(precision)
+    tf, network = build(precision, each.memory)
     weights = weights_of(tf, network)
-    forward = lambda images: network.outputs(weights, images)  # noqa: E731
-    return _floor(forward, gradient_of(tf, network), seconds, each)
+    forward = lambda images: network.outputs(weights, *remembering(tf, network, images))  # noqa: E731
+    batches = _GRADIENT_BATCHES if each.memory == "none" else [n * each.steps for n in (1, 4, 8)]
+    return _floor(forward, gradient_of(tf, network, each.steps), seconds, each, batches)
 
 
 def parts_floor(precision: str, seconds: float, each: Passes) -> float:
@@ -68,45 +80,58 @@ def parts_floor(precision: str, seconds: float, each: Passes) -> float:
     from tfrl.workers import parts
 
     parts.one_thread_each()  # before anything else uses TensorFlow
-    tf, network = build(precision)
-    return _floor(*in_parts(tf, network), seconds, each, rows_at_once())
+    tf, network = build(precision, each.memory)
+    return _floor(*in_parts(tf, network, each.steps), seconds, each, rows_at_once(each.steps))
 
 
-def rows_at_once() -> list[int]:
+def rows_at_once(steps: int) -> list[int]:
     """Rows of a gradient that are two and four parts on each core."""
-    from tfrl.workers import parts, strategy
+    from tfrl.workers import parts
 
-    return [n * strategy.PART_ROWS * parts.cores() for n in (2, 4)]
+    return [n * _part_rows(steps) * parts.cores() for n in (2, 4)]
 
 
-def in_parts(tf: Any, network: ActorCritic) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _part_rows(steps: int) -> int:
+    """Rows of a part, which has whole sequences of so many steps."""
+    from tfrl.workers import strategy
+
+    return max(1, strategy.PART_ROWS // steps) * steps
+
+
+def in_parts(tf: Any, network: ActorCritic, steps: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """A forward pass and gradients, by observations, in parts side by side."""
-    from tfrl.workers import parts, strategy
+    from tfrl.workers import parts
 
-    of_part = gradient_of(tf, network)
+    of_part, vectors = gradient_of(tf, network, steps), network.initial()
+    shapes = [tf.TensorSpec(vectors[name].shape) for name in network.learned]
 
     def gradient(images: Any) -> Any:
-        shapes = [tf.TensorSpec(network.initial()[name].shape) for name in network.learned]
-        rows = tf.reshape(images, (-1, strategy.PART_ROWS, *images.shape[1:]))
+        rows = tf.reshape(images, (-1, _part_rows(steps), *images.shape[1:]))
         return tf.map_fn(of_part, rows, fn_output_signature=shapes, parallel_iterations=parts.cores())
 
     forward, weights = network.forward_pass(on_gpu=False, at_once=parts.cores()), weights_of(tf, network)
-    return lambda images: forward(weights, images), gradient
+    return lambda images: forward(weights, *remembering(tf, network, images)), gradient
+
+
+def remembering(tf: Any, network: ActorCritic, images: Any) -> list[Any]:
+    """Images, and an empty memory for each where the network is recurrent."""
+    return [images, *([tf.zeros((images.shape[0], network.memory_size))] if network.memory_size else [])]
 
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
     from resnet.costs import cost_of
 
-    _, network = build(precision)
+    _, network = build(precision, each.memory)
     rate = product_rate(precision, seconds)
     # The heads are products of 256 x 16, a thousandth of the torso.
-    return rate / (
-        1e6 * cost_of(network.functions["torso"].layer).mflop * (each.forwards + 3 * each.gradients)
-    )
+    products = 1e6 * cost_of(network.functions["torso"].layer).mflop
+    if each.memory != "none":
+        products += 2 * network.functions["core"].num_parameters  # each weight takes part in one
+    return rate / (products * (each.forwards + 3 * each.gradients))
 
 
-def build(precision: str) -> tuple[Any, ActorCritic]:
+def build(precision: str, memory: str = "none") -> tuple[Any, ActorCritic]:
     """TensorFlow and IMPALA's network, as the trainer sets them up."""
     import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 
@@ -125,18 +150,23 @@ def build(precision: str) -> tuple[Any, ActorCritic]:
         share_torso=True,
         precision=precision,
         seed=1,
+        memory=memory,
     )
     return tf, network
 
 
-def gradient_of(tf: Any, network: ActorCritic) -> Callable[[Any], Any]:
-    """Gradients of something like a loss, by observations."""
+def gradient_of(tf: Any, network: ActorCritic, steps: int) -> Callable[[Any], Any]:
+    """Gradients of something like a loss, by observations, which are of sequences of so many steps."""
     weights = weights_of(tf, network)
 
     def gradient(observations: Any) -> Any:
+        rows, memory = observations.shape[0], []
+        if network.memory_size:
+            empty = tf.zeros((rows, network.memory_size))
+            memory = [network.sequences(empty, tf.ones(rows), rows // steps)]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
-            logits, values = network.outputs(weights, observations)
+            logits, values, *_ = network.outputs(weights, observations, *memory)
             loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
         return tape.gradient(loss, [weights[name] for name in network.learned])
 

@@ -70,6 +70,8 @@ class Options:
     """PPG's updates of a phase, which do not change what an env step takes."""
     single: bool = False
     """PPG with the single network."""
+    memory: Literal["none", "lstm", "gru"] = "none"
+    """Kind of a recurrent layer behind the torso, in the run and in the floor."""
     actors: int = 0
     """IMPALA's --actors; 0: a thread."""
     floor_seconds: Annotated[float, Range(0, 3600, above=True)] = 20.0
@@ -135,13 +137,14 @@ def passes(config: Any) -> Passes:
     change how often a frame is passed through. IMPALA learns from a frame once.
     """
     torsos = 1 if config.share_torso else 2
+    memory = (config.memory, 1 if config.memory == "none" else config.num_steps)
     if config.algorithm == "drac":
-        return Passes(torsos, 2 * torsos * config.epochs)
+        return Passes(torsos, 2 * torsos * config.epochs, *memory)
     if config.algorithm == "ppg":
-        return Passes(torsos + 1, torsos * (config.epochs + config.aux_epochs))
+        return Passes(torsos + 1, torsos * (config.epochs + config.aux_epochs), *memory)
     if config.algorithm == "impala":
-        return Passes(torsos, torsos)
-    return Passes(torsos, torsos * config.epochs)
+        return Passes(torsos, torsos, *memory)
+    return Passes(torsos, torsos * config.epochs, *memory)
 
 
 def precisions(wanted: str) -> list[str]:
@@ -171,6 +174,8 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--env must be one of procgen's games, whose frames the floor is of; got {options.env}."
         )
+    if options.memory != "none" and (options.peer != "none" or options.cleanrl or options.algorithm == "ppg"):
+        raise UserError("--memory has no peer and no floor for ppg here; benchmarks.recurrent has a peer.")
     if options.peer == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError("--peer torch needs PyTorch, which is not installed here.")
     if options.within and options.algorithm == "impala":
@@ -186,6 +191,7 @@ def _flags(options: Options) -> list[str]:
     """The trainer's, of the run to measure."""
     steps = options.num_envs * options.num_steps * _updates_at_once(options) * (options.updates + 1)
     flags = ["--env", options.env, "--total-steps", str(steps), "--eval-episodes", "1"]
+    flags += ["--memory", options.memory]
     if options.algorithm == "ppg":
         flags += ["--policy-updates", str(options.policy_updates)]
         flags += ["--share-torso"] if options.single else []

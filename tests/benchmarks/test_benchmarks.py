@@ -238,7 +238,7 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
 )
 def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
     config = throughput._config(throughput.Options(**options))
-    assert throughput.passes(config) == found
+    assert throughput.passes(config)[:2] == found
 
 
 def test_a_floor_within_a_run_is_of_the_same_moments():
