@@ -26,7 +26,7 @@ CATCH += " --num-steps 12 --num-minibatches 2 --lr 1e-2 --total-steps 100_000"
 REPLAY = "--num-envs 8 --batch-size 16 --iteration-steps 80 --total-steps 8000 --preset default"
 REPLAY += " --learning-starts 100 --train-every 16 --updates-per-step 0.2 --replay-size 400"
 RUNS = {
-    "impala": CATCH + " --lag 1",
+    "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
     "dqn": f"--env catch --torso linear --num-levels 0 --n-step 3 --lag 1 {REPLAY}",
     "sac": f"--env Pendulum-v1 --hidden 16 --lag 2 --noise-correlation 0.9 {REPLAY}",
