@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from learners import make, updated
+from learners import finished, make, updated
 
 from tfrl import config as settings
 from tfrl.experience.replay import Replay
@@ -79,7 +79,7 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
     weights = []
     for iteration in range(6):
         weights.append(one.weights())
-        one.update()
+        finished(one)
         acted = slow.agent.network.join(weights[max(0, iteration - lag)])
         for name in slow.agent.network.acting:
             slow.agent.learning.assign(name, acted[name])
