@@ -44,7 +44,7 @@ class Task:
     normalization: Literal["batch", "group", "none"] = "batch"
     """Normalisation in the residual networks; PPO takes torsos with group or none. Others have none."""
     width: Annotated[int, WIDTH] = 1
-    """Multiplies the channels of impala and impala-pooled."""
+    """Multiply the channels of impala and impala-pooled by this."""
     image_size: Annotated[int, Range(0, 4096)] = 0
     """Resize images to this many pixels, square; 0: as they are."""
     per_image_standardization: bool = False

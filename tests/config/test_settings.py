@@ -169,7 +169,7 @@ def test_a_file_of_settings_says_what_each_is_and_is_read_back_unchanged(tmp_pat
 def test_the_comment_of_a_setting_is_that_of_the_class_that_words_it_last():
     text = to_yaml(parse([]))
     assert "# Updates between checkpoints.\ncheckpoint_every: 10\n" in text
-    assert "None: ENV-seedSEED, coinrun-seed1 say" in " ".join(text.replace("# ", "").split())
+    assert "None: ENV-seedSEED for PPO" in " ".join(text.replace("# ", "").split())
 
 
 def test_a_saved_default_name_follows_the_flags(tmp_path):

@@ -24,24 +24,23 @@ class DQN:
     """The hyperparameters of DQN."""
 
     double: bool = True
-    """The learned network chooses the next action, the target network values it."""
+    """Double DQN: the learned network chooses the next action, and the target network gives its value."""
     dueling: bool = False
-    """Two heads, the value of the observation and the advantage of each action."""
+    """Dueling DQN: two heads, for the value of the observation and the advantage of each action."""
     prioritized: bool = False
-    """Draw transitions in proportion to their errors."""
+    """Prioritised replay: draw transitions in proportion to their errors."""
     priority_exponent: Annotated[float, FRACTION] = 0.6
-    """Exponent of the errors in these proportions; 0: all transitions are equally likely."""
+    """Exponent of the errors with --prioritized; 0: all transitions are equally likely."""
     priority_beta: Annotated[float, FRACTION] = 0.4
     """Exponent of the importance weights at the beginning of the run; it grows to 1 at the end."""
     exploration_start: Annotated[float, FRACTION] = 1.0
     """Share of random actions at the beginning."""
     exploration_end: Annotated[float, FRACTION] = 0.05
-    """The same after --exploration-steps."""
+    """Share of random actions after --exploration-steps."""
     exploration_steps: Annotated[int, NATURAL] = 10_000
-    """Env steps in which it falls."""
+    """Env steps until the share of random actions is --exploration-end."""
     exploration_decay: Literal["linear", "exponential"] = "linear"
-    """Course of the share of random actions: it falls by the same amount at each step, or by the same
-    factor."""
+    """The share of random actions falls by the same amount at each step (linear), or by the same factor."""
 
 
 _DEFAULTS = {

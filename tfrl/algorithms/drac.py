@@ -48,12 +48,14 @@ class DrAC:
     """The hyperparameters that DrAC adds to PPO's."""
 
     augment: Literal[(*AUGMENTATIONS, UCB)] = "crop"
-    """Augmentation of the observations; ucb: a bandit chooses one before every update (UCB-DrAC)."""
+    """Augmentation of the observations. ucb: a bandit chooses an augmentation before every update
+    (UCB-DrAC)."""
     augment_coef: Annotated[float, NOT_NEGATIVE] = 0.1
-    """Weight of the losses that draw policy and value of a changed observation to those of the true one."""
+    """Weight of the losses that pull policy and value for an augmented observation to those for the true
+    one."""
     augment_use: Literal["drac", "rad"] = "drac"
-    """drac: those losses; rad: PPO's losses of observations augmented after acting, to compare; as published
-    (RAD, Laskin et al. 2020), the policy acts on the augmented ones that it learns from."""
+    """drac: those losses. rad: PPO's losses for observations that are augmented after acting, for comparison.
+    (In the published RAD, Laskin et al. 2020, the policy also acts on augmented observations.)"""
 
 
 _AUTHORS = {"normalize_advantages": "batch"}

@@ -47,18 +47,17 @@ class PPG:
     """The hyperparameters of the auxiliary phase."""
 
     policy_updates: Annotated[int, Range(1, 10_000)] = 32
-    """Updates of a policy phase, after which the auxiliary phase learns from all of their rollouts. Those of
-    up to two phases are on the disk, in RUN/phase: 13 GB with the defaults; what has had no auxiliary phase
-    when the run ends stays there."""
+    """Updates of a policy phase. After them, the auxiliary phase learns from all of their rollouts. RUN/phase
+    has the rollouts of up to two phases: 13 GB with the defaults. When the run ends, rollouts without an
+    auxiliary phase stay there."""
     aux_epochs: Annotated[int, Range(1, 1000)] = 6
-    """Passes of the auxiliary phase over these rollouts."""
+    """Passes of the auxiliary phase over the rollouts of its policy phase."""
     aux_minibatches: Annotated[int, COUNT] = 16
     """Gradient steps of the auxiliary phase for each rollout in a pass; must divide --num-steps."""
     aux_lr: Annotated[float, POSITIVE] = 5e-4
-    """Learning rate of the auxiliary phase, which has an optimizer of its own; --lr-schedule does not change
-    it."""
+    """Learning rate of the auxiliary phase, which has its own optimizer; --lr-schedule does not change it."""
     beta_clone: Annotated[float, NOT_NEGATIVE] = 1.0
-    """Weight of the loss that keeps the policy as it was when the phase began."""
+    """Weight of the loss that keeps the policy unchanged in the auxiliary phase."""
 
 
 # The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things

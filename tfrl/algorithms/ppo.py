@@ -136,7 +136,7 @@ _SUMMARIES: Mapping[str, str] = {
 }
 
 _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
-"""The presets that envs take by themselves: their rewards need other settings than those of their family."""
+"""The default presets of single envs, whose rewards need other settings than their family's."""
 
 
 # The sections are the groups of --help. `Config` joins them into one flat set of fields; the text under a
@@ -149,7 +149,8 @@ class Rollouts(ScheduledLearning):
 
     num_envs: Annotated[int, ENVS] = 64
     num_steps: Annotated[int, COUNT] = 256
-    """Env steps of a rollout, in each env (alias --update-freq); must be divisible by --num-minibatches."""
+    """Length of a rollout: steps of each env (alias --update-freq). It must be divisible by
+    --num-minibatches."""
     num_minibatches: Annotated[int, COUNT] = 8
     """Gradient steps in a pass."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-5
@@ -161,15 +162,15 @@ class Rollouts(ScheduledLearning):
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """The gradient, of the mean loss of a sample, is clipped to this global norm."""
     free_deviation: bool = False
-    """The deviation of continuous actions is a variable of its own, not an output of the network."""
+    """The deviation of continuous actions is a separate variable, not an output of the network."""
     normalize_rewards: bool = True
-    """Divide rewards by the standard deviation of the running discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     normalize_observations: bool = False
-    """Normalise vectors by their running mean and deviation, the same on all workers and saved with the
-    policy."""
+    """Normalise vectors by their running mean and deviation. All workers have the same statistics, and the
+    policy contains them."""
     normalize_random_steps: Annotated[int, NATURAL] = 0
-    """Env steps by random actions before training, from which --normalize-observations takes its mean and
-    deviation for good; 0: from all rollouts so far."""
+    """Take the mean and deviation of --normalize-observations only from this many env steps of random actions
+    before training. 0: from all rollouts so far."""
 
 
 @dataclass(frozen=True)
@@ -179,30 +180,31 @@ class PPO(Rollouts):
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over a rollout."""
     minibatch_size: Annotated[int, NATURAL] = 0
-    """Samples of a gradient step, in place of --num-minibatches: a multiple of --num-envs. What does not fill
-    the last one is left out of the pass. 0: --num-minibatches decides."""
+    """Samples of a gradient step, instead of --num-minibatches: a multiple of --num-envs. Samples that do not
+    fill the last minibatch are omitted from the pass. 0: --num-minibatches decides."""
     lr: Annotated[float, POSITIVE] = 5e-4
     """Learning rate (alias --actor-lr)."""
     critic_lr: Annotated[float | None, POSITIVE] = None
-    """The critic's own learning rate, which implies --no-share-torso; None: --lr."""
+    """Learning rate of the critic; it implies --no-share-torso. None: --lr."""
     anneal_lr: bool = False
     """The same as --lr-schedule linear."""
     clip_ratio: Annotated[float, Range(0, 1, above=True)] = 0.2
-    """Distance from 1 beyond which a ratio of new to old action probability is rewarded no more."""
+    """PPO's clipping: a ratio of new to old action probability further than this from 1 gains nothing."""
     clip_value: bool = True
-    """Clip the change of the value as well, by the same amount; of the squared error alone."""
+    """Clip the change of the value by --clip-ratio as well. Only for --value-loss squared."""
     value_loss: Literal["squared", "huber"] = "squared"
-    """Half the squared error of the value, or Huber's, which grows linearly beyond an error of 1."""
+    """squared: half the squared error of the value; huber: it grows linearly beyond an error of 1."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
-    """Generalised advantage estimation: 0 trusts the critic, 1 the returns."""
+    """Lambda of generalised advantage estimation: 0 uses the critic's values, 1 uses the returns."""
     normalize_advantages: Literal["minibatch", "batch"] = "minibatch"
-    """The samples whose mean and deviation normalise the advantages."""
+    """Normalise advantages by the mean and deviation of each minibatch, or of the whole rollout (batch)."""
     renew_advantages: bool = False
-    """Compute values and advantages anew before every epoch, by the weights of then."""
+    """Compute values and advantages again before every epoch, with the current weights."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
     target_kl: Annotated[float | None, POSITIVE] = None
-    """Approximate KL (nats) from the old policy at which the passes of an update end; None: never."""
+    """End the passes of an update when the approximate KL (nats) from the old policy exceeds this; None:
+    never."""
 
 
 @dataclass(frozen=True)

@@ -30,29 +30,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class REINFORCE(Learning):
-    """The way it is learned."""
+    """The hyperparameters of REINFORCE."""
 
     num_envs: Annotated[int, ENVS] = 16
-    """Envs, all observers together; an update learns from an episode of each."""
+    """Envs, all observers together. An update learns from one episode of each env."""
     max_steps: Annotated[int, COUNT] = 1000
-    """Env steps of an episode after which an update waits no longer; the rest of it is of the next update."""
+    """An update waits at most this many env steps for the end of an episode. The rest of the episode belongs
+    to the next update."""
     lr: Annotated[float, POSITIVE] = 1e-2
     max_grad_norm: Annotated[float | None, POSITIVE] = 0.5
-    """The gradient, of the mean loss of a step, is clipped to this norm; None: not at all."""
+    """The gradient of the mean loss of a step is clipped to this norm; None: no clipping."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Weight of the entropy bonus."""
     dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """The share of features that are left out, others at every step, in acting and in learning from it."""
+    """Share of features that are set to 0. The choice is new at every step, and the same in acting and in
+    learning."""
 
 
 @dataclass(frozen=True)
 class Observers:
-    """The processes that step the envs. The result is the same."""
+    """The processes that step the envs. The result does not depend on them."""
 
     observers: Annotated[int, Range(0, 1024)] = 2
-    """Processes on Ray that step the envs, each its share of them; 0: this process steps them."""
+    """Processes on Ray that step the envs; each has its share. 0: this process steps them."""
     observer_timeout: Annotated[float, TIMEOUT] = 60.0
-    """Seconds that an observer may take for an answer before it is replaced."""
+    """Replace an observer that takes more seconds than this for an answer."""
 
 
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -92,7 +94,7 @@ class Config(Observers, REINFORCE, RLSettings):
     updates_vary: ClassVar[bool] = True
 
     preset: str = "default"
-    """A whole set of defaults, listed above; flags and files win over it."""
+    """A whole set of defaults, listed above. Flags and files win over it."""
     solved_at: Annotated[float | None, ANY] = None
     """End early, as done, once the mean return of the last 100 episodes is this or more; None: the threshold
     that the env is registered with, if it has one."""

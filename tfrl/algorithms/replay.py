@@ -44,37 +44,38 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 @dataclass(frozen=True)
 class Replay(ScheduledLearning):
-    """Experience replay: how many transitions are kept, and how much is learned from them."""
+    """Experience replay and the gradient steps from it."""
 
     num_envs: Annotated[int | None, ENVS] = None
-    """Envs, all workers together; must be divisible by the number of replicas. None: 8 with --actors, or as
-    many as they where that does not divide by them, otherwise 1; a run that goes on keeps its own."""
+    """Envs, all workers together; must be divisible by the number of replicas. None: 1; with --actors 8, or
+    one for each actor if --actors does not divide 8. A resumed run keeps its number."""
     iteration_steps: Annotated[int, COUNT] = 1000
-    """Env steps, all workers together, of one row of progress.csv: what --eval-every and --checkpoint-every
-    count as an update."""
+    """Env steps of an iteration, all workers together: one row of progress.csv, and the unit of --eval-every
+    and --checkpoint-every."""
     replay_size: Annotated[int, Range(2, 1e12)] = 1_000_000
-    """Transitions that are kept, all workers together; each env has an equal share."""
+    """Transitions in the replay, all workers together; each env has an equal share."""
     learning_starts: Annotated[int, COUNT] = 5000
-    """Env steps by random actions before the first gradient step."""
+    """Env steps with random actions before the first gradient step."""
     batch_size: Annotated[int, COUNT] = 256
-    """Transitions of a gradient step, all workers together: as many of each env."""
+    """Transitions of a gradient step, all workers together: the same number of each env."""
     updates_per_step: Annotated[float, Range(0, 1000, above=True)] = 1.0
     """Gradient steps for each env step; may be a fraction."""
     train_every: Annotated[int, COUNT] = 1
-    """Env steps between learning; what is due by then is done in one go, which is faster."""
+    """Env steps between calls of the learner. It then takes all gradient steps that are due in one call,
+    which is faster."""
     n_step: Annotated[int, Range(1, 1000)] = 1
-    """Steps of the returns."""
+    """Rewards in an n-step return."""
     critic_lr: Annotated[float | None, POSITIVE] = None
-    """The critics' own learning rate, of algorithms with an actor; None: --lr."""
+    """Learning rate of the critics, for algorithms with an actor; None: --lr."""
     huber_delta: Annotated[float | None, POSITIVE] = None
-    """Size of a critic's error beyond which its loss grows linearly (Huber); None: half the squared error."""
+    """A critic's loss grows linearly beyond this error (Huber); None: half the squared error."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
-    """The gradient of each network is clipped to this norm; None: not at all."""
+    """The gradient of each network is clipped to this norm; None: no clipping."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
-    """Step of the target networks towards the learned ones, as a share of the way; 1: a copy."""
+    """Step of a target network towards the learned network: target += tau (learned - target). 1: a copy."""
     target_every: Annotated[int | None, COUNT] = None
-    """Gradient steps between two such steps. None: every one; with DDPG and TD3, those that the actor learns
-    in."""
+    """Gradient steps between two steps of the target networks. None: 1; with DDPG and TD3, as for the
+    actor."""
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -144,7 +145,7 @@ OF_ENVS: Mapping[str, str] = {
     "MountainCarContinuous-v0": "mountain-car",
     "HalfCheetah-v5": "half-cheetah",
 }
-"""The presets that envs take by themselves."""
+"""The default presets of single envs."""
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,16 @@ class SAC:
     """The hyperparameters of SAC."""
 
     alpha: Annotated[float | None, POSITIVE] = None
-    """The temperature, the weight of the entropy; None: learned, so that the policy has --entropy-target."""
+    """The temperature: the weight of the entropy. None: it is learned, so that the entropy is
+    --entropy-target."""
     alpha_lr: Annotated[float | None, POSITIVE] = None
-    """The learned temperature's own learning rate; None: --lr."""
+    """Learning rate of the learned temperature; None: --lr."""
     entropy_target: Annotated[float | None, Range(-1e6, 1e6)] = None
-    """Entropy (nats) to keep; None: -1 for each number of a continuous action, 0.98 log A for A discrete
-    actions that are allowed."""
+    """The policy's entropy (nats) that --alpha aims at. None: -1 for each number of a continuous action, 0.98
+    log A for A allowed discrete actions."""
     noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
-    """Correlation of the exploration noise of a step with that of the step before in an episode: close to 1,
-    it explores further. 0: the paper's."""
+    """Correlation of the exploration noise between neighbouring steps of an episode. Near 1, the agent
+    explores further. 0: independent noise, as in the paper."""
 
 
 _PRESETS: Mapping[str, Mapping[str, Any]] = {

@@ -104,24 +104,25 @@ class Hardware:
     """The hardware."""
 
     strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
-    """Strategy; auto: multi-worker where TF_CONFIG is set, mirrored on several GPUs or --replicas, else
-    one-device."""
+    """TensorFlow's strategy. auto: multi-worker if TF_CONFIG is set, mirrored for several GPUs or --replicas,
+    otherwise one-device."""
     replicas: Annotated[int, Range(0, 256)] = 0
-    """Replicas in this process; on a CPU, as many logical devices are made. 0: one, or one for each GPU."""
+    """Replicas in this process. A CPU is split into that many logical devices. 0: one, or one for each
+    GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the torso; all else is float32. auto: bfloat16 where it is the faster (GPUs from compute
-    capability 8.0 on, CPUs with AMX, AMD's with AVX512-BF16; not for the torso mlp); a resumed run keeps what
-    it began with."""
+    """Precision of the torso; everything else is float32. auto: bfloat16 where it is faster (GPUs of compute
+    capability 8.0 or higher, CPUs with AMX, AMD's CPUs with AVX512-BF16; never for mlp), otherwise float32. A
+    resumed run keeps its precision."""
     micro_batch: Annotated[int, NATURAL] = 0
-    """Sum gradients over parts of this many samples, on a CPU as many at once as it has cores: the same step;
-    smaller parts take less memory. 0: chosen for speed."""
+    """Compute gradients in parts of this many samples, and sum them. The gradient step is the same; smaller
+    parts need less memory. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """Library by which workers sum gradients."""
+    """The way workers sum gradients; auto: TensorFlow chooses."""
     cluster_timeout: Annotated[float, TIMEOUT] = 120.0
-    """Seconds to wait for all workers to appear before giving up."""
+    """Seconds to wait for all workers at the start; then the run ends."""
     stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0
-    """Seconds without a step of any worker before giving up;
-    0: a minute or ten measured updates, whichever is more."""
+    """End the run after this many seconds without a step of any worker. 0: a minute or ten measured updates,
+    whichever is more."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +132,15 @@ class Run:
     logdir: str = "logs"
     """The run's folder is LOGDIR/RUN_NAME."""
     run_name: str | None = None
-    """Name of the run; None: one that follows from the other settings, so that the same command goes on with
-    its run."""
+    """Name of the run's folder. None: it follows from other settings, so that the same command continues its
+    run."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Dealing with an existing run. auto: go on from its checkpoint, if any; never: refuse it; must: refuse a
-    new one."""
+    """auto: continue the run in the folder if it has a checkpoint; never: refuse an existing run; must:
+    refuse to begin a new run."""
     checkpoint_every: Annotated[int, COUNT] = 10
     """Updates between checkpoints."""
     keep_checkpoints: Annotated[int, COUNT] = 3
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ class Command:
     """The command itself."""
 
     config: str | None = None
-    """A YAML file of settings, flat as a run's config.yaml or in sections; flags win over it, and --preset
-    over what it has from its own preset."""
+    """A YAML file of settings, such as a run's config.yaml. Flags win over the file. --preset replaces the
+    file's preset and its values."""
     print_config: bool = False
-    """Print the settings that result, as YAML, and end."""
+    """Print the resulting settings as YAML, and exit."""
 
 
 MAY_CHANGE = frozenset(

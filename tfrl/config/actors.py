@@ -1,4 +1,5 @@
-"""The settings of actors and learners: who steps the training envs, how far ahead, and who learns."""
+"""The settings of actors and learners: which processes step the training envs and which learn, and the
+lag."""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ LEARNER = "TFRL_LEARNER"
 
 @dataclass(frozen=True)
 class Ahead:
-    """The lead of the envs over the learner."""
+    """Step the envs while the learner trains."""
 
     lag: Annotated[int | None, Range(0, 64)] = None
-    """The rollout of an update is acted by the weights of so many updates before, so that envs are stepped
-    while the network learns; 0: they take turns. None: 1 for IMPALA and with --actors, otherwise 0; a run
-    that goes on keeps its own."""
+    """Act each rollout with the weights of this many updates before, so that envs are stepped while the
+    network learns. 0: envs and network take turns. None: 1 for IMPALA and with --actors, otherwise 0; a
+    resumed run keeps its lag."""
     free_running: bool = False
-    """Each rollout is acted by the newest weights that there are as it begins, --lag updates old at the most
-    (2): faster, but no two runs are the same."""
+    """Act each rollout with the newest weights at its beginning, at most --lag updates old (2). This is
+    faster, but no two runs are the same."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Actors:
     """The processes that step the envs. The result does not depend on them."""
 
     actors: Annotated[int, Range(0, 1024)] = 0
-    """Processes on Ray that step the envs, each its share of them; 0: this process."""
+    """Processes on Ray that step the envs; each has its share. 0: this process steps them."""
     actor_timeout: Annotated[float, TIMEOUT] = 600.0
-    """Seconds that an actor may take for a rollout before it is replaced."""
+    """Replace an actor that takes more seconds than this for a rollout."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Learners:
     """The processes that learn. The result does not depend on them."""
 
     learners: Annotated[int, Range(1, 256)] = 1
-    """Processes that learn, each from its share of the envs and actors; their gradients are summed. More than
-    one are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
+    """Processes that learn, each from its share of the envs and actors; their gradients are summed. Two or
+    more are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
 
 
 @dataclass(frozen=True)

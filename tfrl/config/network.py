@@ -31,10 +31,10 @@ DECIDE_WEIGHTS = (
     "memory_size",
     "memory_inputs",
 )
-"""Settings that decide which weights there are, what they mean, and what the optimizer has of them. Not all
-algorithms have all of it."""
+"""Settings that decide which weights exist, what they mean, and which slots the optimizer has. Some
+algorithms lack some of these settings."""
 DECIDE_MLP = ("hidden", "activation")
-"""Settings that do so where the torso is an mlp."""
+"""Settings that decide this for the torso mlp."""
 DECIDE_MEMORY = ("memory_size", "memory_inputs", "sequence_length")
 """Settings that have an effect only with --memory."""
 
@@ -47,17 +47,17 @@ class Torso:
     """The network."""
 
     torso: str = "impala"
-    """The part from observation to features; `python -m resnet` lists the names. auto: impala for images, mlp
-    for vectors. my_package.my_module:FUNCTION is one of your own, from Keras inputs to features."""
+    """The network from observation to features; `python -m resnet` lists the names. auto: impala for images,
+    mlp for vectors. my_package.my_module:FUNCTION is your own function from Keras inputs to features."""
     critic_torso: str | None = None
-    """The critics' torso, a name or FUNCTION, where it is not --torso; implies --no-share-torso."""
+    """The critics' torso, a name or FUNCTION. It implies --no-share-torso. None: the same as --torso."""
     torso_width: Annotated[int, WIDTH] = 1
-    """Multiplies the channels of impala and impala-pooled."""
+    """Multiply the channels of impala and impala-pooled by this."""
     hidden: str = "64,64"
     """Units of each layer of mlp."""
     activation: str = "tanh"
-    """Activation function of the layers of mlp: tanh, relu, elu, gelu or silu. One name for all, or one for
-    each layer of --hidden with commas between: relu,tanh say."""
+    """Activation function of mlp: tanh, relu, elu, gelu or silu. Give one name for all layers, or one for
+    each layer of --hidden: relu,tanh for example."""
 
     @property
     def hidden_units(self) -> tuple[int, ...]:
@@ -105,21 +105,21 @@ class Network(Torso, EnvSettings):
     """The network."""
 
     share_torso: bool = True
-    """Policy and value are two heads on one torso; otherwise each has its own."""
+    """Policy and value share one torso. With --no-share-torso each has its own torso."""
     torso_weights: str | None = None
-    """The folder of a finished run of `python -m resnet.train`, whose torso this one starts from."""
+    """The folder of a complete run of `python -m resnet.train`. This run begins with its torso."""
     freeze_torso: bool = False
-    """Keep the weights of --torso-weights as they are, and train the rest."""
+    """Do not train the weights of --torso-weights; train all other weights."""
     memory: Literal["none", "lstm", "gru"] = "none"
-    """A recurrent layer between torso and heads, for envs that do not show all that matters. Its state begins
-    anew with every episode."""
+    """A recurrent layer between torso and heads, for envs whose observations do not show the whole state. Its
+    state is zero at the start of an episode."""
     memory_size: Annotated[int, Range(16, 4096)] = 256
     """Units of the recurrent layer, a multiple of 16."""
     memory_inputs: bool = False
-    """The recurrent layer also takes the last action and its reward, clipped to [-1, 1]."""
+    """The recurrent layer also takes the last action and the last reward, clipped to [-1, 1]."""
     sequence_length: Annotated[int, NATURAL] = 0
-    """Steps through which gradients go back in the recurrent layer; must divide --num-steps; 0: all of a
-    rollout."""
+    """Steps through which gradients flow back in the recurrent layer. It must divide --num-steps. 0: the
+    whole rollout."""
 
     @property
     def state_size(self) -> int:
@@ -139,12 +139,12 @@ class Optimizer(OptimizerSettings):
     """The optimizer."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
-    """Optimizer of the weights; rmsprop and sgd have no momentum here."""
+    """Optimizer of the weights; rmsprop and sgd are without momentum."""
     rmsprop_decay: Annotated[float, FRACTION] = 0.99
     """Decay rate of the mean square of gradients in rmsprop."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-8
-    """Epsilon of the optimizer: adam and nadam add it to the root of the mean square of gradients, rmsprop to
-    the mean square."""
+    """Epsilon of the optimizer. adam and nadam add it to the root of the mean square of gradients; rmsprop
+    adds it to the mean square."""
 
 
 def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:

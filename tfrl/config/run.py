@@ -28,15 +28,15 @@ EPISODES = Range(1, 1_000_000)
 
 @dataclass(frozen=True)
 class Hardware(settings.Hardware):
-    """The hardware. The result is the same on all, up to rounding."""
+    """The hardware. It does not change the result, up to rounding."""
 
     env_threads: Annotated[int, Range(0, 1024)] = 0
-    """Threads that step this process's envs; 0: chosen by the number of cores."""
+    """Threads that step the envs of this process; 0: chosen by the number of cores."""
     env_processes: Annotated[int, Range(0, 1024)] = 0
-    """Processes that step this process's Gymnasium envs, each some of them; 0: this process. They are for
-    slow envs: from about 1 ms a step on."""
+    """Extra processes that step the Gymnasium envs of this process; 0: none. They help if a step takes about
+    1 ms or more."""
     ray_address: str | None = None
-    """The address of a Ray that runs, or auto; None: one is started for the run, and ended with it."""
+    """The address of an existing Ray, or auto. None: the run starts its own Ray and ends it."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Run(settings.Run):
     """The run's folder."""
 
     run_name: str | None = None
-    """Name of the run's folder; None: ENV-seedSEED, coinrun-seed1 say, or ALGORITHM-ENV-seedSEED, so that the
-    same command goes on with the same run."""
+    """Name of the run's folder. None: ENV-seedSEED for PPO, otherwise ALGORITHM-ENV-seedSEED, so that the
+    same command continues its run."""
     eval_every: Annotated[int, NATURAL] = 0
-    """Updates (with replay: iterations) between evaluations; 0: at the end only."""
+    """Updates (with replay: iterations) between evaluations; 0: only at the end."""
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
-    """Env steps between evaluations, each at the end of its update; 0: --eval-every alone decides."""
+    """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
     record_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
     event_megabytes: Annotated[int, NATURAL] = 100
-    """Size of the run's event files beyond which TensorBoard gets no more videos of evaluations and
-    --record-every; spent evenly over the run; 0: no videos there."""
+    """Most megabytes of the run's event files; videos in TensorBoard are spread evenly over the run to stay
+    below. 0: no videos in TensorBoard."""
     eval_episodes: Annotated[int, EPISODES] = 128
-    """Episodes of an evaluation, on training levels and as many on unseen ones; beyond 64
-    rounded up to a multiple of 64."""
+    """Episodes of an evaluation, for each level set (training, unseen). A number above 64 is rounded up to a
+    multiple of 64."""
     eval_greedy: bool = False
-    """Evaluate the most likely action instead of a drawn one."""
+    """Evaluations take the most likely action instead of drawing one."""
     callbacks: str | None = None
-    """Callbacks of your own, my_package.my_module:MyCallback, with commas between; each is made without
+    """Your own callbacks, my_package.my_module:MyCallback, separated by commas. Each is made without
     arguments."""
 
 
@@ -84,8 +84,8 @@ class ScheduledLearning(Learning):
     """The hyperparameters of algorithms whose learning rate may fall."""
 
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate: constant, or falling to 0 over --total-steps, which a resumed run must
-    then keep."""
+    """constant, or falling to 0 over --total-steps. A resumed run cannot change --total-steps if the rate
+    falls."""
 
 
 _MAY_CHANGE = settings.MAY_CHANGE | {

@@ -17,58 +17,61 @@ class Task(EnvSettings):
     """The task to learn."""
 
     env: str = "coinrun"
-    """A procgen game, a toy or a Gymnasium id; my_package.my_module:MyEnv-v0 imports the module that
-    registers the id; my_package.my_module:make_env is a function that returns a gymnasium.Env. coinrun,
-    procgen-coinrun-v0 and procgen:procgen-coinrun-v0 are the same."""
+    """A procgen game (coinrun and procgen-coinrun-v0 are the same), a toy or a Gymnasium id.
+    my_package.my_module:MyEnv-v0 imports the module that registers the id. my_package.my_module:make_env is a
+    function that returns a gymnasium.Env."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'; in a YAML file also as a mapping."""
+    """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'. A YAML file may have a mapping."""
     frame_skip: Annotated[int | None, Range(1, 1000)] = None
-    """Times that a Gymnasium env takes each action; rewards are summed, and the last frame is shown. None: 4
-    of Atari's games, else 1."""
+    """Times that a Gymnasium env repeats each action. Rewards are summed; the observation is the last one.
+    None: 4 for Atari's games, otherwise 1."""
     max_episode_steps: Annotated[int | None, COUNT] = None
-    """Steps of the agent after which an episode is truncated, in training and evaluation. It replaces the
-    limit that a Gymnasium env is registered with. None: the env's own limit."""
+    """Truncate an episode after this many steps of the agent, in training and evaluation. None: the limit
+    that the env is registered with."""
     action_masks: Literal["auto", "never", "must"] = "auto"
     """Use info["action_mask"] of envs with Discrete or MultiDiscrete actions: forbidden actions get
-    probability 0. auto: where the env gives it at reset; must: an env that does not is refused."""
+    probability 0. auto: if the env's reset gives a mask; never: ignore masks; must: refuse an env without a
+    mask."""
     preset: str = "openai-easy"
-    """A whole set of defaults, which --help lists; flags and files win over it. Without it, the env's own."""
+    """A whole set of defaults; --help lists the presets. Flags and files win over it. Without this flag, the
+    env's own preset is used."""
     distribution_mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "easy"
-    """Procgen's difficulty; every game has easy and hard. exploration is a single level."""
+    """Procgen's difficulty. Every game has easy and hard; exploration is a single level."""
     num_levels: Annotated[int, NATURAL] = 200
-    """Training levels of procgen; 0: unlimited."""
+    """Number of procgen's training levels; 0: all levels."""
     start_level: Annotated[int, NATURAL] = 0
     """The first training level; needs --num-levels."""
     total_steps: Annotated[int, Range(1, 1e15)] = 25_000_000
-    """Length of the run in env steps, all workers together, rounded up to whole updates; 1e6 is fine."""
+    """Length of the run in env steps, all workers together, rounded up to whole updates. 1e6 and 1_000_000
+    are the same."""
     max_episodes: Annotated[int | None, COUNT] = None
-    """End early, as done, after the update in which so many training episodes have ended; None: never."""
+    """End the run, complete, when this many training episodes have ended; None: never."""
     solved_at: Annotated[float | None, ANY] = None
-    """End early, as done, once the mean return of the last 100 episodes is this or more; None: never."""
+    """End the run, complete, when the mean return of the last 100 episodes is this or more; None: never."""
     reward_scale: Annotated[float, POSITIVE] = 1.0
-    """Factor of the rewards that are learned from; episode returns are reported as the env gives them."""
+    """Multiply the rewards for the learner by this factor. Reported returns are still the env's."""
     reward_shift: Annotated[float, ANY] = 0.0
-    """Number that is added to these rewards. The order is: --reward-scale, --reward-shift, then
-    --normalize-rewards where an algorithm has it."""
+    """Add this number to the rewards for the learner. The order is: --reward-scale, --reward-shift,
+    --normalize-rewards."""
     start_from: str | None = None
-    """The folder of another run, from whose newest checkpoint, or export, this one begins: with its weights,
-    optimizer and running statistics, by settings of its own. The networks must be the same."""
+    """The folder of another run. This run begins with the weights, optimizer and running statistics of its
+    newest checkpoint, or of its export. The networks must be the same; other settings may differ."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
 
     @property
     def level_sets(self) -> tuple[str, ...]:
-        """The level sets that evaluations play; those of an env without levels are `test` alone."""
+        """The level sets that evaluations play; an env without levels has only `test`."""
         return registry.family(self.env).level_sets
 
     @property
     def has_unseen_levels(self) -> bool:
-        """True if training leaves levels out: not where it plays all, or the only one, or there are none."""
+        """True if some levels are not training levels."""
         return "train" in self.level_sets and self.num_levels > 0 and self.distribution_mode != "exploration"
 
     @property
     def observation_rank(self) -> int:
-        """3 if the env's observations have an image, 1 if they have none; 0 without such an env."""
+        """3 if the env's observations have an image, 1 if they have no image, 0 if there is no such env."""
         try:
             return 3 if registry.specs(self)[0].image_shapes else 1
         except (ValueError, EnvError):  # told by `check`
@@ -81,7 +84,7 @@ class Task(EnvSettings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what the env gives or needs, and training does not use or have."""
+        """Sentences about features of the env that these settings do not use."""
         found = []
         if self.distribution_mode == "memory" and getattr(self, "memory", "none") == "none":
             found.append(
