@@ -162,7 +162,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
     config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
     with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
-        update, env, betas = learner.agent.update, np.arange(4)[:, None], []
+        begin, env, betas = learner.agent.begin_update, np.arange(4)[:, None], []
 
         def checked(batch, *arguments, count, **further):
             priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
@@ -171,13 +171,18 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
             if ratio.any():
                 betas.append(-(ratio * np.log(batch.weight)).sum() / (ratio**2).sum())
                 np.testing.assert_allclose(batch.weight, np.exp(-betas[-1] * ratio), rtol=1e-5)
-                env_steps = learner._steps_so_far()
+                env_steps = learner._steps_so_far() + 4  # the step that is taken meanwhile counts
                 assert betas[-1] == pytest.approx(0.4 + 0.6 * env_steps / 400, abs=1e-5)
-            metrics, errors = update(batch, *arguments, count=count, **further)
-            learned.append((batch.rows[:count], errors))
-            return metrics, errors
+            results = begin(batch, *arguments, count=count, **further)
 
-        learner.agent.update = checked
+            def waited():
+                metrics, errors = results()
+                learned.append((batch.rows[:count], errors))
+                return metrics, errors
+
+            return waited
+
+        learner.agent.begin_update = checked
         for _ in range(4):
             learned = []
             learner.update()

@@ -86,9 +86,9 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
         slow.agent.acting.forget()
         expected = slow.envs.steps(iteration, slow.agent, Replay(range(4), 80, **specs, gamma=0.9))
         steps = one.envs._rollout.steps()
-        for (actions, step), (same, shown) in zip(steps, expected, strict=True):
+        for (actions, step), (same, take) in zip(steps, expected, strict=True):
             np.testing.assert_array_equal(actions, same)
-            for mine, theirs in zip(step, shown, strict=True):
+            for mine, theirs in zip(step, take(), strict=True):
                 np.testing.assert_array_equal(mine, theirs)
     assert any((weights[0][name] != weights[-1][name]).any() for name in weights[0])
 

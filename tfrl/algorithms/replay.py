@@ -5,6 +5,7 @@ An algorithm gives its losses, one gradient step for each, and names the network
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -28,7 +29,7 @@ from tfrl.envs.spec import Box, Discrete
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
-from tfrl.ops.graph import tf
+from tfrl.ops.graph import asynchronous, tf
 from tfrl.ops.schedules import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
@@ -274,6 +275,8 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
+PendingUpdate = Callable[[], tuple[dict[str, float], np.ndarray]]
+"""Waits for gradient steps; sums of their metrics, and errors float32 [K, B, b]."""
 _FLOATS = "floats"  # the field of a batch that holds all those of float32
 
 Rows = Mapping[str, Any]
@@ -325,7 +328,8 @@ class ReplayAgent:
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
-        self._updates = tf.function(self._take_steps, jit_compile=config.is_alone and runtime.is_one_cpu)
+        self._is_one_program = config.is_alone and runtime.is_one_cpu
+        self._updates = tf.function(self._take_steps, jit_compile=self._is_one_program)
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -427,7 +431,17 @@ class ReplayAgent:
     def update(
         self, batch: Batch, noise: np.ndarray, *, first: int, count: int, iteration: int
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Gradient steps, one for each of the first `count` of K batches.
+        """The results of `begin_update`, of the same arguments."""
+        return self.begin_update(batch, noise, first=first, count=count, iteration=iteration)()
+
+    def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, `begin_update` returns while the gradient steps go on, where a call is one program."""
+        return asynchronous() if self._is_one_program else contextlib.nullcontext()
+
+    def begin_update(
+        self, batch: Batch, noise: np.ndarray, *, first: int, count: int, iteration: int
+    ) -> PendingUpdate:
+        """Starts gradient steps, one for each of the first `count` of K batches.
 
         Args:
           batch: K batches of this worker's envs.
@@ -437,11 +451,9 @@ class ReplayAgent:
           iteration: decides the learning rate.
 
         Returns:
-          The sums of the metrics over these steps, the same on every worker, and the errors of each
-          transition, float32 [K, B, b].
-
-        Raises:
-          TrainingError: a loss is not finite. All replicas see it at the same step.
+          A function that waits for them. It gives the sums of the metrics over these steps, the same on every
+          worker, and the errors of each transition, float32 [count, B, b]. It raises TrainingError if a loss
+          is not finite, which all replicas see at the same step.
         """
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
@@ -456,13 +468,16 @@ class ReplayAgent:
             self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
         done, sums, errors = self._compiled[shapes](*arguments)
         self.acting.forget()
-        totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
-        bad = [name for name, value in totals.items() if not np.isfinite(value)]
-        if bad:
-            raise TrainingError(f"{bad[0]} is not a finite number (gradient step {first + int(done)})")
-        errors = [e.numpy()[:count].reshape(count, -1, batch.rows.shape[2]) for e in errors]
-        errors = np.concatenate(errors, axis=1)
-        return {f"train/{name}": value for name, value in totals.items()}, errors
+
+        def results() -> tuple[dict[str, float], np.ndarray]:
+            totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
+            bad = [name for name, value in totals.items() if not np.isfinite(value)]
+            if bad:
+                raise TrainingError(f"{bad[0]} is not a finite number (gradient step {first + int(done)})")
+            rows = [e.numpy()[:count].reshape(count, -1, batch.rows.shape[2]) for e in errors]
+            return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
+
+        return results
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """Metrics that follow from the number of env steps alone: the learning rate."""

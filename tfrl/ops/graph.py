@@ -10,8 +10,9 @@ here needs it. The two loops over gradient steps need it, and exclude the functi
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,17 @@ def not_inlined(function: Callable[..., Any]) -> Any:
     about one start of a hundred it takes Eigen's, and the two round differently.
     """
     return graph(function, experimental_attributes={"_noinline": True})
+
+
+@contextlib.contextmanager
+def asynchronous() -> Iterator[None]:
+    """Within it, this thread's calls of TensorFlow return at once; what reads their results waits."""
+    before = tf.config.experimental.get_synchronous_execution()
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.set_synchronous_execution(before)
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:

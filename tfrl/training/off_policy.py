@@ -6,17 +6,18 @@ import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.replay import ReplayAgent
+from tfrl.algorithms.replay import PendingUpdate, ReplayAgent
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Step, VecEnv
 from tfrl.experience import exploration
 from tfrl.experience.collector import Collector, EnvStates
-from tfrl.experience.replay import Replay
+from tfrl.experience.replay import Batch, Replay
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
@@ -41,6 +42,8 @@ _COLUMNS = (
 )
 
 
+TakeStep = Callable[[], Step]
+"""Takes a step of the envs, by actions that were chosen; what they led to."""
 _ITERATION, _REST = "iteration/", "rest/"  # prefixes in a worker's part of a checkpoint
 
 
@@ -74,7 +77,9 @@ class OffPolicyLearner(EnvLearner):
         self._taken = 0  # gradient steps
         self._has_learned = False  # in this process
         self._iteration: Iteration | None = None  # that is under way
-        self._steps: Iterator[tuple[np.ndarray, Step]] | None = None  # of it, once this process has begun
+        self._steps: Iterator[tuple[np.ndarray, TakeStep]] | None = None  # of it, once this process has begun
+        self._drawn: _Drawn | None = None  # ahead of the gradient steps that are under way
+        self._pending: tuple[np.ndarray, PendingUpdate] | None = None  # rows of gradient steps under way
         self._cut_at_end: np.ndarray | None = None  # envs whose episodes end with the iteration, bool [N]
         self._pauses = Pauses(session.runtime, session.stop)
 
@@ -107,21 +112,31 @@ class OffPolicyLearner(EnvLearner):
         return self._session.step * self._config.iteration_steps + self.steps_within
 
     def _go_on(self, iteration: Iteration) -> bool:
-        """Acts and learns in turn to the iteration's end, or until it is to pause: then False."""
+        """Acts and learns in turn to the iteration's end, or until it is to pause: then False.
+
+        A turn is: choose the actions, start the gradient steps that are due, take the env step, wait for the
+        gradient steps. So they learn from what the replay had before the env step, which does not wait.
+        """
         config, session, replay = self._config, self._session, self.replay
         session.phase("training")
         self._pauses.begin()
+        self._drawn = None  # the replay of a run that goes on from a checkpoint has nothing drawn either
         if self._steps is None:
             self._steps = self.envs.steps(session.step, self.agent, replay, begin=iteration.done)
-        for actions, step in self._steps:
-            iteration.add(actions, step)
-            replay.act(actions)
-            replay.show(step)
-            env_steps = self._steps_so_far()
-            if env_steps % config.train_every < config.num_envs:
-                self._learn(env_steps, iteration)
-                if iteration.done < config.steps_per_env and self._pauses.after_turn():
-                    return False
+        with self.agent.learning_in_background():
+            for actions, take in self._steps:
+                env_steps = self._steps_so_far() + config.num_envs  # after this one
+                is_turn = env_steps % config.train_every < config.num_envs
+                if is_turn:
+                    self._begin_learning(env_steps, iteration)
+                step = take()
+                iteration.add(actions, step)
+                replay.act(actions)
+                replay.show(step)
+                if is_turn:
+                    self._end_turn(env_steps, iteration)
+                    if iteration.done < config.steps_per_env and self._pauses.after_turn():
+                        return False
         self._steps = None
         return True
 
@@ -151,38 +166,63 @@ class OffPolicyLearner(EnvLearner):
         metrics |= self.envs.metrics(session.step - 1, seconds)
         return Update(metrics, self.action_counts(iteration.actions))
 
-    def _learn(self, env_steps: int, iteration: Iteration) -> None:
-        """Takes the gradient steps that are due after so many env steps."""
-        config, session, clock = self._config, self._session, iteration.clock
+    def _begin_learning(self, env_steps: int, iteration: Iteration) -> None:
+        """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
+        config, clock = self._config, iteration.clock
         due = config.updates_due(env_steps)
         while self._taken < due:
+            self._finish_learning(env_steps, iteration)
             began = time.perf_counter()
-            generators = [
-                rng.generator(config.seed, rng.Use.REPLAY, self._taken, i) for i in self.envs.indices
-            ]
-            # Always as many batches, of which some may be left over: each number would be compiled anew.
-            batches, each = config.most_updates, config.batch_size // config.num_envs
-            beta = self._beta(env_steps)
-            batch = self.replay.sample(generators, batches, each, beta=beta, least=self._least_share())
-            shape = (batches, each, self.agent.update_noise)
-            noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
-            sampled = time.perf_counter()
-            count = min(due - self._taken, batches)
-            metrics, errors = self.agent.update(
-                batch, noise, first=self._taken, count=count, iteration=session.step
+            drawn = self._drawn or self._draw(env_steps)
+            self._drawn = None
+            started = time.perf_counter()
+            count = min(due - self._taken, config.most_updates)
+            results = self.agent.begin_update(
+                drawn.batch, drawn.noise, first=self._taken, count=count, iteration=self._session.step
             )
-            learned = time.perf_counter()
-            self.replay.set_priorities(batch.rows[:count], errors)
-            iteration.sums.update(metrics)
+            self._pending = drawn.batch.rows[:count], results
             self._taken += count
-            clock["learning"] += learned - sampled
-            clock["replay"] += sampled - began + time.perf_counter() - learned
-            if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
-                self._has_learned = True
-                self._pauses.forget_pace()
-                session.console.forget_pace(env_steps)
-        session.watchdog.beat()
-        session.console.advance_to(env_steps)
+            clock["learning"] += time.perf_counter() - started
+            clock["replay"] += started - began
+
+    def _draw(self, env_steps: int) -> _Drawn:
+        """The batches of the next call of gradient steps, and their noise."""
+        config, agent = self._config, self.agent
+        generators = [rng.generator(config.seed, rng.Use.REPLAY, self._taken, i) for i in self.envs.indices]
+        # Always as many batches, of which some may be left over: each number would be compiled anew.
+        batches, each = config.most_updates, config.batch_size // config.num_envs
+        beta, least = self._beta(env_steps), self._least_share()
+        batch = self.replay.sample(generators, batches, each, beta=beta, least=least)
+        shape = (batches, each, agent.update_noise)
+        return _Drawn(batch, np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1))
+
+    def _finish_learning(self, env_steps: int, iteration: Iteration) -> None:
+        """Waits for the gradient steps that are under way, if any are."""
+        if self._pending is None:
+            return
+        (rows, results), self._pending = self._pending, None
+        began = time.perf_counter()
+        metrics, errors = results()
+        iteration.clock["learning"] += time.perf_counter() - began
+        self.replay.set_priorities(rows, errors)
+        iteration.sums.update(metrics)
+        if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
+            self._has_learned = True
+            self._pauses.forget_pace()
+            self._session.console.forget_pace(env_steps)
+
+    def _end_turn(self, env_steps: int, iteration: Iteration) -> None:
+        """Draws the batches of the next turn while gradient steps are under way; then waits for these."""
+        config = self._config
+        # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
+        is_next = config.train_every <= config.num_envs and not config.prioritized_replay
+        if self._pending and is_next and self._taken < config.updates_due(env_steps + config.num_envs):
+            began = time.perf_counter()
+            self._drawn = self._draw(env_steps)
+            iteration.clock["replay"] += time.perf_counter() - began
+        self._finish_learning(env_steps, iteration)
+        self._session.watchdog.beat()
+        self._session.console.advance_to(env_steps)
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
@@ -242,7 +282,7 @@ class OffPolicyLearner(EnvLearner):
         self.envs.set_weights(state)
         begun = self._restore_envs(self.envs, parts)
         self.replay.set_state(_of_envs("replay/", parts), shards)
-        self._iteration = self._steps = self._cut_at_end = None
+        self._iteration = self._steps = self._cut_at_end = self._pending = None
         if is_in(state):  # else the checkpoint was made between two
             self._iteration = self._new_iteration()
             self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
@@ -264,6 +304,13 @@ class OffPolicyLearner(EnvLearner):
     def close(self) -> None:
         """Stops the envs."""
         self.envs.close()
+
+
+class _Drawn(NamedTuple):
+    """Batches of a call of gradient steps, and their noise, float32 [K, B, b, noise]."""
+
+    batch: Batch
+    noise: np.ndarray
 
 
 def _of_envs(prefix: str, parts: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
@@ -425,11 +472,12 @@ class EnvSource:
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
-    ) -> Iterator[tuple[np.ndarray, Step]]:
-        """Actions [B, *shape] and what they led to, of one step after the other of an iteration.
+    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
+        """Actions [B, *shape] and how to take them, of one step after the other of an iteration.
 
-        The replay is first shown where the envs stand; what follows is for the caller to put there. `begin`
-        is not 0 where the run goes on within an iteration, after so many steps of it.
+        The caller takes each step before it asks for the next actions. The replay is first shown where the
+        envs stand; what follows is for the caller to put there. `begin` is not 0 where the run goes on within
+        an iteration, after so many steps of it.
         """
         raise NotImplementedError
 
@@ -480,8 +528,8 @@ class SyncEnvs(EnvSource):
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
-    ) -> Iterator[tuple[np.ndarray, Step]]:
-        """Actions and what they led to: each is chosen as it is asked for."""
+    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
+        """Actions and how to take them: each is chosen as it is asked for."""
         config = self._config
         sizes = (iteration, self.indices, config.steps_per_env)
         noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
@@ -496,9 +544,12 @@ class SyncEnvs(EnvSource):
             else:
                 env_steps = exploration.env_steps(config, iteration, t)
                 actions = agent.act(step.observation, noise[t], env_steps)
-            self._envs.act(actions)
+            yield actions, functools.partial(self._take, actions)
             step = self._envs.observe()
-            yield actions, step
+
+    def _take(self, actions: np.ndarray) -> Step:
+        self._envs.act(actions)
+        return self._envs.observe()
 
     def get_state(self) -> EnvStates:
         """The envs' present state."""
@@ -532,7 +583,7 @@ class PrefetchedEnvs(EnvSource):
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
-    ) -> Iterator[tuple[np.ndarray, Step]]:
+    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
         """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
         if begin:
             rollout = self._rollout
@@ -542,7 +593,8 @@ class PrefetchedEnvs(EnvSource):
             at = self._envs.began
             order = [at.indices.index(i) for i in self.indices]
             replay.resume_round(at.observations[order], at.first[order])
-        yield from itertools.islice(self._rollout.steps(), begin, None)
+        for actions, step in itertools.islice(self._rollout.steps(), begin, None):
+            yield actions, functools.partial(lambda taken: taken, step)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
         """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
