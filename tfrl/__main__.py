@@ -19,7 +19,7 @@ COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
     *("tfrl.suite", "tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
-    *("tfrl.collect", "tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
+    *("tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
     *("cluster.launch", "cluster.tf_config"),
 )
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+
+import numpy as np
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
 from tfrl.config.of_run import folder
+from tfrl.config.task import Task, check
 from tfrl.envs import registry
+from tfrl.envs.observations import ArraySpec
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Player, check_level_set
-from tfrl.evaluation.uniform import UniformPolicy, check_no_run, task_without_run
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
@@ -53,8 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.window and options.out:
         raise UserError("--window writes no file; leave --out out, or --window.")
     if options.random:
-        check_no_run(words)
-        task, source = task_without_run(options.random, options.seed), None
+        if words:
+            raise UserError(f"--random takes no run; got {words[0]}.")
+        task, source = _task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
         run = folder(command_line.one(words, "run", _USAGE))
@@ -84,6 +89,45 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
     print(path)
     return 0
+
+
+class UniformPolicy:
+    """Uniform actions of those allowed, whatever else is seen; follows `Player`."""
+
+    def __init__(self, observation_spec: ArraySpec, action_spec: ActionSpec) -> None:
+        self._seen, self._spec = observation_spec, action_spec
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """A number from [0, 1) for each number of an action, float32 [steps, K]."""
+        return generator.random((steps, *(self._spec.shape or (1,))), np.float32)
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] by noise float32 [B, K]."""
+        return self._spec.from_uniform(noise, self._seen.allowed(observations))
+
+    def memory(self, envs: int) -> None:
+        """Remembers nothing."""
+
+    @property
+    def probabilities(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Gives those of each action, float32 [B, A], of observations; None unless they are discrete."""
+        if not isinstance(self._spec, Discrete):
+            return None
+        n = self._spec.n
+
+        def of_each(observations: np.ndarray) -> np.ndarray:
+            allowed = self._seen.allowed(observations)
+            allowed = np.ones((len(observations), n), bool) if allowed is None else allowed
+            return (allowed / allowed.sum(axis=1, keepdims=True)).astype(np.float32)
+
+        return of_each
+
+
+def _task_without_run(env: str, seed: int | None) -> Task:
+    """The task of playing an env on all of its levels. Raises UserError if there is no such env."""
+    task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
+    check(task)
+    return dataclasses.replace(task, num_levels=0) if task.has_unseen_levels else task
 
 
 def _load(source: policy_files.PolicySource, options: Options) -> Player:

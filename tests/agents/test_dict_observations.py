@@ -2,7 +2,6 @@
 
 import signal
 
-import gymnasium
 import learners
 import numpy as np
 import pytest
@@ -11,13 +10,7 @@ from packed_envs import Signs, packed
 from processes import Training, learned, results
 
 import tfrl
-from tfrl import collect
 from tfrl import config as settings
-from tfrl.envs import registry
-from tfrl.envs.observations import word_flags
-from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation.episodes import play
-from tfrl.evaluation.uniform import UniformPolicy
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 
@@ -103,29 +96,6 @@ def test_1_and_2_replicas_are_one_run_to_the_bit(algorithm, own, kind, tmp_path)
         found.append(learners.updated(learners.make(config, kind), 2)[1])
     for name, weights in found[0].items():
         np.testing.assert_array_equal(found[1][name], weights, err_msg=name)
-
-
-def test_data_sets_have_the_arrays_by_name():
-    spec, found = EnvSpec(packed("MaskedDict"), num_envs=2, seed=5), []
-
-    class Examples:
-        def add_examples(self, examples):
-            found.extend(examples["train"])
-
-    buffer = collect.EpisodeBuffer(2, 2, Examples())
-    play(UniformPolicy(*registry.specs(spec)), spec, range(2), episodes_each=2, watcher=buffer)
-    assert len(found) == 4
-    env = gymnasium.make(packed("MaskedDict"))
-    for example in found:
-        for step in example["steps"]:
-            assert step["observation"].keys() == {
-                *("pixels", "arm_angles", "arm_grip", "arm_on", "pair_0", "pair_1", "order", "action_mask")
-            }
-            assert step["observation"]["pixels"].shape == env.observation_space["pixels"].shape
-            flags = {word_flags(word).tobytes() for word in ("go", "to", "the", "red", "green", "door")}
-            assert step["observation"]["order"].any() or step["is_terminal"]
-            assert len(flags) == 6
-    env.close()
 
 
 class Command(Training):

@@ -1,4 +1,4 @@
-"""Evaluation, videos and trajectories: against scripted envs, and with policies read back from files."""
+"""Evaluation, and videos: against scripted envs, and with policies read back from files."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from made_runs import make_run
 from refusals import refusal
 from scripted import Acting, scripted, still
 
-from tfrl import collect, evaluate, record
+from tfrl import evaluate, record
 from tfrl.algorithms.ppo import Config, parse
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
@@ -373,35 +373,3 @@ def test_procgen_is_rendered_in_full_size():
 def test_bad_arguments(arguments, message):
     with pytest.raises(UserError, match=re.escape(message)):
         record.main(arguments)
-
-
-# Trajectories
-
-
-def test_plain_tfds_loads_the_data_set(run, tmp_path, monkeypatch):
-    """Of a command that was cut off at first, which leaves nothing that could be taken for one."""
-    import tensorflow_datasets as tfds
-
-    def interrupted(self, step):
-        raise KeyboardInterrupt
-
-    out = tmp_path / "data"
-    arguments = [str(run), "--episodes", "8", "--shard-episodes", "3", "--out", str(out)]
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(collect.EpisodeBuffer, "after", interrupted)
-        collect.main(arguments)
-    assert not list(tmp_path.iterdir())
-    assert collect.main(arguments) == 0
-    builder = tfds.builder_from_directory(out)
-    assert builder.info.splits["train"].num_shards == 3
-    examples = list(builder.as_dataset(split="train"))
-    episodes = [list(e["steps"].as_numpy_iterator()) for e in examples]
-    spec = level_spec(policy_files.find(run, "last").config, "train", 8, Use.COLLECTION)
-    begins = registry.make(spec).observe().observation  # of envs that no evaluation plays
-    for example, steps in zip(examples, episodes, strict=True):
-        np.testing.assert_array_equal(steps[0]["observation"], begins[int(example["env_index"])])
-    assert [len(steps) for steps in episodes] == [10] * 8
-    assert episodes[0][0]["observation"].shape == (10, 5, 1)
-    assert {float(sum(s["reward"] for s in steps)) for steps in episodes} <= {1.0, -1.0}
-    with pytest.raises(UserError, match="exists already"):
-        collect.main(arguments)

@@ -1,4 +1,4 @@
-"""Videos, windows and data sets of Gymnasium's envs: continuous actions, any frames, episodes cut off."""
+"""Videos and windows of Gymnasium's envs: continuous actions, any frames."""
 
 import contextlib
 import os
@@ -6,25 +6,21 @@ import shutil
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 from scripted import Acting
 
-from tfrl import collect, record
+from tfrl import record
 from tfrl.cli.errors import UserError
-from tfrl.config.task import Task
-from tfrl.envs import registry
 from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.observations import ArraySpec
-from tfrl.envs.spec import Box, Discrete, EnvSpec, Step
+from tfrl.envs.spec import Box, Discrete, EnvSpec
 from tfrl.envs.subprocesses import SubprocessVecEnv
-from tfrl.evaluation.episodes import level_spec, play
-from tfrl.evaluation.uniform import EpsilonGreedyPolicy, UniformPolicy
+from tfrl.evaluation.episodes import play
+from tfrl.record import UniformPolicy
 from tfrl.reporting import video
-from tfrl.run.rng import Use
 
 _CHOSEN = np.array([255, 190, 60])  # the colour of what was done
 
@@ -211,104 +207,6 @@ def test_a_window_shows_the_frames(tmp_path):
 
 
 # Data sets
-
-
-class Examples:
-    def __init__(self):
-        self.found = []
-
-    def add_examples(self, examples):
-        self.found += examples["train"]
-
-
-def test_an_episode_that_was_cut_off_ends_with_its_final_observation():
-    """Two of three are cut off at once, at their 2nd step; the middle one terminates."""
-    examples = Examples()
-    buffer = collect.EpisodeBuffer(3, 1, examples)
-    observations = np.arange(6, dtype=np.float32).reshape(3, 2)
-    actions = np.full((3, 1), 0.5, np.float32)
-    none, ends = np.zeros(3, bool), np.ones(3, bool)
-    finals = np.array([[10.0, 11.0], [30.0, 31.0]], np.float32)
-    env = SimpleNamespace(observation_spec=ArraySpec((2,), "float32"))
-    for first, truncated, final in ((none, none, None), (ends, np.array([True, False, True]), finals)):
-        buffer.before(env, observations, actions)
-        buffer.after(Step(np.ones(3, np.float32), observations + 100, first, truncated, final))
-    steps = {example["env_index"]: example["steps"] for example in examples.found}
-    assert [len(steps[i]) for i in range(3)] == [3, 3, 3]
-    for i, final in ((0, finals[0]), (2, finals[1])):
-        *_, before, last = steps[i]
-        assert (before["discount"], last["discount"]) == (1, 1)
-        assert last["is_last"] and not last["is_terminal"] and last["reward"] == 0
-        np.testing.assert_array_equal(last["observation"], final)
-        np.testing.assert_array_equal(last["action"], [0.0])
-    *_, before, last = steps[1]
-    assert (before["discount"], last["discount"]) == (0, 0)
-    assert last["is_last"] and last["is_terminal"] and not last["observation"].any()
-
-
-def test_plain_tfds_loads_continuous_episodes(tmp_path, monkeypatch, capsys):
-    """Of a random policy, without a run; every step is what the env did, and its last what it showed last."""
-    import tensorflow_datasets as tfds
-
-    monkeypatch.chdir(tmp_path)
-    arguments = ["--random", "Pendulum-v1", "--episodes", "3", "--seed", "7"]
-    assert collect.main(arguments) == 0
-    assert capsys.readouterr().out.strip() == "Pendulum-v1-episodes"
-    builder = tfds.builder_from_directory(tmp_path / "Pendulum-v1-episodes")
-    examples = list(builder.as_dataset(split="train"))
-    env = registry.make(level_spec(Task(env="Pendulum-v1", seed=7), "test", 3, Use.COLLECTION))
-    episodes = {int(e["env_index"]): list(e["steps"].as_numpy_iterator()) for e in examples}
-    assert sorted(map(len, episodes.values())) == [201] * 3
-    for t in range(200):
-        at = [episodes[i][t] for i in range(3)]
-        np.testing.assert_array_equal([s["observation"] for s in at], env.observe().observation)
-        env.act(np.stack([s["action"] for s in at]))
-        np.testing.assert_array_equal([s["reward"] for s in at], env.observe().reward)
-    last = [episodes[i][200] for i in range(3)]
-    np.testing.assert_array_equal([s["observation"] for s in last], env.observe().final_observation)
-    assert not any(s["is_terminal"] for s in last) and all(s["discount"] == 1 for s in last)
-    assert last[0]["action"].dtype == np.float32 and last[0]["action"].shape == (1,)
-    assert "from [-2.0] to [2.0]" in builder.info.description
-    with pytest.raises(UserError, match="exists already"):
-        collect.main(arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--random", "CartPole-v1", "--levels", "train"], "CartPole-v1 has no levels: leave --levels out"),
-        (["--random", "CartPole-v1", "--greedy"], "--greedy would do nothing to a random policy"),
-        (["--random", "CartPole-v1", "--epsilon", "0"], "--epsilon would do nothing to a random policy"),
-        (["run", "--policy", "random", "--epsilon", "1"], "--epsilon would do nothing to a random policy"),
-        (["run", "--greedy", "--epsilon", "0.1"], "--greedy is --epsilon 0; give one of them"),
-        (["run", "--epsilon", "1.1"], "--epsilon must be at least 0 and at most 1; got 1.1"),
-        (["--random", "CartPole-v1", "run"], "--random takes no run"),
-        (["--random", "CartPol-v1"], "did you mean CartPole-v1"),
-        ([], "give one run"),
-    ],
-)
-def test_bad_arguments_of_a_collection(arguments, message):
-    with pytest.raises(UserError, match=message):
-        collect.main(arguments)
-
-
-@pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])
-def test_an_epsilon_greedy_policy_is_random_as_often_as_it_says(spec):
-    """Elsewhere it does what the other policy does, by that one's own noise."""
-    other = Acting(lambda _, noise: np.full((len(noise), *spec.shape), noise[0, 0] - 4, spec.dtype))
-    other.draw_noise = lambda generator, steps: np.full((steps, 2), 7, np.float32)
-    policy = EpsilonGreedyPolicy(other, ArraySpec((3,), "float32"), spec, 0.3)
-    count = 20_000
-    noise = policy.draw_noise(np.random.default_rng(0), count)
-    assert noise.dtype == np.float32 and (noise[:, -2:] == 7).all() and (noise[:, :-2] < 1).all()
-    actions = policy.act(np.zeros((count, 3), np.float32), noise)
-    assert actions.shape == (count, *spec.shape) and actions.dtype == np.dtype(spec.dtype)
-    others = (actions == 3).reshape(count, -1).all(axis=1)
-    chance = 1 / 5 if isinstance(spec, Discrete) else 0.0
-    expected = 0.7 + 0.3 * chance
-    assert others.mean() == pytest.approx(expected, abs=5 * (expected * (1 - expected) / count) ** 0.5)
-    distinct = np.unique(actions[~others]).size
-    assert distinct == 4 if chance else distinct > 0.99 * actions[~others].size
 
 
 @pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])

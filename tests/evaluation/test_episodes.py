@@ -127,7 +127,7 @@ def test_any_worker_plays_the_same_episodes():
     np.testing.assert_array_equal(part.returns, whole.returns[[1, 4]])
 
 
-USES = [(use, s) for use in (Use.EVALUATION, Use.COLLECTION, Use.RECORDING) for s in LEVEL_SETS]
+USES = [(use, s) for use in (Use.EVALUATION, Use.RECORDING) for s in LEVEL_SETS]
 
 
 def test_training_and_all_that_looks_at_a_policy_play_other_envs_whatever_the_seeds():

@@ -23,7 +23,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import Episodes, evaluation_results, level_spec, play
-from tfrl.evaluation.uniform import UniformPolicy
+from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results
 from tfrl.run.metrics import MetricsWriter

@@ -20,7 +20,6 @@ class Use(IntEnum):
     IMAGE_ORDER = 3
     AUGMENTATION = 4
     ENVS = 5
-    COLLECTION = 6
     RECORDING = 7
     WARM_UP = 8
     AUXILIARY = 9
