@@ -6,7 +6,6 @@ No program in the same precision is faster on the same cores, whatever it is wri
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,15 +54,6 @@ def gradient_step(algorithm: str, config: Any) -> float:
     size, outputs = action.shape[0], action.shape[0] * (2 if algorithm == "sac" else 1)
     actor, critic = _forward([inputs, *hidden, outputs]), _forward([inputs + size, *hidden, 1])
     return config.batch_size * (of_actor * actor + of_critic * critic)
-
-
-def env_steps_per_second(algorithm: str, flags: Sequence[str], seconds: float) -> float:
-    """The limit of training by an algorithm with replay, where envs and all else took no time."""
-    from tfrl import config as settings
-
-    config = settings.reader(algorithm).parse(flags)
-    each = gradient_step(algorithm, config) * config.updates_per_step
-    return product_rate("float32", seconds) / each
 
 
 def _forward(units: list[int]) -> float:

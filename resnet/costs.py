@@ -1,10 +1,8 @@
-"""The costs of networks: parameters, arithmetic, and time on this machine. It imports TensorFlow late."""
+"""The costs of networks: parameters and arithmetic. It imports TensorFlow late."""
 
 from __future__ import annotations
 
 import math
-import timeit
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -62,34 +60,3 @@ def cost_of(model: keras.Model) -> Cost:
             multiply_adds += math.prod(layer.kernel.shape)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     return Cost(parameters, 2.0 * multiply_adds / 1e6, model.output.shape[-1])
-
-
-def env_steps_per_second(model: keras.Model, rows: int) -> float:
-    """The env steps a second that a torso leaves PPO on this machine: a ceiling.
-
-    It counts the time of `rows` images' passes: each env step is acted once and learned from three times, as
-    in train-procgen. Envs, optimizer and heads are not in it.
-    """
-    import tensorflow as tf
-
-    size, dtype = (rows, *model.input_shape[1:]), model.inputs[0].dtype
-    images = tf.cast(tf.random.stateless_uniform(size, (0, 0), maxval=256, dtype=tf.int32), dtype)
-
-    @tf.function(autograph=False)
-    def forward() -> tf.Tensor:
-        return tf.reduce_sum(model(images))
-
-    @tf.function(autograph=False)
-    def learn() -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            total = tf.reduce_sum(model(images, training=True))
-        grads = tape.gradient(total, [v.value for v in model.trainable_variables])
-        return [tf.reduce_sum(g) for g in grads]  # so that none is left out, and little is copied
-
-    def seconds(call: Callable[[], object]) -> float:
-        def wait() -> None:
-            tf.nest.map_structure(lambda x: x.numpy(), call())
-
-        return min(timeit.repeat(wait, number=1, repeat=4)[1:])  # the first call traces
-
-    return rows / (seconds(forward) + 3 * seconds(learn))

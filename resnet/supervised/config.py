@@ -87,8 +87,6 @@ class Run(settings.Run):
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
     """Most steps of a row of progress.csv and of a point of the curves. A row also ends with a checkpoint."""
-    pictures: bool = False
-    """Draw the first layer's weights in TensorBoard and the network in plots/model.png, too."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -123,11 +121,6 @@ class Config(Run, Learning, Task, settings.Settings):
     def in_parts(self) -> bool:
         """False: batch normalization needs whole batches."""
         return False
-
-    @property
-    def may_change(self) -> frozenset[str]:
-        """Names of the settings that a resumed run may change."""
-        return super().may_change | {"pictures"}
 
     @property
     def default_run_name(self) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from resnet import drawing
 from resnet.supervised import data
 from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config
@@ -18,8 +17,7 @@ from resnet.supervised.data import Batch, Dataset, Share
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.ops.schedules import learning_rate
-from tfrl.run import files, loop, summary
-from tfrl.run.callbacks import Callback, RunOfCallback
+from tfrl.run import loop, summary
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Conclusion, Update
 from tfrl.run.session import Session
@@ -73,7 +71,6 @@ class ImageLearner(loop.Learner):
         self._batches: Iterator[Batch] | None = None
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._hits = 0  # of the last test
-        self.callbacks = (Pictures(config, session, self.classifier),) if config.pictures else ()
 
     # How far the run is
 
@@ -277,31 +274,3 @@ class ImageLearner(loop.Learner):
         rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
         again = shlex.join(["python", "-m", "resnet.evaluate", str(config.run_dir)])
         return Conclusion((), header, rows, [again, summary.tensorboard(config)])
-
-
-class Pictures(Callback):
-    """Draws the network in plots/model.png, and the first layer's weights in TensorBoard after each test."""
-
-    def __init__(self, config: Config, session: Session, classifier: Classifier) -> None:
-        self._config, self._session, self._classifier = config, session, classifier
-
-    def on_start(self, run: RunOfCallback) -> None:
-        """Draws the network, on the chief."""
-        if not self._session.runtime.is_chief:
-            return
-        path = run.folder / "plots" / "model.png"
-        try:
-            files.make_folder(path.parent)
-            with files.replacing(path) as staged:
-                drawing.draw({self._config.model: self._classifier.model}, staged)
-        except OSError as error:
-            self._session.console.warn(
-                f"The picture of the network, {path}, cannot be written ({files.reason(error)}). "
-                "Training goes on."
-            )
-
-    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
-        """Draws the first layer's weights, where they can be seen as pictures."""
-        pixels = drawing.kernels(run.weights())
-        if pixels is not None:
-            self._session.writer.image("weights/first_layer", pixels, run.env_steps)

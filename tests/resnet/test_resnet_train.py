@@ -14,7 +14,6 @@ from refusals import refusal
 
 import resnet
 import tfrl.algorithms.ppo as ppo
-from resnet import drawing
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.evaluate import main as evaluate_command
 from resnet.supervised import classifier
@@ -226,34 +225,6 @@ def test_a_run_without_its_checkpoints_is_left_alone(finished, tmp_path):
 def test_a_nan_ends_the_run_with_a_sentence(folder):
     with pytest.raises(TrainingError, match="not a finite number.*--lr"):
         run(folder, "nan", lr=1e30)
-
-
-# Pictures
-
-
-def test_the_network_is_drawn_or_a_sentence_says_why_not(folder):
-    import imageio.v3 as imageio
-
-    short = {"pictures": True, "max_steps": 1}
-    assert run(folder, "drawn", **short)[0] == 0
-    assert imageio.imread(folder / "drawn" / "plots" / "model.png").std() > 0
-    shown = io.StringIO()
-    (folder / "not-drawn").mkdir()
-    (folder / "not-drawn" / "plots").touch()
-    assert run(folder, "not-drawn", console=Console(stream=shown), **short)[0] == 0
-    assert "The picture of the network" in shown.getvalue() and "Training goes on." in shown.getvalue()
-
-
-def test_kernels_stand_side_by_side():
-    kernel = np.zeros((3, 3, 3, 2), np.float32)
-    kernel[..., 0, 0], kernel[..., 1, 1] = 0.5, -0.5
-    pixels = drawing.kernels({"dense": np.ones((3, 4)), "stem": kernel, "next": np.ones((3, 3, 16, 4))})
-    zoom = pixels.shape[0] // 4
-    assert pixels.shape == (4 * zoom, 8 * zoom, 3)
-    assert pixels[0, 0].tolist() == [255, 127, 127]  # the first filter looks for red
-    assert pixels[0, 4 * zoom].tolist() == [127, 0, 127]  # the second for what is not green
-    assert not pixels[-1].any()
-    assert drawing.kernels({"dense": np.ones((3, 4))}) is None
 
 
 # Exports

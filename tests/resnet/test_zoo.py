@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import resnet
-from resnet.costs import COSTS, cost_of, env_steps_per_second
+from resnet.costs import COSTS, cost_of
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import actor_critic
 
@@ -373,10 +373,3 @@ def test_names_are_known_without_tensorflow():
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
     )
     run_python(code, ROOT)
-
-
-def test_a_network_that_computes_more_leaves_fewer_env_steps():
-    small, large = (
-        env_steps_per_second(resnet.build(name, (64, 64, 3)), rows=4) for name in ("linear", "impala")
-    )
-    assert small > 3 * large > 0

@@ -374,20 +374,6 @@ def test_full_disk_warns_once_and_goes_on(small_disk):
     assert steps[:2] == [1, 2] and steps[-2:] == [600, 601]
 
 
-def test_an_image_keeps_its_pixels(tmp_path):
-    import imageio.v3 as imageio
-    from tensorboard.util.tensor_util import make_ndarray
-
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
-    writer = make_writer(tmp_path)
-    writer.image("kernels", pixels, 7)
-    writer.close()
-    (point,) = read_events(tmp_path).Tensors("kernels")
-    width, height, png = make_ndarray(point.tensor_proto)
-    assert (point.step, width, height) == (7, b"6", b"4")
-    np.testing.assert_array_equal(imageio.imread(io.BytesIO(png), extension=".png"), pixels)
-
-
 def test_null_writer_takes_all_calls_and_writes_nothing(tmp_path, monkeypatch):
     """A worker that is not the chief calls it as the chief calls its own."""
     monkeypatch.chdir(tmp_path)

@@ -122,13 +122,6 @@ class MetricsWriter:
         """Shows frames, uint8 [T, H, W, 3], one in VIDEO_STRIDE, as an animated GIF in TensorBoard."""
         self._add(env_steps, _video_summary(tag, frames))
 
-    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Shows pixels, uint8 [H, W, 3], in TensorBoard's Images tab."""
-        import imageio.v3 as imageio
-
-        png = imageio.imwrite("<bytes>", pixels, extension=".png", plugin="pillow")
-        self._add(step, _image_summary(tag, png, width=pixels.shape[1], height=pixels.shape[0]))
-
     @property
     def has_gap(self) -> bool:
         """True once something could not be written."""
@@ -193,7 +186,7 @@ class NullMetricsWriter:
     def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    write = scalars = text = describe = layout = histogram = video = image = flush = close = _skip
+    write = scalars = text = describe = layout = histogram = video = flush = close = _skip
 
 
 def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int) -> None:
