@@ -77,16 +77,9 @@ def main(arguments: Sequence[str]) -> int:
             video.show(player, task, window, options, player.probabilities)
             return 0
     try:
-        frames = video.save(player, task, path, options, player.probabilities)
+        video.save(player, task, path, options, player.probabilities)
     except OSError as error:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
-    if source is not None:
-        from tfrl.run import metrics
-
-        try:
-            metrics.add_video(run, f"video/{options.levels}", frames, source.env_steps)
-        except OSError as error:
-            raise UserError(f"cannot write TensorBoard's events in {run}: {files.reason(error)}.") from None
     print(path)
     return 0
 

@@ -82,11 +82,10 @@ def test_each_env_is_asked_with_what_it_shows_and_numbers_of_its_own(monkeypatch
         np.testing.assert_array_equal(asked[env], expected[: 2 * length])
 
 
-def test_the_first_episode_of_the_first_env_is_shown_and_all_are_counted(monkeypatch):
-    frames, counts = [], []
+def test_all_episodes_are_counted(monkeypatch):
+    counts = []
     spec = scripted(monkeypatch, [3, 2, 7], [1, 1, 1])
-    play(Acting(still), spec, range(3), episodes_each=2, on_frame=frames.append, on_episode=counts.append)
-    assert [frame.item() for frame in frames] == [0, 0, 0]
+    play(Acting(still), spec, range(3), episodes_each=2, on_episode=counts.append)
     assert counts == [1, 2, 3, 4, 5, 6]  # after 2, 3, 4, 6, 7 and 14 steps
 
 
@@ -137,7 +136,7 @@ def test_training_and_all_that_looks_at_a_policy_play_other_envs_whatever_the_se
     for seed in runs_seeds:
         config = Config(env="coinrun", num_levels=0, seed=seed)
         seeds += [level_spec(config, level_set, 4, use).seed for use, level_set in USES]
-    assert len(set(seeds)) == len(seeds) == 7 * 600
+    assert len(set(seeds)) == len(seeds) == 5 * 600
     assert min(seeds) == 0 and max(seeds) == 2**31 - 1
 
 
@@ -161,7 +160,7 @@ def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
                 max_steps=1,
             )
             noise.update(asked)
-    assert len(levels) == len(noise) == 14
+    assert len(levels) == len(noise) == 10
 
 
 def test_an_evaluation_of_more_episodes_begins_with_the_same_ones():

@@ -393,33 +393,3 @@ def test_wrong_shapes_of_boxes_are_refused():
             call(tf.zeros((3, 1)))
     with pytest.raises(ValueError):
         box(2)(tf.zeros((3, 2)))
-
-
-# Charts
-
-
-def test_counts_of_discrete_actions_add_up_and_are_drawn():
-    policies = distribution_for(Discrete(4))
-    actions = np.int32([[0, 1, 1], [3, 1, 0]])
-    counts = policies.counts(actions)
-    assert counts.tolist() == [2, 3, 0, 1]
-    np.testing.assert_array_equal(policies.counts(actions[:1]) + policies.counts(actions[1:]), counts)
-    drawn = policies.histograms(counts.tolist())
-    assert list(drawn) == [""] and drawn[""].tolist() == [0, 0, 1, 1, 1, 3]
-    assert distribution_for(Discrete(1)).counts(np.zeros((2, 3), np.int32)).tolist() == [6]
-
-
-def test_counts_of_boxes_are_of_each_number():
-    rng = np.random.default_rng(8)
-    actions = np.tanh(rng.normal([0.0, 3.0], 1.0, (7, 50, 2))).astype(np.float32)
-    counts = box(2).counts(actions)
-    assert counts.dtype == np.int64 and counts.shape == (60,)
-    for i in range(2):
-        expected = np.histogram(actions[..., i], 30, (-1, 1))[0]
-        np.testing.assert_array_equal(counts[30 * i : 30 * (i + 1)], expected)
-    drawn = box(2).histograms(counts)
-    assert list(drawn) == ["/0", "/1"]
-    for i, name in enumerate(drawn):
-        assert len(drawn[name]) == 350
-        np.testing.assert_allclose(drawn[name].mean(), actions[..., i].mean(), atol=1 / 30)
-    assert box(1).counts(np.float32([[-1.0], [1.0], [1.0]])).tolist() == [1] + [0] * 28 + [2]

@@ -96,10 +96,6 @@ class Other(Config):
     algorithm: ClassVar[str] = "other"
     tau: float = 0.1
 
-    @property
-    def metric_titles(self):
-        return {}
-
 
 def test_algorithms_are_told_apart(tmp_path):
     ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]

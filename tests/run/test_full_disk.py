@@ -8,7 +8,7 @@ import pytest
 from scripted import Acting
 from small_run import SMALL
 
-from tfrl import collect, evaluate, record, report, sac
+from tfrl import evaluate, record, report, sac
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.run import results
@@ -61,7 +61,6 @@ def content(folder):
         (evaluate, ["--episodes", "2"]),
         (record, ["--max-steps", "20"]),
         (record, ["--max-steps", "20", "--format", "gif"]),
-        (collect, ["--episodes", "2"]),
         (report, []),
     ],
 )

@@ -111,17 +111,6 @@ def test_two_workers_write_one_run(alone, pair):
     assert not (pair / "run" / "heartbeats").exists()
 
 
-def test_the_histogram_of_actions_is_that_of_all_workers(alone, pair):
-    expected, found = (
-        events(next((logdir / "run").glob("events.out.tfevents.*")), "rollout/actions")
-        for logdir in (alone, pair)
-    )
-    assert [step for step, _ in found] == [step for step, _ in expected] == env_steps(alone)
-    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-        assert ours[:, 2].sum() == BATCH
-
-
 def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair):
     assert list(evaluations(pair)) == [2 * BATCH, 4 * BATCH]
     assert evaluations(pair) == evaluations(alone)

@@ -12,22 +12,17 @@ import numpy as np
 
 from tfrl.experience.rollout import Rollout
 
-Charts = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Titles of groups -> titles of charts -> the metrics that share one."""
-
 
 class Agent(Protocol):
     """A policy that learns, as one worker has it.
 
     Attributes:
       metric_names: what `update` gives, in the order of progress.csv: `train/NAME`.
-      charts: how TensorBoard shows these metrics.
       extras: what `act` says of its actions beside them, by name, with its shape for one env and step.
       draw_noise: gives the random numbers of one env's actions in T steps, float32 [T, noise_size].
     """
 
     metric_names: tuple[str, ...]
-    charts: Charts
     extras: Mapping[str, tuple[int, ...]]
     draw_noise: Callable[[np.random.Generator, int], np.ndarray]
 

@@ -59,13 +59,6 @@ class DDPGAgent(ReplayAgent):
     """An actor and its critics, and their target networks."""
 
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
-    charts = {
-        "losses": {
-            "error of Q": ("train/q_loss",),
-            "Q of the actions taken": ("train/q_mean",),
-            "actor": ("train/actor_loss",),
-        }
-    }
 
     def make_steps(self) -> dict[str, GradientStep]:
         """The critics', then the actor's."""

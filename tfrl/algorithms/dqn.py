@@ -170,13 +170,6 @@ class DQNAgent(ReplayAgent):
     """One network that values actions, and its target network."""
 
     metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
-    charts = {
-        "losses": {
-            "error of Q": ("train/q_loss",),
-            "Q of the actions taken": ("train/q_mean",),
-            "share of random actions": ("train/epsilon",),
-        }
-    }
     target_networks = ("q",)
 
     def make_steps(self) -> dict[str, GradientStep]:

@@ -35,11 +35,8 @@ from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import Runtime
 
 UCB = "ucb"
-REGULARIZERS = {
-    "train/policy_regularizer": "KL of augmented observations (nats)",
-    "train/value_regularizer": "value loss of augmented observations",
-}
-"""The metrics of DrAC's losses with their titles; RAD has no such losses."""
+REGULARIZERS = ("train/policy_regularizer", "train/value_regularizer")
+"""The metrics of DrAC's losses; RAD has no such losses."""
 _OF_COLORS, _OF_SQUARES = ("grayscale", "cutout-color", "color-jitter"), ("rotate",)
 
 
@@ -82,13 +79,6 @@ class Config(DrAC, ppo.Config):
     result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
-
-    @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles."""
-        return super().metric_titles | {
-            name: title for name, title in REGULARIZERS.items() if self.augment_use == "drac"
-        }
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -164,21 +154,11 @@ class DrACAgent(PPOAgent):
 
     means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
     metric_names = tuple(f"train/{name}" for name in (*means, *OF_UPDATES, "augmentation"))
-    charts = PPOAgent.charts | {
-        "augmentation": {
-            "policy (KL, nats) and value (half the squared difference), augmented and not": (
-                "train/policy_regularizer",
-                "train/value_regularizer",
-            ),
-            "which one": ("train/augmentation",),
-        }
-    }
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         if config.augment_use == "rad":
             self.metric_names = tuple(name for name in self.metric_names if name not in REGULARIZERS)
-            self.charts = PPOAgent.charts | {"augmentation": {"which one": ("train/augmentation",)}}
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
         # Of the updates since the weights that act now, and of the one before these; the newest last.

@@ -123,20 +123,6 @@ class Config(IMPALA, RolloutSettings):
         """Samples of one gradient step, all workers together."""
         return self.steps_per_update // self.num_minibatches
 
-    @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles."""
-        return {
-            "train/policy_loss": "policy loss",
-            "train/value_loss": "value loss (half the squared error)",
-            "train/entropy": "entropy (nats)",
-            "train/approx_kl": "KL from the policy that acted (nats)",
-            "train/vtrace_rho": "clipped importance weights",
-            "train/explained_variance": "explained variance of returns",
-            "train/grad_norm": "gradient norm before clipping",
-            "train/lag": "updates behind the policy that acted",
-        }
-
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raise UserError if the envs do not divide by replicas and minibatches, or by actors, or actors meet
         workers."""
@@ -195,13 +181,6 @@ class ImpalaAgent(ActorCriticAgent):
     metric_names = tuple(
         f"train/{name}" for name in (*_MEANS, "explained_variance", "grad_norm", "learning_rate")
     )
-    charts = {
-        "losses": {
-            "policy, and value (half the squared error)": ("train/policy_loss", "train/value_loss"),
-            "entropy": ("train/entropy",),
-            "how far the actors are behind": ("train/approx_kl", "train/vtrace_rho"),
-        }
-    }
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One step, of the whole rollouts of some envs."""

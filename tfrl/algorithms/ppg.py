@@ -105,14 +105,6 @@ class Config(PPG, ppo.Config):
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles."""
-        return super().metric_titles | {
-            "train/aux_value_loss": "auxiliary value loss (half the squared error)",
-            "train/aux_policy_kl": "KL of the auxiliary phase (nats)",
-        }
-
-    @property
     def updates_alike(self) -> int:
         """The updates of a phase."""
         return self.policy_updates
@@ -216,12 +208,6 @@ class PPGAgent(PPOAgent):
     """
 
     metric_names = (*PPOAgent.metric_names, *AUXILIARY)
-    charts = PPOAgent.charts | {
-        "auxiliary phase": {
-            "auxiliary and true value (half the squared error)": (AUXILIARY[0], AUXILIARY[2]),
-            "how far the policy moves (KL, nats)": (AUXILIARY[1],),
-        }
-    }
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)

@@ -280,21 +280,6 @@ class Config(PPO, RolloutSettings):
         """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
         return math.gcd(4, self.num_envs) if self.small_network else 4
 
-    @property
-    def metric_titles(self) -> dict[str, str]:
-        """The metrics of updates that reports draw, with their titles."""
-        squared = f"half the squared error{', clipped' if self.clip_value else ''}"
-        error = {"squared": squared, "huber": "Huber's"}[self.value_loss]
-        return {
-            "train/policy_loss": "policy loss",
-            "train/value_loss": f"value loss ({error})",
-            "train/entropy": "entropy (nats)",
-            "train/approx_kl": "approximate KL per update (nats)",
-            "train/clip_fraction": "share of clipped ratios",
-            "train/explained_variance": "explained variance of returns",
-            "train/grad_norm": "gradient norm before clipping",
-        }
-
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raises UserError if the envs, or a replica's minibatch, do not divide by what there is."""
         super().check_topology(workers, replicas_per_worker)
@@ -536,16 +521,6 @@ class PPOAgent(ActorCriticAgent):
 
     means = _MEANS
     metric_names = tuple(f"train/{name}" for name in (*_MEANS, *OF_UPDATES))
-    charts = {
-        "losses": {
-            "policy, and value (half the squared error, clipped with --clip-value)": (
-                "train/policy_loss",
-                "train/value_loss",
-            ),
-            "entropy": ("train/entropy",),
-            "size of updates": ("train/approx_kl", "train/clip_fraction"),
-        }
-    }
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)

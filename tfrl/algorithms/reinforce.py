@@ -171,7 +171,6 @@ class ReinforceAgent:
     metric_names = tuple(
         f"train/{name}" for name in (*_SUMS, "grad_norm", "learning_rate", "first_ratio_error")
     )
-    charts = {"losses": {"policy": ("train/policy_loss",), "entropy": ("train/entropy",)}}
     allreduce_floats = 0
     steps_per_update = 1
 

@@ -293,14 +293,13 @@ class ReplayAgent:
       runtime: the strategy and this worker's place in it.
 
     Attributes:
-      metric_names, charts: as in `tfrl.algorithms.algorithm.Agent`.
+      metric_names: as in `tfrl.algorithms.algorithm.Agent`.
       update_noise: standard normal numbers of each row of a batch.
       target_networks: the names of the networks that have one.
       target_every: gradient steps between two moves of these; the algorithm's own, or --target-every.
     """
 
     metric_names: tuple[str, ...]
-    charts: Mapping[str, Mapping[str, tuple[str, ...]]]
     update_noise = 0
     target_networks: tuple[str, ...] = ()
     target_every = 1

@@ -95,15 +95,6 @@ class SACAgent(ReplayAgent):
         *("train/q_loss", "train/q_mean", "train/actor_loss", "train/entropy", "train/alpha"),
         "train/learning_rate",
     )
-    charts = {
-        "losses": {
-            "error of Q": ("train/q_loss",),
-            "Q of the actions taken": ("train/q_mean",),
-            "actor": ("train/actor_loss",),
-            "entropy": ("train/entropy",),
-            "temperature": ("train/alpha",),
-        }
-    }
 
     def make_steps(self) -> dict[str, GradientStep]:
         """The critics', then the actor's and the temperature's."""

@@ -95,20 +95,7 @@ def from_yaml(path: Path) -> RLSettings:
     return reader(algorithm_of(path)).from_yaml(path)
 
 
-def hyperparameters(config: RLSettings) -> tuple[dict[str, Any], set[str]]:
-    """The settings that decide a result, and the names of those that differ from the preset's.
-
-    Args:
-      config: the settings of a run of any algorithm.
-
-    Returns:
-      name -> value of all deciding settings; the names that tell the run from others of its preset, `env`
-      and `seed` always among them.
-    """
+def hyperparameters(config: RLSettings) -> dict[str, Any]:
+    """The settings by name that decide the result of a run of any algorithm."""
     names = [field.name for section in config.result_sections for field in dataclasses.fields(section)]
-    values = {
-        "algorithm": config.algorithm,
-        **{name: getattr(config, name) for name in (*names, "precision")},
-    }
-    plain = config.of_preset(config.preset).complete()
-    return values, {"env", "seed"} | {name for name in names if values[name] != getattr(plain, name)}
+    return {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*names, "precision")}}

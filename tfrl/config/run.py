@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -52,9 +51,6 @@ class Run(settings.Run):
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
     record_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
-    event_megabytes: Annotated[int, NATURAL] = 100
-    """Most megabytes of the run's event files; videos in TensorBoard are spread evenly over the run to stay
-    below. 0: no videos in TensorBoard."""
     eval_episodes: Annotated[int, EPISODES] = 128
     """Episodes of an evaluation, for each level set (training, unseen). A number above 64 is rounded up to a
     multiple of 64."""
@@ -95,7 +91,6 @@ _MAY_CHANGE = settings.MAY_CHANGE | {
         "eval_every_steps",
         "eval_episodes",
         "eval_greedy",
-        "event_megabytes",
         "record_every",
     ),
     *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
@@ -130,11 +125,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     def rollouts_held(self) -> int:
         """Rollouts that are in memory at once."""
         return 1
-
-    @property
-    def metric_titles(self) -> Mapping[str, str]:
-        """The metrics of updates that reports draw, with their titles; without any, all under their names."""
-        return {}
 
     @property
     def base(self) -> str:

@@ -79,7 +79,6 @@ def play(
     indices: Sequence[int],
     *,
     episodes_each: int,
-    on_frame: Callable[[np.ndarray], None] = lambda frame: None,
     on_episode: Callable[[int], None] = lambda count: None,
     watcher: Watcher | None = None,
     max_steps: float = math.inf,
@@ -93,7 +92,6 @@ def play(
       spec: the global vector of evaluation envs.
       indices: this worker's share of them.
       episodes_each: K.
-      on_frame: gets the first env's observation [*shape] at each step of its first episode.
       on_episode: gets the number of finished episodes.
       watcher: sees every step.
       max_steps: of each env, after which what is not finished stays 0 in the result.
@@ -113,8 +111,6 @@ def play(
         if step % _NOISE_BLOCK == 0:
             noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
         observations = env.observe().observation
-        if tally.done[0] == 0:
-            on_frame(observations[0])
         # A GPU computes a batch of one in another way, and how many are left depends on the topology.
         rows = active if active.size > 1 else active.repeat(2)
         shown = observations[rows], noise[step % _NOISE_BLOCK][rows]

@@ -1,7 +1,7 @@
 """Action distributions from the outputs of an actor, for each kind of action space.
 
 To add an action space: its spec in `tfrl/envs/spec.py`, a class here that follows `ActionDistribution`, and a
-line in `_DISTRIBUTIONS`. Networks, noise, buffers and charts size themselves by it.
+line in `_DISTRIBUTIONS`. Networks, noise and buffers size themselves by it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,11 @@ class ActionDistribution(ABC):
       parameters_size: P, the outputs that the actor needs.
       noise_size: K, the random numbers that a sample needs.
       deviation_size: how many of the parameters, the last ones, decide only how far actions vary.
-      bins: the centres of a histogram's bins, ascending, for each number of an action.
     """
 
     parameters_size: int
     noise_size: int
     deviation_size = 0
-    bins: tuple[np.ndarray, ...]
 
     def __init__(self, action_spec: ActionSpec) -> None:
         self.action_spec = action_spec
@@ -88,26 +86,6 @@ class ActionDistribution(ABC):
     @abstractmethod
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The deterministic actions, [B, *shape]."""
-
-    def counts(self, actions: np.ndarray) -> np.ndarray:
-        """Counts of actions [..., *shape] by bin, int64 [bins of all numbers of an action].
-
-        Those of several workers add up.
-        """
-        columns = actions.reshape(-1, len(self.bins)).T
-        return np.concatenate(
-            [
-                np.bincount(np.searchsorted((b[1:] + b[:-1]) / 2, column), minlength=len(b))
-                for b, column in zip(self.bins, columns, strict=True)
-            ]
-        )
-
-    def histograms(self, counts: np.ndarray) -> dict[str, np.ndarray]:
-        """The values to draw for `counts`, by the end of the chart's name: "", or "/0" ... of vectors."""
-        bins = self.bins
-        parts = np.split(np.asarray(counts), np.cumsum([len(b) for b in bins])[:-1])
-        names = [f"/{i}" for i in range(len(bins))] if self.action_spec.shape else [""]
-        return {name: np.repeat(b, n) for name, b, n in zip(names, bins, parts, strict=True)}
 
 
 class Categorical(Distribution):
@@ -149,7 +127,6 @@ class CategoricalActions(ActionDistribution):
     def __init__(self, action_spec: Discrete) -> None:
         super().__init__(action_spec)
         self.parameters_size, self.noise_size = action_spec.n, 1
-        self.bins = (np.arange(action_spec.n),)
 
     def __call__(self, parameters: tf.Tensor) -> Categorical:
         """The distribution of logits float32 [B, A]."""
@@ -216,7 +193,6 @@ class MultiCategoricalActions(ActionDistribution):
         super().__init__(action_spec)
         counts = action_spec.counts
         self.parameters_size, self.noise_size = sum(counts), len(counts)
-        self.bins = tuple(np.arange(count) for count in counts)
         self._choices = [CategoricalActions(Discrete(count)) for count in counts]
         self._ends = np.cumsum(counts)[:-1]
 
@@ -254,7 +230,6 @@ _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
 _STD_SHIFT = math.log(math.expm1(1.0 - _MIN_STD))  # makes the standard deviation of an output of 0 equal to 1
 _LARGEST = float(np.nextafter(np.float32(1), np.float32(0)))  # float32 has no number between it and 1
 _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
-_ACTION_BINS = 30  # as many as TensorBoard draws
 
 # The trapezoidal rule for the mean over a standard normal: it converges exponentially for analytic functions
 # (Trefethen and Weideman 2014, SIAM Review 56, section 5), here faster than Gauss and Hermite's.
@@ -339,8 +314,6 @@ class TanhNormalActions(ActionDistribution):
         super().__init__(action_spec)
         size = action_spec.shape[0]
         self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
-        edges = np.linspace(-1.0, 1.0, _ACTION_BINS + 1)
-        self.bins = ((edges[1:] + edges[:-1]) / 2,) * size
 
     def __call__(self, parameters: tf.Tensor) -> TanhNormal:
         """The distribution of means and deviations, float32 [B, 2 D]."""

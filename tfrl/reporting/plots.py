@@ -59,7 +59,6 @@ _OF_ALL_ALGORITHMS = {
     "rollout/episode_length": "episode length (env steps)",
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
-_TITLE_WIDTH = 36  # characters that a panel has room for
 _MOST_LINES = 6  # for a style each
 _FEW_POINTS = 20  # a line of one point would not be seen
 
@@ -259,17 +258,12 @@ def training(groups: Sequence[Group]) -> Figure | None:
         labels = run_names(runs)
     counts = Counter(labels)
     places = {label: v for v, label in enumerate(counts)}
-    titles: dict[str, str] = {}
-    for run in runs:  # where algorithms mean different things by a metric, its own name is the title
-        known = run.config.metric_titles
-        for column in known or [name for name in run.progress if name.startswith("train/")]:
-            name = column.removeprefix("train/").replace("_", " ")
-            title = known.get(column, name)
-            titles[column] = title if titles.get(column, title) == title else name
     titles = {
-        c: title
-        for c, title in (titles | _OF_ALL_ALGORITHMS).items()
-        if any(run.points(c)[0].size for run in runs)
+        name: _OF_ALL_ALGORITHMS.get(name, name.removeprefix("train/").replace("_", " "))
+        for run in runs
+        for name in (*run.progress, *_OF_ALL_ALGORITHMS)
+        if name.startswith("train/") or name in _OF_ALL_ALGORITHMS
+        if any(other.points(name)[0].size for other in runs)
     }
     figure, axes = _panels(len(titles), width=3.7, height=2.5, columns=3)
     end = max(run.env_steps for run in runs)
@@ -280,7 +274,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
             steps, values = run.points(column)
             ax.plot(steps, values, marker="." if len(steps) < _FEW_POINTS else "None", **style)
         _leave_out_spikes(ax)
-        ax.set_title(title if len(title) <= _TITLE_WIDTH else title.replace(" (", "\n(", 1))
+        ax.set_title(title)
         ax.set_xlim(0, end * 1.03)
     names = [label if count == 1 else f"{label}, {count} runs" for label, count in counts.items()]
     _legend(figure, [_handle(name, **line_style(v)) for v, name in enumerate(names)])

@@ -24,7 +24,6 @@ from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, Step, VecEnv
 from tfrl.evaluation.episodes import Player, Watcher, level_spec, play
 from tfrl.run import files, rng
-from tfrl.run.metrics import VIDEO_STRIDE
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None
 """Gives those of each action, float32 [B, A], of observations; None where a policy has none."""
@@ -33,8 +32,6 @@ _CAPTION = 64
 _BARS_LEFT = 172  # of a caption, right of its text
 _WIDEST_BAR = 48
 _SMOOTH = Image.Resampling.BILINEAR  # each pixel of a frame counts; twice as fast as LANCZOS
-_PREVIEW_STEPS = 300
-_PREVIEW_WIDTH = 128
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
 # Procgen's 15 actions: nine ways to move, and keys that some games give a meaning.
 _ACTIONS = {15: "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE", 3: "\u2190\u00b7\u2192"}
@@ -63,7 +60,7 @@ class Recording:
 
 def save(
     player: Player, task: Any, path: Path, options: Recording, probabilities: Probabilities = None
-) -> np.ndarray:
+) -> None:
     """Plays one episode in each of `options.episodes` envs and writes the video.
 
     Args:
@@ -72,9 +69,6 @@ def save(
       path: the file, .mp4 or .gif; its folder is made.
       options: what of it is shown.
       probabilities: for the overlay; without them it shows the actions as they are.
-
-    Returns:
-      A small version of the beginning, uint8 [T, H, W, 3], for TensorBoard.
 
     Raises:
       OSError: the file cannot be written.
@@ -87,7 +81,6 @@ def save(
         with Writer(staged, fps=frames_per_second(task)) as writer:
             grid = Grid(options, writer.append, probabilities, tile)
             _play(player, task, options, grid, broken_off=lambda: False)
-    return grid.preview
 
 
 def show(
@@ -236,26 +229,6 @@ class Window:
 # Drawing
 
 
-class Preview(Watcher):
-    """Keeps the first env's frames in small, one in VIDEO_STRIDE.
-
-    Attributes:
-      frames: uint8 [H, W, 3] each.
-    """
-
-    def __init__(self) -> None:
-        self.frames: list[np.ndarray] = []
-        self._step = 0
-
-    def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Draws what the policy sees. Raises UserError if the env cannot be rendered."""
-        if self._step % VIDEO_STRIDE == 0:
-            picture = Image.fromarray(np.asarray(_rendered(env)[0]))
-            picture.thumbnail((_PREVIEW_WIDTH, _PREVIEW_WIDTH))
-            self.frames.append(np.asarray(picture))
-        self._step += 1
-
-
 def _rendered(env: VecEnv) -> Sequence[np.ndarray]:
     """Returns the envs' frames. Raises UserError, with one sentence, if something for it is missing."""
     try:
@@ -265,7 +238,7 @@ def _rendered(env: VecEnv) -> Sequence[np.ndarray]:
 
 
 class Grid(Watcher):
-    """Watches one episode in each env, draws them side by side, and keeps a small preview.
+    """Watches one episode in each env, and draws them side by side.
 
     Frames of any size are fitted into tiles of one. An episode that is over keeps its last frame, darker.
 
@@ -288,12 +261,6 @@ class Grid(Watcher):
         self._over = np.zeros(options.episodes, bool)
         self._step = 0
         self._tiles: list[Image.Image] = [Image.new("RGB", self._size)] * options.episodes
-        self._preview: list[np.ndarray] = []
-
-    @property
-    def preview(self) -> np.ndarray:
-        """The beginning in small, one frame in VIDEO_STRIDE: uint8 [T, H, W, 3]."""
-        return np.stack(self._preview)
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Draws what the policy sees and does. Raises UserError if the env cannot be rendered."""
@@ -335,9 +302,6 @@ class Grid(Watcher):
         whole = Image.new("RGB", (columns * width, rows * height), _LOOK["back"])
         for i, tile in enumerate(self._tiles):
             whole.paste(tile, (i % columns * width, i // columns * height))
-        if self._step < _PREVIEW_STEPS and self._step % VIDEO_STRIDE == 0:
-            small = _PREVIEW_WIDTH, _PREVIEW_WIDTH * whole.height // whole.width
-            self._preview.append(np.asarray(whole.resize(small, reducing_gap=2.0)))
         self._sink(np.asarray(whole))
 
 

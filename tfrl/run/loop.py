@@ -29,7 +29,6 @@ class Update:
     """The results of an update that are to be written; JSON in the checkpoint of one not yet evaluated."""
 
     metrics: dict[str, float]
-    action_counts: list[int] = dataclasses.field(default_factory=list)
 
 
 class Learner(ABC):
@@ -128,10 +127,7 @@ class Learner(ABC):
         """The rows of the table before training; `logged` is the number of steps that progress.csv has."""
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Tells TensorBoard of a new run: its hyperparameters and the layout of its charts."""
-
-    def write_histograms(self, writer: MetricsWriter | NullMetricsWriter, update: Update) -> None:
-        """Shows in TensorBoard what of an update is no scalar."""
+        """Tells TensorBoard the settings of a new run."""
 
     @abstractmethod
     def completed(self, stopped: str | None) -> str:
@@ -357,7 +353,6 @@ class Run:
         if self._users and session.runtime.any_worker(self._stopped is not None):
             self._stopped = self._stopped or "a callback of another worker asked for it"
             session.changed()  # the checkpoint before the evaluation does not know of it
-        learner.write_histograms(session.writer, update)
         session.writer.write(self.env_steps, self.metrics)
         session.console.update(self.env_steps, self.metrics)
         self._unsaved += 1

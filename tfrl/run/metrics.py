@@ -5,8 +5,7 @@ op runs for it, a kill loses at most the record being written, and after a faile
 is cut back to its last whole record, where `tf.summary` leaves a torn one that hides everything after it.
 
 A record is its length (8 bytes), a checksum of that (4), an `Event` and a checksum of that (4). An `Event`
-begins with its time, and then, where it is not 0, its step. So much is read of each to find where to cut: the
-videos that they show may be gigabytes.
+begins with its time, and then, where it is not 0, its step. So much is read of each to find where to cut.
 """
 
 from __future__ import annotations
@@ -21,17 +20,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tfrl.run import files
 
 PROGRESS_FILE = "progress.csv"
-VIDEO_STRIDE = 2  # every so many env steps of a video are shown in TensorBoard
-_FRAME_MS = VIDEO_STRIDE * 1000 / 15  # 15 env steps a second are procgen's own speed for people
 _RETURN = "rollout/episode_return"
 _FIRST_CARD = "Return/episode_return"  # TensorBoard sorts groups by name, and capital letters come first
 _STEP_COLUMNS = ("env_steps", "images")  # of the trainers
@@ -102,34 +97,22 @@ class MetricsWriter:
         for tag, content in (("command", command), ("settings", settings)):
             self.text(tag, f"```\n{content}\n```", 0)
 
-    def layout(
-        self,
-        settings: Mapping[str, Any],
-        chosen: Collection[str],
-        charts: Mapping[str, Mapping],
-        curves: Collection[str],
-    ) -> None:
-        """Tells TensorBoard the hyperparameters, `chosen` ones first, and which `curves` share a chart."""
-        self._add(0, *_layout_summaries(settings, chosen, charts, curves, self._directory))
+    def hyperparameters(self, settings: Mapping[str, Any]) -> None:
+        """Shows settings in TensorBoard's HParams tab; None and mappings as text."""
+        from tensorboard.plugins.hparams import summary_v2 as hparams
 
-    def histogram(self, tag: str, values: np.ndarray, env_steps: int) -> None:
-        """Shows the distribution of numbers of any shape."""
-        from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-
-        self._add(env_steps, histogram_pb(tag, values))
-
-    def video(self, tag: str, frames: np.ndarray, env_steps: int) -> None:
-        """Shows frames, uint8 [T, H, W, 3], one in VIDEO_STRIDE, as an animated GIF in TensorBoard."""
-        self._add(env_steps, _video_summary(tag, frames))
+        values = {
+            name: str(value) if value is None or isinstance(value, dict) else value
+            for name, value in settings.items()
+        }
+        # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
+        run = self._directory.resolve()
+        self._add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
 
     @property
     def has_gap(self) -> bool:
         """True once something could not be written."""
         return self._has_warned
-
-    def event_bytes(self) -> int:
-        """The size of the run's event files, earlier processes' too."""
-        return _event_bytes(self._directory)
 
     def flush(self) -> None:
         """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
@@ -179,33 +162,10 @@ class NullMetricsWriter:
 
     has_gap = False
 
-    def event_bytes(self) -> int:
-        """Returns 0: nothing is written."""
-        return 0
-
     def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    write = scalars = text = describe = layout = histogram = video = flush = close = _skip
-
-
-def add_video(directory: Path, tag: str, frames: np.ndarray, env_steps: int) -> None:
-    """Shows a video with the curves of a run whose own writer may be at work or gone.
-
-    It gets an event file of its own, so that no other is touched.
-
-    Args:
-        directory: the run's folder.
-        tag: the video's name.
-        frames: uint8 [T, H, W, 3], one in VIDEO_STRIDE.
-        env_steps: where on the x-axis.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    events = _RecordFile(directory / _new_event_file(), head=_first_record())
-    events.append(_event_record(step=env_steps, summary=_video_summary(tag, frames)))
-    events.close()
+    write = scalars = text = describe = hyperparameters = flush = close = _skip
 
 
 class EventFile:
@@ -297,24 +257,6 @@ def _scalar_summaries(values: Mapping[str, float]) -> list[Any]:
     return [scalar_pb(name, value) for name, value in known.items()]
 
 
-def _video_summary(tag: str, frames: np.ndarray) -> Any:
-    import imageio.v3 as imageio
-
-    gif = imageio.imwrite("<bytes>", frames, extension=".gif", plugin="pillow", duration=_FRAME_MS, loop=0)
-    return _image_summary(tag, gif, width=frames.shape[2], height=frames.shape[1])
-
-
-def _image_summary(tag: str, encoded: bytes, *, width: int, height: int) -> Any:
-    """An image summary that holds the encoded bytes as they are: TensorBoard passes them to the browser."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.image.metadata import create_summary_metadata
-    from tensorboard.util.tensor_util import make_tensor_proto
-
-    tensor = make_tensor_proto([str(width).encode(), str(height).encode(), encoded], dtype=np.object_)
-    metadata = create_summary_metadata(display_name=None, description=None)
-    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
-
-
 def _read_columns(path: Path) -> list[str]:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:  # damage may be further down
@@ -363,15 +305,6 @@ def event_files(directory: Path) -> list[Path]:
     return [path for path in directory.glob(EVENT_FILES) if path.suffix == _OWN]
 
 
-def _event_bytes(directory: Path) -> int:
-    """The size of the run's event files."""
-    total = 0
-    for path in event_files(directory):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total
-
-
 def _event_record(**fields: Any) -> bytes:
     """One record: an Event of this moment with the given fields."""
     from tensorboard.compat.proto.event_pb2 import Event
@@ -417,106 +350,3 @@ def _step(event: bytes) -> int:
         if group < 0x80:
             break
     return step
-
-
-_CHARTS = {
-    "return": {
-        "raw": ("rollout/episode_return", "eval_train/return", "eval_test/return"),
-        "normalised": (
-            "rollout/normalized_return",
-            "eval_train/normalized_return",
-            "eval_test/normalized_return",
-        ),
-        "train/test gap": ("eval/generalization_gap",),
-    },
-    "episodes": {
-        "mean reward of an env step": ("rollout/mean_reward",),
-        "length": (
-            "rollout/episode_length",
-            "rollout/longest_episode",
-            "eval_train/episode_length",
-            "eval_test/episode_length",
-        ),
-    },
-    "time": {
-        "env steps per second": ("time/env_steps_per_second",),
-        "seconds": ("time/rollout_seconds", "time/update_seconds"),
-    },
-}
-# Whose last points the HParams tab shows beside the settings: those of the evaluation that ends every run.
-_HPARAM_METRICS = (
-    *(
-        f"eval_{level_set}/{name}"
-        for name in ("return", "normalized_return")
-        for level_set in ("test", "train")
-    ),
-    "eval/generalization_gap",
-    "rollout/episode_return",
-)
-
-
-def _layout_summaries(
-    settings: Mapping[str, Any],
-    chosen: Collection[str],
-    charts: Mapping[str, Mapping],
-    curves: Collection[str],
-    run: Path,
-) -> list[Any]:
-    """Summary protocol buffers for a run's first step: custom scalars and hyperparameters.
-
-    Args:
-      settings: name to value; None and mappings become text.
-      chosen: names of those that tell this run from others, which come first.
-      charts: the algorithm's own, titles of groups -> titles of charts -> metrics.
-      curves: the metrics that the run has; charts of others are left out.
-      run: its folder.
-    """
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.custom_scalar import layout_pb2, summary
-    from tensorboard.plugins.hparams import summary_v2 as hparams
-
-    categories = [
-        layout_pb2.Category(
-            title=title,
-            chart=[
-                layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=_exactly(tags)))
-                for name, tags in group.items()
-                if not set(curves).isdisjoint(tags)
-            ],
-        )
-        for title, group in {**_CHARTS, **charts}.items()
-    ]
-    categories = [category for category in categories if category.chart]
-    values = {
-        name: str(value) if value is None or isinstance(value, dict) else value
-        for name, value in settings.items()
-    }
-    return [
-        # With TensorFlow installed, this one makes TensorFlow's own class of the same message.
-        Summary.FromString(summary.pb(layout_pb2.Layout(category=categories)).SerializeToString()),
-        _experiment(values, chosen, curves),
-        # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
-        hparams.hparams_pb(values, trial_id=f"{run.resolve().name} in {run.resolve().parent}"),
-    ]
-
-
-def _experiment(names: Collection[str], chosen: Collection[str], curves: Collection[str]) -> Any:
-    """Which hyperparameters and metrics there are: TensorBoard sorts by name, and first what differs."""
-    from tensorboard.plugins.hparams import plugin_data_pb2
-    from tensorboard.plugins.hparams import summary_v2 as hparams
-
-    summary = hparams.hparams_config_pb(
-        hparams=[hparams.HParam(name) for name in names],
-        metrics=[hparams.Metric(tag, display_name=tag) for tag in _HPARAM_METRICS if tag in curves],
-    )
-    plugin = summary.value[0].metadata.plugin_data
-    data = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
-    for info in data.experiment.hparam_infos:
-        info.differs = info.name in chosen
-    plugin.content = data.SerializeToString()
-    return summary
-
-
-def _exactly(tags: tuple[str, ...]) -> list[str]:
-    """Regular expressions, as the plugin wants them."""
-    return [f"^{tag}$" for tag in tags]

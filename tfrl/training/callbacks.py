@@ -6,10 +6,7 @@ None of it touches the training envs or the run's random numbers, so a run takes
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,15 +27,12 @@ from tfrl.evaluation.episodes import (
     split_episodes,
     with_gap,
 )
-from tfrl.reporting.video import Preview, Recording, save
+from tfrl.reporting.video import Recording, save
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
-from tfrl.run.metrics import VIDEO_STRIDE
 from tfrl.run.session import Session
 
-_VIDEO_STEPS = 300  # of the first evaluation episode, for TensorBoard
-# What drawing may cost a run that sees no images: so many seconds, and this share of the time it has trained.
-_DRAWING_SECONDS, _DRAWING_SHARE = 1.0, 0.02
+_VIDEO_STEPS = 300
 # By what the algorithms call them, in order: the first one that an update has is shown.
 _CRITIC = ("train/value_loss", "train/q_loss")
 _ACTOR = ("train/policy_loss", "train/actor_loss")
@@ -70,78 +64,32 @@ class Evaluation:
         self._config = config
         self._session = session
         self._runtime = session.runtime
-        self._seen = registry.specs(config)[0]
-        self._sees_images = bool(self._seen.image_shapes)
-        self._draws = not self._sees_images and not registry.draws_with_opengl(config)
-        self._drawing = 0.0  # seconds so far
 
-    def evaluate(self, player: Player, env_steps: int) -> dict[str, float]:
+    def evaluate(self, player: Player) -> dict[str, float]:
         """Metrics of all level sets; every worker plays its share of the envs.
 
         Args:
           player: the policy.
-          env_steps: how long the policy was trained.
 
         Raises:
           Stopped: a worker was told to stop. One that got a signal breaks off at once, the others when they
             have played the level set.
         """
         metrics: dict[str, float] = {}
-        shown = _has_room(self._config, self._session, env_steps)
         self._session.raise_if_stopped()
         for level_set in self._config.level_sets:
             self._session.phase(f"evaluating{self._on(level_set)}")
-            played = self._play(player, level_set, env_steps, shown=shown)
+            played = self._play(player, level_set)
             metrics |= evaluation_metrics(self._config, level_set, played)
-        if shown and self._draws:
-            self._draw_episode(player, env_steps)
         return with_gap(self._config, metrics)
-
-    def _draw_episode(self, player: Player, env_steps: int) -> None:
-        """Shows the first evaluation episode's beginning in TensorBoard: played once more, and drawn.
-
-        It ends when the time is up that drawing may take. Envs that OpenGL draws are never drawn here.
-        """
-        began = time.monotonic()
-        left = _DRAWING_SECONDS + _DRAWING_SHARE * self._session.seconds - self._drawing
-        if left < _DRAWING_SECONDS / 10:
-            return
-        num_envs, _ = split_episodes(self._config.eval_episodes)
-        spec = dataclasses.replace(level_spec(self._config, "test", num_envs), render=True)
-        preview = Preview()
-        try:
-            play(
-                player,
-                spec,
-                [0],
-                episodes_each=1,
-                watcher=preview,
-                max_steps=_VIDEO_STEPS,
-                broken_off=lambda: time.monotonic() > began + left or self._session.stop.signalled,
-            )
-        except UserError:  # pygame is missing, say: --record-every and record tell
-            self._draws = False
-        else:
-            if preview.frames:
-                self._session.writer.video("eval_test/episode", np.stack(preview.frames), env_steps)
-        self._drawing += time.monotonic() - began
 
     def _on(self, level_set: str) -> str:
         """Which levels, in words; nothing where there are none."""
         return f" on {level_set} levels" if TRAIN in self._config.level_sets else ""
 
-    def _play(self, player: Player, level_set: str, env_steps: int, *, shown: bool) -> Episodes:
+    def _play(self, player: Player, level_set: str) -> Episodes:
         num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
-        frames: list[np.ndarray] = []
-        steps = itertools.count()
-
-        def keep(frame: np.ndarray) -> None:
-            step = next(steps)
-            wanted = shown and self._sees_images
-            if wanted and step < _VIDEO_STEPS and step % VIDEO_STRIDE == 0:
-                frames.append(self._seen.image(frame).copy())  # the view would keep what all envs showed
-
         # Returns, lengths and solved, of which every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))
         if mine:
@@ -151,17 +99,11 @@ class Evaluation:
                 spec,
                 mine,
                 episodes_each=each,
-                on_frame=keep,
                 broken_off=lambda: self._session.stop.signalled,
             )
             found[:, mine] = played.returns, played.lengths, played.solved
         self._session.phase(f"gathering episodes{self._on(level_set)}")  # the other workers may still play
         self._session.raise_if_stopped()  # before anything is used of episodes that may have been broken off
-        if frames:
-            video = np.stack(frames)
-            if video.shape[3] != 3:  # catch is grey; of Atari's stack, the last one is the newest
-                video = np.broadcast_to(video[..., -1:], (*video.shape[:3], 3))
-            self._session.writer.video(f"eval_{level_set}/episode", video, env_steps)
         returns, lengths, solved = self._runtime.sum_over_workers(found)
         return Episodes(returns, lengths, solved > 0)
 
@@ -272,7 +214,7 @@ class Videos(Callback):
             self.record(run, run.env_steps)
 
     def record(self, player: Player, env_steps: int) -> None:
-        """Writes a video in the run's `videos` folder and shows it in TensorBoard."""
+        """Writes a video in the run's `videos` folder."""
         self._session.phase("recording")  # on all workers, which compare the phases they are in
         if not self._session.runtime.is_chief:
             return
@@ -281,7 +223,7 @@ class Videos(Callback):
             self._config.run_dir / "videos" / f"{registry.file_name(self._config.env)}-test-{env_steps}.mp4"
         )
         try:
-            frames = save(player, self._config, path, options)
+            save(player, self._config, path, options)
         except OSError as error:
             self._session.unwritten.add("videos")
             self._warn(
@@ -291,8 +233,6 @@ class Videos(Callback):
         except UserError as error:
             self._warn(f"{error} Training goes on.")
             return
-        if _has_room(self._config, self._session, env_steps):
-            self._session.writer.video("video/test", frames, env_steps)
 
 
 class Waits(Callback):
@@ -310,9 +250,3 @@ class Waits(Callback):
     def means(self) -> dict[str, float]:
         """The mean shares by their names in results.json; nothing where no actors run beside the learner."""
         return {name: float(np.mean(shares)) for name, shares in self._shares.items()}
-
-
-def _has_room(config: RLSettings, session: Session, env_steps: int) -> bool:
-    """Whether TensorBoard gets a video now: the budget is spent evenly, up to the run's end."""
-    budget = 1e6 * config.event_megabytes * min(1.0, env_steps / config.run_steps)
-    return session.runtime.is_chief and session.writer.event_bytes() < budget

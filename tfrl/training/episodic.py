@@ -113,7 +113,7 @@ class EpisodicLearner(EnvLearner):
             "time/update_seconds": seconds - (played - began),
             "time/observer_wait_fraction": self._waited / (played - began),
         }
-        return Update(metrics, self.action_counts(episodes.taken(episodes.actions)))
+        return Update(metrics)
 
     def play(self) -> Episodes:
         """An episode of every env, or as much of it as --max-steps allows. The console moves with it."""

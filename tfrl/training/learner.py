@@ -13,18 +13,16 @@ from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.config.run import RLSettings
-from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation.episodes import GAP, evaluation_columns, evaluation_results
+from tfrl.evaluation.episodes import evaluation_columns, evaluation_results
 from tfrl.experience import memory
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
-from tfrl.networks.distributions import distribution_for
 from tfrl.networks.weights import export
 from tfrl.run import results
 from tfrl.run.checkpoint import pack_bytes, unpack_bytes
-from tfrl.run.loop import Conclusion, Learner, Update
+from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session
 from tfrl.training import callbacks as own_callbacks
@@ -73,7 +71,6 @@ class EnvLearner(Learner):
         except ValueError as error:  # the zoo: an image too small for the network, say
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
-        self._distribution = distribution_for(registry.specs(config)[1])
         self._episodes = EpisodeStatistics(config.num_envs)
         self._evaluation = own_callbacks.Evaluation(config, session)
         self._waits = own_callbacks.Waits()
@@ -107,7 +104,7 @@ class EnvLearner(Learner):
 
     def evaluate(self) -> dict[str, float]:
         """Plays all level sets; every worker plays its share of the envs."""
-        return self._evaluation.evaluate(self, self.steps_done)
+        return self._evaluation.evaluate(self)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
         """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K].
@@ -186,15 +183,6 @@ class EnvLearner(Learner):
             "rollout/longest_episode": self._episodes.longest,
         }
 
-    def action_counts(self, actions: np.ndarray) -> list[int]:
-        """Counts of all workers' actions [..., *shape] by bin of a histogram. A collective."""
-        return self._runtime.sum_over_workers(self._distribution.counts(actions)).tolist()
-
-    def write_histograms(self, writer: MetricsWriter | NullMetricsWriter, update: Update) -> None:
-        """Shows the values of an update's actions."""
-        for name, actions in self._distribution.histograms(np.asarray(update.action_counts)).items():
-            writer.histogram(f"rollout/actions{name}", actions, self.steps_done)
-
     # What people see
 
     @property
@@ -208,12 +196,9 @@ class EnvLearner(Learner):
         )
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Tells TensorBoard of a new run: its hyperparameters and the layout of its charts."""
-        config, curves = self._config, list(self.columns)
-        if normalized_return(config.env, config.distribution_mode, 0.0) is None:  # no published range
-            curves = [c for c in curves if c != GAP and not c.endswith("/normalized_return")]
-        resolved = dataclasses.replace(config, precision=self._runtime.precision)
-        writer.layout(*settings.hyperparameters(resolved), self.agent.charts, curves)
+        """Tells TensorBoard the settings of a new run."""
+        resolved = dataclasses.replace(self._config, precision=self._runtime.precision)
+        writer.hyperparameters(settings.hyperparameters(resolved))
 
     def summary(self, logged: int) -> dict[str, str]:
         """The settings that matter."""

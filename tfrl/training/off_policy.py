@@ -164,7 +164,7 @@ class OffPolicyLearner(EnvLearner):
             "time/replay_seconds": clock["replay"],
         }
         metrics |= self.envs.metrics(session.step - 1, seconds)
-        return Update(metrics, self.action_counts(iteration.actions))
+        return Update(metrics)
 
     def _begin_learning(self, env_steps: int, iteration: Iteration) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""

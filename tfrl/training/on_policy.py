@@ -76,7 +76,7 @@ class OnPolicyLearner(EnvLearner):
             "time/rollout_seconds": rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return Update(metrics | self._shares(rollout, seconds), self.action_counts(rollout.actions))
+        return Update(metrics | self._shares(rollout, seconds))
 
     def _make_collector(self) -> Collector:
         return make_collector(self._config, self._runtime)
