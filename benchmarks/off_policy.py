@@ -58,7 +58,7 @@ class Contest:
 
 
 _LIBRARIES = {"sbx": "SBX", "stable_baselines3": "stable-baselines3"}
-_AT_ONCE = {"tfrl, 32 at once": ("--train-every", "32")}
+_AT_ONCE = {"tfrl, 8 at once": ("--train-every", "8")}
 _PENDULUM = "InvertedDoublePendulum-v5"
 _CONTESTS = {
     "sac": Contest(_PENDULUM, "sac_continuous_action.py", variants=_AT_ONCE),

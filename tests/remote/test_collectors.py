@@ -28,6 +28,7 @@ REPLAY += " --learning-starts 100 --train-every 16 --updates-per-step 0.2 --repl
 RUNS = {
     "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
+    "drac": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
     "dqn": f"--env catch --torso linear --num-levels 0 --n-step 3 --lag 1 {REPLAY}",
     "sac": f"--env Pendulum-v1 --hidden 16 --lag 2 --noise-correlation 0.9 {REPLAY}",
 }
@@ -40,7 +41,7 @@ def parsed(algorithm, *more):
 
 def learner(algorithm, *more):
     config = parsed(algorithm, *more)
-    kind = PrefetchingLearner if algorithm in ("impala", "ppo") else OffPolicyLearner
+    kind = OffPolicyLearner if algorithm in ("dqn", "sac") else PrefetchingLearner
     return contextlib.closing(make(config, kind))
 
 
@@ -65,7 +66,16 @@ def alone():
     return of
 
 
-@pytest.mark.parametrize(("algorithm", "count"), [("impala", 4), ("ppo", 2), ("dqn", 2), ("sac", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "count"),
+    [
+        ("impala", 4),
+        ("ppo", 2),
+        pytest.param("drac", 2, marks=pytest.mark.long),
+        ("dqn", 2),
+        ("sac", 2),
+    ],
+)
 def test_any_number_of_actors_is_the_same_run(node, alone, algorithm, count):
     with learner(algorithm, "--actors", count, "--ray-address", node.address) as one:
         found = updated(one, UPDATES)
