@@ -69,7 +69,7 @@ def test_workers_with_other_settings_do_not_start(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_missing_worker_is_named(tmp_path, missing):
     commands = [[*TRAIN, *flags(tmp_path, "--cluster-timeout", "3")]] * 2
     commands[missing] = ["-c", "pass"]

@@ -92,6 +92,7 @@ def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
             assert difference <= 1e-5 * np.linalg.norm(expected[name]), name
 
 
+@pytest.mark.long
 def test_recurrent_workers_that_are_killed_and_go_on_as_one_process_are_one_run(tmp_path):
     """The checkpoint is within an episode, whose memory it has."""
     memory = ("--memory", "lstm", "--memory-size", "16", "--memory-inputs")
@@ -127,6 +128,15 @@ def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair)
     assert played["evaluations"][0]["return_mean"] == evaluations(pair)[best[1].env_steps][1]
 
 
+def test_a_slow_worker_gives_equal_weights(alone, tmp_path):
+    """Whose peer waits in every all-reduce. test_uneven_workers.py has many more."""
+    command = [*FAULTY, "SLOW", "1", "0", str(tmp_path / "marker"), *flags(tmp_path)]
+    ends = run_workers(command, command)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
+
+
+@pytest.mark.long
 @pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
 def test_two_machines_with_addresses_of_their_own(alone, tmp_path):
     cluster = {"worker": [f"{address}:2222" for address in namespaces.ADDRESSES]}
@@ -209,6 +219,7 @@ def test_all_workers_go_through_the_same_phases(tmp_path):
     assert phases(tmp_path, 1) == phases(tmp_path, 0)
 
 
+@pytest.mark.long
 def test_sigterm_while_tensorflow_connects_ends_all_before_the_first_update(alone, tmp_path):
     """TensorFlow installs a handler of its own then, which swallows it."""
     command = [*FAULTY, "SIGTERM", "1", "connecting", str(tmp_path / "marker"), *flags(tmp_path)]
@@ -227,6 +238,7 @@ def cut_off(logdir, run, update):
     (logdir / "run" / "results.json").unlink()
 
 
+@pytest.mark.long
 def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
     cut_off(tmp_path, alone / "run", 2)
     ends = run_workers(*[[*TRAIN, *flags(tmp_path)]] * 2)
@@ -294,6 +306,7 @@ def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tm
     assert env_steps(tmp_path) == env_steps(alone)
 
 
+@pytest.mark.long
 def test_a_full_disk_costs_checkpoints_and_not_the_run(alone, small_disk):
     # Two checkpoints of this network (1.1 MB each) fit, and not a third before the oldest is removed.
     disk = small_disk("3m")

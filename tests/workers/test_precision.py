@@ -75,6 +75,7 @@ def of_auto():
     return meant, "bfloat16" if meant == "float32" else "float32"
 
 
+@pytest.mark.long
 def test_a_run_goes_on_in_its_own_precision_not_in_that_of_auto(tmp_path):
     """It began where `auto` meant the other one, or with a flag."""
     folder, (meant, other) = tmp_path / "run", of_auto()

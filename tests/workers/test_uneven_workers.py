@@ -53,11 +53,6 @@ def quiet(logdir, *more, **sizes):
     return results(logdir)["weights_sha256"]
 
 
-def test_a_slow_worker_gives_equal_weights(tmp_path):
-    slow, alone = tmp_path / "slow", tmp_path / "alone"
-    assert weights_of(slow, *uneven("SLOW", 1, slow, updates=12)) == quiet(alone, updates=12)
-
-
 def test_workers_with_calls_of_different_lengths_end_with_a_sentence(tmp_path):
     command = uneven("STEPS", 1, tmp_path)
     for code, output in run_workers(command, command):
