@@ -55,6 +55,7 @@ def test_catch_is_learned(tmp_path):
         assert 0 <= float(row[name]) < 1
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_not(whole, tmp_path):
     folder, moment = tmp_path / "killed", random.SystemRandom()
     ended = []
@@ -76,6 +77,7 @@ def without_times(found):
     return [{name: cell for name, cell in row.items() if not name.startswith("time/")} for row in found]
 
 
+@pytest.mark.long
 def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
     flags = [*SHORT, "--total-steps", UPDATES * UPDATE, "--logdir", tmp_path, "--run-name", "two"]
     command = ["-m", "tfrl.impala", *map(str, flags)]

@@ -33,6 +33,7 @@ def alone(request, tmp_path_factory):
     return flags, folder
 
 
+@pytest.mark.long
 def test_what_it_leaves(alone):
     _, folder = alone
     found = results(folder)
@@ -41,6 +42,7 @@ def test_what_it_leaves(alone):
     assert max(float(row["train/first_ratio_error"]) for row in rows(folder)) < 1e-5
 
 
+@pytest.mark.long
 def test_two_workers_are_the_same_run(alone, tmp_path):
     flags, folder = alone
     command = ["-m", "tfrl.ppo", *flags, "--logdir", str(tmp_path), "--run-name", "pair"]

@@ -31,6 +31,7 @@ def test_it_learns_and_ends_when_it_is_solved(tmp_path):
     assert again[0] == 0 and "is complete" in again[1]
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_not(tmp_path):
     folder = tmp_path / "killed"
     for kill, more, code in ((signal.SIGKILL, 1000, -signal.SIGKILL), (signal.SIGTERM, 1500, 143)):

@@ -179,7 +179,8 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
         assert said[2] == ""
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
     """It would take minutes; it goes on when the last update has its checkpoint but no row."""
     folder = tmp_path / "evaluating"
@@ -205,6 +206,7 @@ def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
             assert len(events.Tensors(tag)) == points
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
     """In the first update, which traces, and is made long."""
     training = Training(
@@ -238,6 +240,7 @@ def starpilot(tmp_path_factory):
     return killed, whole, ends
 
 
+@pytest.mark.long
 def test_a_killed_run_of_procgen_goes_on_bit_for_bit(starpilot):
     killed, whole, ends = starpilot
     assert [end[0] for end in ends] == [0, 0]
@@ -248,5 +251,6 @@ def test_a_killed_run_of_procgen_goes_on_bit_for_bit(starpilot):
     assert learned(killed) == learned(whole)
 
 
+@pytest.mark.long
 def test_procgen_prints_no_noise(starpilot):
     assert [end[2] for end in starpilot[2]] == ["", ""]

@@ -185,6 +185,7 @@ def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
         assert runs.load(folder).env_steps == saved * 8 * 16
 
 
+@pytest.mark.long
 def test_a_suite_of_two_algorithms_ends_with_one_report_of_both(tmp_path):
     flags = "--algorithms ppo,drac --envs catch --seeds 1 --torso cookbook --precision float32 --num-levels 0"
     flags += " --num-envs 8 --num-steps 16 --num-minibatches 4 --total-steps 256 --eval-episodes 2"
