@@ -104,7 +104,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
     assert found["eval/generalization_gap"] == 1.0 - found["eval_test/return"]
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
 def test_evaluations_of_vector_envs_are_told_and_drawn(env, tmp_path, capfd):
     """A row of a table each, and a curve."""
     from tfrl.algorithms import ppo
@@ -253,7 +253,7 @@ def test_a_callback_is_called_in_order_and_its_metrics_are_written(small, tmp_pa
     np.testing.assert_allclose(progress["own/sum"], np.cumsum(progress["train/policy_loss"]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("killed_in", ["evaluation", "update"])
+@pytest.mark.parametrize("killed_in", ["evaluation", pytest.param("update", marks=pytest.mark.long)])
 def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, tmp_path, killed_in):
     flags = {"total_steps": 384, "eval_every": 2, "eval_episodes": 2, "checkpoint_every": 2}
     whole = small(logdir=str(tmp_path / "whole"), **flags)

@@ -167,8 +167,14 @@ def trained_torso(tmp_path_factory):
     return run, {k.removeprefix("torso/"): v for k, v in weights.items() if k.startswith("torso/")}
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize(
+    ("share", "freeze"),
+    [
+        (True, True),
+        (True, False),
+        *(pytest.param(False, freeze, marks=pytest.mark.long) for freeze in (True, False)),
+    ],
+)
 def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso, share, freeze):
     """In two updates of eight steps of Adam each, as long as torsos that are not frozen move."""
     run, trained = trained_torso
@@ -190,8 +196,10 @@ def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso,
     assert first["train/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize(
+    ("replicas", "done"),
+    [(1, 0), (2, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 3), (2, 0)))],
+)
 def test_the_first_update_of_a_process_moves_and_tells_the_time_left(small, learner, replicas, done):
     """In plain lines, at the start of a run and where it goes on."""
     config = small(num_steps=256, num_minibatches=8, epochs=12, total_steps=10 * 2048, replicas=replicas)

@@ -113,6 +113,7 @@ def test_a_run_in_two_halves_on_four_and_two_replicas_ends_as_one(dqn, tmp_path)
     assert_same_end(dqn, whole)
 
 
+@pytest.mark.long
 def test_a_run_with_continuous_actions_too(tmp_path):
     plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
     train(*SAC[:1], tmp_path / "halves", *SAC[1:], total_steps=200, replicas=2)
@@ -220,6 +221,7 @@ def without_times(config):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+@pytest.mark.long
 def test_one_signal_stops_two_workers_within_an_iteration_and_one_process_ends_it(tmp_path):
     """SIGTERM for worker 1 alone: both save at the same turn. The iteration is the whole run."""
     size = [

@@ -36,7 +36,11 @@ def small(tmp_path):
 
 @pytest.mark.parametrize(
     ("replicas", "moments", "memory"),
-    [(1, (1, 2, 3, 5, 1 + PARTS), "none"), (2, (6,), "none"), (1, (3,), "gru")],
+    [
+        (1, (1, 2, 3, 5, 1 + PARTS), "none"),
+        (2, (6,), "none"),
+        pytest.param(1, (3,), "gru", marks=pytest.mark.long),
+    ],
 )
 def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(small, tmp_path, replicas, moments, memory):
     small = functools.partial(small, memory=memory)
@@ -142,6 +146,7 @@ def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
     assert str(caught.value) == f"{folder} {words}"
 
 
+@pytest.mark.long
 def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):
     """Real processes: one to the end; one killed among the parts, with checkpoints before and after."""
     flags = "--env catch --torso cookbook --num-envs 8 --num-steps 16 --num-minibatches 2 --policy-updates 2"

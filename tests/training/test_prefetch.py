@@ -55,7 +55,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[1][name], weight, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo of images"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("ppo of images", marks=pytest.mark.long)])
 def test_without_lag_a_thread_does_what_ppo_does_in_turn(learner, name):
     found, expected = (
         updated(learner(name, "--lag", 0, kind=k), 3) for k in (PrefetchingLearner, OnPolicyLearner)
@@ -71,7 +71,9 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
     assert errors[0] < 1e-5 and min(errors[1:]) > 1e-3
 
 
-@pytest.mark.parametrize("name, lag", [("dqn", 1), ("dqn", 3), ("sac of a pendulum", 1)])
+@pytest.mark.parametrize(
+    "name, lag", [("dqn", 1), ("dqn", 3), pytest.param("sac of a pendulum", 1, marks=pytest.mark.long)]
+)
 def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name, lag):
     """The second one is random at first, until --learning-starts."""
     one, slow = learner(name, "--lag", lag), learner(name)
@@ -93,7 +95,10 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
     assert any((weights[0][name] != weights[-1][name]).any() for name in weights[0])
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "sac of a pendulum"])
+@pytest.mark.parametrize(
+    "name",
+    ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "sac of a pendulum"))],
+)
 def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
     """Taken while two rollouts are under way, which are played again."""
     whole = updated(learner(name, "--lag", 2), 6)
@@ -106,7 +111,7 @@ def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
     assert_same((first + found, weights), whole)
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
     flags = ("--free-running", "--lag", 3)
     one, other = learner(name, *flags), learner(name, *flags)
@@ -119,7 +124,7 @@ def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
     assert updated(other, 1)[0][0]["train/lag"] == 0
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.long), "sac"])
 def test_two_replicas_are_the_same_run(learner, name):
     (history, weights), expected = (updated(learner(name, "--lag", 1, "--replicas", r), 3) for r in (2, 1))
     for name, weight in expected[1].items():
@@ -133,7 +138,7 @@ def test_two_replicas_are_the_same_run(learner, name):
         ("dqn", ()),
         pytest.param("sac of a pendulum", (), marks=pytest.mark.long),
         pytest.param("dqn", ("--lag", 1), marks=pytest.mark.long),
-        ("sac of a pendulum", ("--lag", 2)),
+        pytest.param("sac of a pendulum", ("--lag", 2), marks=pytest.mark.long),
     ],
 )
 def test_an_iteration_that_is_broken_off_between_two_turns_goes_on_bit_for_bit(

@@ -88,7 +88,9 @@ def runs(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "ppg", "sac"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppg", "sac"))]
+)
 def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path, algorithm):
     there = saved(runs(algorithm))
     flags = ["--seed", 7, "--lr", 0.01, "--start-from", runs(algorithm)]
