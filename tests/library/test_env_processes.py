@@ -84,7 +84,7 @@ def test_slow_envs_are_stepped_side_by_side():
     assert took < 1.4, "1.6 s one after the other, 0.4 s side by side"
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_a_run_has_the_same_bits(tmp_path, algorithm):
     settings = {"ppo": {"env": "CartPole-v1", "total_steps": 1024, "num_steps": 64}}.get(
         algorithm, {"env": "Pendulum-v1", "total_steps": 300, "learning_starts": 100, "num_envs": 2}

@@ -16,7 +16,15 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
+LONG = (
+    "own_network",
+    "own_callback",
+)  # tests/networks and tests/training have networks and callbacks as well
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SHOWN]
+)
 def test_an_example_runs(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples")
@@ -31,6 +39,7 @@ def test_own_algorithms_are_short():
     assert len((ROOT / "examples" / "own_algorithm.py").read_text().splitlines()) < 80
 
 
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
