@@ -45,7 +45,9 @@ def system_calls(folder, command, log):
     return done
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", ["tfrl.ppo_procgen", pytest.param("resnet.train", marks=pytest.mark.long)]
+)
 def test_the_export_is_on_the_disk_before_the_results_that_vouch_for_it(program, tmp_path):
     """Every byte of it, and every name on the way to it."""
     run = tmp_path / "logs" / "run"
