@@ -69,11 +69,9 @@ def alone():
 @pytest.mark.parametrize(
     ("algorithm", "count"),
     [
-        ("impala", 4),
-        ("ppo", 2),
-        pytest.param("drac", 2, marks=pytest.mark.long),
         ("dqn", 2),
-        ("sac", 2),
+        pytest.param("impala", 4, marks=pytest.mark.long),
+        *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ppo", "drac", "sac")),
     ],
 )
 def test_any_number_of_actors_is_the_same_run(node, alone, algorithm, count):
@@ -116,6 +114,7 @@ def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, ca
     assert_same((parts + found, weights), alone("impala", updates))
 
 
+@pytest.mark.long
 def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_too(node, capsys):
     """Else the last observation of the old episode would lead to the first step of the new one."""
     flags = (
@@ -132,6 +131,7 @@ def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_to
     assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_running_free_no_rollout_is_older_than_the_limit(node):
     """Also where an actor asks for weights before those that it is to have are there."""
     with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:

@@ -75,7 +75,7 @@ def assert_same_as_undisturbed(folder, *flags):
     return found
 
 
-@pytest.mark.parametrize("ray_first", [False, True])
+@pytest.mark.parametrize("ray_first", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_of_one(tmp_path, ray_first):
     """All processes get SIGTERM, Ray's among them, at once or earlier; the one is of this process."""
     folder = tmp_path / "disturbed"

@@ -105,7 +105,8 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 @needs_ray
 def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
     """Ray by itself would end it, without a word of ours, and on a busy machine may be first: not always."""
