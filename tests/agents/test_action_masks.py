@@ -46,6 +46,8 @@ RUNS = {
     "reinforce": ("Masked", EpisodicLearner, ["--observers", "0", "--num-envs", "4", "--hidden", "8"]),
 }
 
+SHORT = ("ppo", "ppo of several choices", "dqn")  # the others are repetitions
+
 
 class Command(Training):
     """python -m tfrl.ppo"""
@@ -61,7 +63,9 @@ def parse(name, tmp_path, *flags):
     return reader.parse([*where, *own, *flags]), kind
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in RUNS]
+)
 def test_no_forbidden_action_is_taken_in_training_and_evaluation(name, tmp_path):
     config, kind = parse(name, tmp_path)
     learner = learners.make(config, kind)
@@ -186,6 +190,7 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
     env.act(greedy)  # fails where one is forbidden
 
 
+@pytest.mark.long
 def test_1_and_2_replicas_are_one_run_to_the_bit(tmp_path):
     found = []
     for replicas in ("1", "2"):

@@ -1,5 +1,6 @@
 """Observations of several arrays, from the env to learned policies, exports and data sets."""
 
+import functools
 import signal
 
 import learners
@@ -48,26 +49,31 @@ DQN = {
 }
 
 
+LONG_DQN = pytest.param("dqn", marks=pytest.mark.long)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs of PPO and DQN on Signs, whose best return is 8 and whose random return is 4."""
-    logs = tmp_path_factory.mktemp("logs")
-    steps = {"ppo": 512 * 16, "dqn": 1024 * 5}
-    return {
-        name: tfrl.train(name, **own, total_steps=steps[name], logdir=str(logs), run_name=name, seed=2)
-        for name, own in (("ppo", PPO), ("dqn", DQN))
-    }
+    """Gives runs of PPO and DQN on Signs, whose best return is 8 and whose random return is 4."""
+    logs = str(tmp_path_factory.mktemp("logs"))
+
+    @functools.cache
+    def run(name):
+        own, steps = {"ppo": (PPO, 512 * 16), "dqn": (DQN, 1024 * 5)}[name]
+        return tfrl.train(name, **own, total_steps=steps, logdir=logs, run_name=name, seed=2)
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", LONG_DQN])
 def test_what_only_all_arrays_together_tell_is_learned(runs, name):
-    assert runs[name].results["eval"]["test"]["return"] > 7.5
+    assert runs(name).results["eval"]["test"]["return"] > 7.5
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", LONG_DQN])
 def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
-    policy, env = tfrl.load(runs[name].folder), Signs()
-    saved = tf.saved_model.load(str(runs[name].folder / "export" / "policy")).signatures["serving_default"]
+    policy, env = tfrl.load(runs(name).folder), Signs()
+    saved = tf.saved_model.load(str(runs(name).folder / "export" / "policy")).signatures["serving_default"]
     shown, right = [env.reset(seed=1)[0]], []
     for _ in range(7):
         action = policy(shown[-1])
@@ -85,7 +91,8 @@ def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "own", "kind"), [("ppo", PPO, OnPolicyLearner), ("dqn", DQN, OffPolicyLearner)]
+    ("algorithm", "own", "kind"),
+    [("ppo", PPO, OnPolicyLearner), pytest.param("dqn", DQN, OffPolicyLearner, marks=pytest.mark.long)],
 )
 def test_1_and_2_replicas_are_one_run_to_the_bit(algorithm, own, kind, tmp_path):
     found = []

@@ -114,7 +114,10 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
     return loss + config.augment_coef * (of_policy + of_value), of_policy, of_value
 
 
-@pytest.mark.parametrize(("use", "name"), [("drac", "crop"), ("drac", "cutout"), ("rad", "flip")])
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [("drac", "crop"), pytest.param("drac", "cutout", marks=pytest.mark.long), ("rad", "flip")],
+)
 def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, use, name):
     config = small(
         augment=name,
@@ -164,7 +167,7 @@ def test_each_pass_augments_otherwise(make):
     assert found == pytest.approx((first + second) / 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("augmentation", ["crop", "ucb"])
+@pytest.mark.parametrize("augmentation", [pytest.param("crop", marks=pytest.mark.long), "ucb"])
 def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
     from learners import updated
 
@@ -179,7 +182,7 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
@@ -213,7 +216,7 @@ def test_a_state_of_before_there_was_a_lag_goes_on(make):
         assert learner.get_state()[0]["bandit/last_choice"].tolist() == choices
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
     from tfrl.training.kinds import make_learner

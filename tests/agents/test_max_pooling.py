@@ -41,7 +41,7 @@ def within_loops(found):
     return {name: count for name, count in found.items() if "MaxPoolGrad" in name}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_of_steps_on_rollouts(small, learner, operations, replicas):
     agent = learner(small(torso="impala", epochs=1, replicas=replicas))
     rollout = agent.collect()

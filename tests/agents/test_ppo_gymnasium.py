@@ -23,7 +23,11 @@ def state(learner):
 
 
 @pytest.mark.parametrize(
-    "env", ["CartPole-v1", pytest.param("InvertedDoublePendulum-v5", marks=pytest.mark.long), LIMITED]
+    "env",
+    [
+        *(pytest.param(env, marks=pytest.mark.long) for env in ("CartPole-v1", "InvertedDoublePendulum-v5")),
+        LIMITED,
+    ],
 )
 def test_1_2_and_4_replicas_are_one_run_to_the_bit(learner, env):
     """Weights, optimizer, the moments of rewards and observations, episodes: three updates of each."""

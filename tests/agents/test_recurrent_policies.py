@@ -45,7 +45,10 @@ def sharpened(learner):
     [
         ("ppo", VECTORS, KINDS[1], ("2", "1")),
         pytest.param("ppo", VECTORS, KINDS[0], ("4", "1"), marks=pytest.mark.long),
-        ("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
+        pytest.param(
+            *("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             *("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
             marks=pytest.mark.long,

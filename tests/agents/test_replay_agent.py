@@ -280,7 +280,10 @@ def deterministic(critics, delay, smoothed, target_every=None, delta=None):
 DETERMINISTIC = ["--env", "Pendulum-v1", "--critic-lr", "0.02", "--tau", "0.1"]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "nadam", "rmsprop", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("nadam", "rmsprop", "sgd"))],
+)
 def test_ddpg_with_each_optimizer(optimizer):
     flags = [*DETERMINISTIC, "--optimizer", optimizer]
     run("ddpg", flags, 3, 0, deterministic(["critic1"], 1, False))
