@@ -6,6 +6,7 @@ import learners
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import until
 from learners import Present, prefer
 
 from tfrl.algorithms.acting import ActorCriticBehavior
@@ -224,7 +225,7 @@ def test_without_lag_the_first_ratio_is_1(learner):
         assert metrics["train/vtrace_rho"] == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
     one, many = (learner(small(replicas=r, lr=1e-2)) for r in (1, replicas))
     for (found, metrics, _), (expected, same, _) in zip(run(many, 3), run(one, 3), strict=True):
@@ -235,7 +236,10 @@ def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
         np.testing.assert_array_equal(many.weights()[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize(("lag", "at"), [(0, 2), (1, 0), (1, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("lag", "at"),
+    [(0, 2), (1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 0), (3, 2)))],
+)
 def test_a_state_goes_on_bit_for_bit(learner, lag, at):
     """Before the first update too, where nothing is behind; on another number of replicas."""
     config = small(lag=lag, lr=1e-2)
@@ -258,10 +262,10 @@ def test_a_learner_that_is_slow_does_not_let_the_actors_run_further_ahead(learne
     one = learner(small(lag=2, num_envs=8))
     run(one, 2)
     rollout = one.collect()  # update 2: rollouts up to 4 are begun
-    time.sleep(0.5)
     kept = {name: getattr(rollout, name).copy() for name in FIELDS}
+    until(lambda: one.collector._done.qsize() == 2, 60)
+    time.sleep(0.5)
     assert one.collector._done.qsize() == 2
-    time.sleep(0.2)
     for name, array in kept.items():
         np.testing.assert_array_equal(getattr(rollout, name), array, err_msg=name)
 
