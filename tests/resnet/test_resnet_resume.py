@@ -44,6 +44,7 @@ def undisturbed(command):
     return finish(command, "whole")
 
 
+@pytest.mark.long
 def test_a_killed_process_goes_on_exactly(command, undisturbed):
     """Killed after a checkpoint."""
     folder, process = command("killed")
@@ -59,6 +60,7 @@ def test_a_killed_process_goes_on_exactly(command, undisturbed):
     assert found["test"] == undisturbed["test"]
 
 
+@pytest.mark.long
 def test_a_signal_in_the_last_step_or_the_last_test_is_obeyed(command, undisturbed, tmp_path):
     for moment in ("7", "evaluation"):
         folder, process = command("told", *FAULTY, "SIGTERM", "0", moment, str(tmp_path / moment))

@@ -194,7 +194,10 @@ def test_a_run_learns_and_leaves_its_folder(finished):
     assert list(path.glob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("stop_at,exit_code", [(2, 0), (5, 143), (6, 143), (7, 130)])
+@pytest.mark.parametrize(
+    "stop_at,exit_code",
+    [(2, 0), (5, 143), *(pytest.param(*more, marks=pytest.mark.long) for more in ((6, 143), (7, 130)))],
+)
 def test_a_stopped_run_goes_on_exactly(folder, finished, stop_at, exit_code):
     name = f"stopped-{stop_at}"
     assert run(folder, name, stop_at=stop_at, exit_code=exit_code) == (exit_code, None)
@@ -292,7 +295,11 @@ def test_evaluate_needs_a_finished_run(tmp_path, finished):
 
 
 @pytest.mark.parametrize(
-    "kind, file", [("keras", "model.keras"), ("saved-model", "saved_model/saved_model.pb")]
+    "kind, file",
+    [
+        ("keras", "model.keras"),
+        pytest.param("saved-model", "saved_model/saved_model.pb", marks=pytest.mark.long),
+    ],
 )
 def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind, file):
     path = shutil.copytree(finished[0], tmp_path / "run")
