@@ -90,9 +90,9 @@ def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
     assert tfrl.evaluate(policy, episodes=4, seed=5).mean > 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("algorithm", "own", "kind"),
-    [("ppo", PPO, OnPolicyLearner), pytest.param("dqn", DQN, OffPolicyLearner, marks=pytest.mark.long)],
+    ("algorithm", "own", "kind"), [("ppo", PPO, OnPolicyLearner), ("dqn", DQN, OffPolicyLearner)]
 )
 def test_1_and_2_replicas_are_one_run_to_the_bit(algorithm, own, kind, tmp_path):
     found = []

@@ -167,7 +167,7 @@ def test_each_pass_augments_otherwise(make):
     assert found == pytest.approx((first + second) / 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("augmentation", [pytest.param("crop", marks=pytest.mark.long), "ucb"])
+@pytest.mark.parametrize("augmentation", ["crop", pytest.param("ucb", marks=pytest.mark.long)])
 def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
     from learners import updated
 
@@ -241,6 +241,7 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     np.testing.assert_allclose([mean for _, mean in told], expected[1 + lag :], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     from learners import train
 

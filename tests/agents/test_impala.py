@@ -238,7 +238,7 @@ def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
 
 @pytest.mark.parametrize(
     ("lag", "at"),
-    [(0, 2), (1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 0), (3, 2)))],
+    [(1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((0, 2), (1, 0), (3, 2)))],
 )
 def test_a_state_goes_on_bit_for_bit(learner, lag, at):
     """Before the first update too, where nothing is behind; on another number of replicas."""

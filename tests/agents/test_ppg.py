@@ -133,6 +133,7 @@ def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path, memory):
     assert_same(found, weights)
 
 
+@pytest.mark.long
 def test_a_recurrent_policy_is_the_old_one_as_the_auxiliary_phase_begins(small):
     """It is if each sequence begins with the memory that it was acted with."""
     learner = make(small(**RECURRENT))

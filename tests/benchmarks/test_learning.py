@@ -92,6 +92,7 @@ def test_no_means_are_judged_where_the_published_curves_are_sparse():
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
 
 
+@pytest.mark.long
 def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
     flags = ["--env", "CartPole-v1", "--total-steps", "64", "--num-envs", "2", "--num-steps", "32"]
     flags += ["--num-minibatches", "2", "--epochs", "1", "--eval-episodes", "2"]

@@ -74,11 +74,12 @@ def end_all(pids, signum):
             os.kill(pid, signum)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ends",
     [
         ((1, signal.SIGTERM, 143), (2, signal.SIGINT, 130)),
-        pytest.param(((2, signal.SIGKILL, -9),), marks=pytest.mark.long),  # Ray's agents look now and then
+        ((2, signal.SIGKILL, -9),),  # Ray's agents look now and then
     ],
     ids=["signals", "kill"],
 )

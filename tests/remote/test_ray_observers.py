@@ -42,17 +42,18 @@ class Reinforce(Training):
         return found
 
 
+@pytest.mark.long
 @needs_ray
 def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
-    """Two, of which one is killed and one stopped; then one: the bits of a run without."""
+    """Four, of which one is killed and one stopped; then two, and one: the bits of a run without."""
     folder = tmp_path / "disturbed"
     flags = (*FLAGS.split(), "--observer-timeout", 15)
-    training = Reinforce(folder, *flags, "--observers", 2, "--total-steps", 10**8)
+    training = Reinforce(folder, *flags, "--observers", 4, "--total-steps", 10**8)
     training.wait_until(1000)
     observers = training.observers()
-    assert len(observers) == 2
+    assert len(observers) == 4
     os.kill(observers[0], signal.SIGKILL)
-    os.kill(observers[1], signal.SIGSTOP)
+    os.kill(observers[2], signal.SIGSTOP)
     training.wait_until(steps_done(folder) + 2000)
     everyone = family(training.process.pid)
     training.process.send_signal(signal.SIGTERM)
@@ -61,9 +62,12 @@ def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
     for words in ("has died; another takes its place", "has not answered for 15 s; another takes its place"):
         assert words in stdout + stderr
     until(lambda: not any(map(alive, everyone)), 30)
-    total = steps_done(folder) + 500
-    code, stdout, stderr = Reinforce(folder, *flags, "--observers", 1, "--total-steps", total).end()
-    assert (code, stderr) == (0, ""), stdout + stderr
+    for observers in (2, 1):
+        total = steps_done(folder) + 500
+        code, stdout, stderr = Reinforce(
+            folder, *flags, "--observers", observers, "--total-steps", total
+        ).end()
+        assert (code, stderr) == (0, ""), stdout + stderr
     whole = tmp_path / "whole"
     code, stdout, stderr = Reinforce(whole, *flags, "--observers", 0, "--total-steps", total).end()
     assert (code, stderr) == (0, ""), stdout + stderr
@@ -105,7 +109,7 @@ def kill(observers, index):
     os.kill(ray.get(observers._actors[index]._ready).pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed):
     """One has said where its env stands after the episode, the other has died: together they are no state."""
     told = []

@@ -120,6 +120,7 @@ def test_a_run_with_continuous_actions_too(tmp_path):
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
+@pytest.mark.long
 def test_a_single_env_in_two_halves_ends_as_one_run(tmp_path):
     """One program takes its gradient steps (tests/agents/test_whole_steps.py)."""
     flags = (*DQN, "--num-envs", "1")

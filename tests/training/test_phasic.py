@@ -193,6 +193,7 @@ def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(small, capfd):
     assert train(config) == 0 and "is complete; without --solved-at" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(small, capfd):
     """Two of a phase of three; without them, the same command still finds the run complete."""
     config = small(policy_updates=3, total_steps=5 * 128, checkpoint_every=1, eval_episodes=2)
@@ -222,6 +223,7 @@ def test_a_kill_costs_no_more_at_the_ends_of_an_auxiliary_phase(small, monkeypat
     assert sum(units) > 20 and max(units) == 5, units
 
 
+@pytest.mark.long
 def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, tmp_path, capfd):
     """One of a run that was stopped there, and of one that is killed once the phase is done and logged."""
     import learners

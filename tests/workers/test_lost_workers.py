@@ -57,6 +57,7 @@ def test_a_supervised_worker_that_hangs_ends_all_and_they_say_where(tmp_path):
     assert "in update 4, training, at resnet/supervised/learner.py:" in said, said[-3000:]
 
 
+@pytest.mark.long
 def test_workers_with_other_settings_do_not_start(tmp_path):
     """The one that differs ends at once; the chief when no other has come in its place."""
     patience = ("--cluster-timeout", "15")

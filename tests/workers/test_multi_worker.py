@@ -128,6 +128,7 @@ def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair)
     assert played["evaluations"][0]["return_mean"] == evaluations(pair)[best[1].env_steps][1]
 
 
+@pytest.mark.long
 def test_a_slow_worker_gives_equal_weights(alone, tmp_path):
     """Whose peer waits in every all-reduce. test_uneven_workers.py has many more."""
     command = [*FAULTY, "SLOW", "1", "0", str(tmp_path / "marker"), *flags(tmp_path)]
@@ -158,6 +159,7 @@ def refused_from(place, address, port):
     return done.returncode != 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not namespaces.available(), reason="this machine does not let us make network namespaces")
 def test_workers_with_loopback_addresses_listen_for_nobody_on_other_machines(tmp_path):
     ports, here = free_ports(2), namespaces.ADDRESSES[0]
@@ -197,6 +199,7 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, mo
     assert env_steps(tmp_path) == env_steps(alone)
 
 
+@pytest.mark.long
 def test_all_workers_go_through_the_same_phases(tmp_path):
     """Whoever began fewer would be taken for one that hangs: also where the chief alone has something to do.
 
