@@ -25,7 +25,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # replicas are of the CPU, and so are
 
 def pytest_collection_modifyitems(items):
     """Has the files that take minutes begin first: at the end one of them would leave the other core idle."""
-    items.sort(key=lambda item: item.path.parent.name != "workers")
+    items.sort(key=lambda item: item.path.parent.name not in ("remote", "workers"))
 
 
 def pytest_collection_finish(session):

@@ -193,7 +193,7 @@ def one_replica(small, learner):
     return train(alone), weights(alone)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, replicas):
     agent, (history, expected_weights) = learner(small(replicas=replicas, lr=1e-3)), one_replica
     for (rollout, metrics), (expected, same) in zip(train(agent), history, strict=True):

@@ -119,6 +119,7 @@ def test_a_run_that_did_not_go_on_is_an_error(ended):
         run.wait_until_aimed(lambda: run.finished > 7)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_and_has_noted_what_that_cost(tmp_path):
     """A real one, without actors: two updates lie between its checkpoints."""
     flags = "--env catch --torso linear --precision float32 --num-envs 8 --num-steps 32 --num-minibatches 2"
