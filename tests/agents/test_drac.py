@@ -167,7 +167,8 @@ def test_each_pass_augments_otherwise(make):
     assert found == pytest.approx((first + second) / 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("augmentation", ["crop", pytest.param("ucb", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("augmentation", ["crop", "ucb"])
 def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
     from learners import updated
 
@@ -182,7 +183,8 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lag", [0, 1])
 def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated

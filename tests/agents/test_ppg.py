@@ -120,9 +120,8 @@ def test_a_pass_takes_every_sample_of_the_phase_once_and_the_policy_is_the_old_o
 RECURRENT = {"memory": "lstm", "memory_size": 16, "memory_inputs": True, "sequence_length": 8}
 
 
-@pytest.mark.parametrize(
-    "memory", [{}, pytest.param(RECURRENT, marks=pytest.mark.long)], ids=["without memory", "recurrent"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("memory", [{}, RECURRENT], ids=["without memory", "recurrent"])
 def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path, memory):
     runs = [finish(make(small(replicas=r, logdir=str(tmp_path / str(r)), **memory)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs

@@ -210,6 +210,7 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
         assert all((first == other).all() for other in others)
 
 
+@pytest.mark.long
 def test_the_default_network_plays_procgen_alike_on_two_replicas(small, learner):
     runs = []
     for replicas in (1, 2):

@@ -55,9 +55,8 @@ ENVS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "flags", [ENVS[0], pytest.param(ENVS[1], marks=pytest.mark.long)], ids=lambda flags: flags[0]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("flags", ENVS, ids=lambda flags: flags[0])
 def test_1_2_and_4_replicas_are_one_run_to_the_bit(tmp_path, flags):
     """XLA compiles the gradients of a part and the step; what is summed in between is not its business."""
     runs = [run(make(tmp_path, "--env", *flags, *SHORT, "--replicas", str(n))) for n in (1, 2, 4)]

@@ -148,6 +148,7 @@ def test_our_speed_is_of_the_rows_of_progress(tmp_path, monkeypatch):
     assert 0.1 < found.whole / (300 / 0.8) < 1.1
 
 
+@pytest.mark.long
 def test_the_floor_of_small_networks_is_measured():
     """The lesser preset's, as a graph; 320 minibatches an update take some milliseconds each at the most."""
     code = "from benchmarks.update_floor import measure as f; print(f('cleanrl', 0.1, compiled=False))"
@@ -210,6 +211,7 @@ def test_seeds_are_numbers_and_ranges():
     assert command.seeds("0") == [0]
 
 
+@pytest.mark.long
 def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
     """As `--precision auto` decides; asked for, it is measured."""
     found = throughput.precisions("auto")

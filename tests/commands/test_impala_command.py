@@ -37,6 +37,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_catch_is_learned(tmp_path):
     folder = tmp_path / "learned"
     code, stdout, stderr = train(folder, *CATCH, *LEARNS.split(), "--checkpoint-every", 100)

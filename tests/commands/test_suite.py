@@ -169,6 +169,7 @@ def test_a_damaged_run_is_found_before_a_suite_starts(tmp_path, trainer):
     assert not list(tmp_path.glob("*.started"))
 
 
+@pytest.mark.long
 def test_ctrl_c_on_a_suite_saves_all_of_its_runs(tmp_path):
     flags = "--envs catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
     flags += f" --num-minibatches 4 --total-steps 1e8 --seeds 1,2 --workers 2 --logdir {tmp_path}"

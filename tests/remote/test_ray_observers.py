@@ -141,6 +141,7 @@ def test_a_new_observer_has_time_for_all_that_it_plays_again(node):
         np.testing.assert_array_equal(observers.get_state().observations, expected)
 
 
+@pytest.mark.long
 @needs_ray
 def test_the_speed_of_observers_is_measured():
     code = "from benchmarks import central_inference as c; o = c.Options(envs=8); "

@@ -294,11 +294,12 @@ def test_evaluate_needs_a_finished_run(tmp_path, finished):
         _settings(finished[0], Options(replicas=2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind, file",
     [
         ("keras", "model.keras"),
-        pytest.param("saved-model", "saved_model/saved_model.pb", marks=pytest.mark.long),
+        ("saved-model", "saved_model/saved_model.pb"),
     ],
 )
 def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind, file):

@@ -38,7 +38,7 @@ def small(tmp_path):
     ("replicas", "moments", "memory"),
     [
         (1, (1, 2, 3, 5, 1 + PARTS), "none"),
-        (2, (6,), "none"),
+        pytest.param(2, (6,), "none", marks=pytest.mark.long),
         pytest.param(1, (3,), "gru", marks=pytest.mark.long),
     ],
 )

@@ -124,7 +124,8 @@ def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
     assert updated(other, 1)[0][0]["train/lag"] == 0
 
 
-@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.long), "sac"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_two_replicas_are_the_same_run(learner, name):
     (history, weights), expected = (updated(learner(name, "--lag", 1, "--replicas", r), 3) for r in (2, 1))
     for name, weight in expected[1].items():

@@ -108,6 +108,7 @@ def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path,
     assert state["episodes/episodes"] == 0
 
 
+@pytest.mark.long
 def test_it_is_the_same_run_on_any_topology_and_goes_on_with_its_own_checkpoint(small, tmp_path):
     small = functools.partial(small, logdir=str(tmp_path), torso="linear", total_steps=256, eval_episodes=8)
     first = tmp_path / "first"

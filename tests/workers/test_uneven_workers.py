@@ -53,6 +53,7 @@ def quiet(logdir, *more, **sizes):
     return results(logdir)["weights_sha256"]
 
 
+@pytest.mark.long
 def test_workers_with_calls_of_different_lengths_end_with_a_sentence(tmp_path):
     command = uneven("STEPS", 1, tmp_path)
     for code, output in run_workers(command, command):
