@@ -12,6 +12,7 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import exploration
 from tfrl.experience.collector import BehaviorPolicy
+from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.networks import array_policy
 from tfrl.ops.graph import compiled, tf
@@ -71,7 +72,7 @@ class ActingNetwork:
         return self._array_pass(observations)
 
     def act(
-        self, observations: np.ndarray, noise: np.ndarray, exploration: Sequence[np.float32] = ()
+        self, observations: np.ndarray, noise: np.ndarray, exploration: np.ndarray | Sequence[np.float32] = ()
     ) -> np.ndarray:
         """Actions of training envs [B, *shape] of observations [B, *shape], by noise and `exploration`."""
         if self.acts_in_arrays:
@@ -148,12 +149,12 @@ class ActingActorCritic(ActingNetwork):
         """
         size = observations.shape[:2]
         arguments = (observations, noise) if memory is None else (observations, noise, memory)
-        observations, noise, *memory = (x.reshape(-1, *x.shape[2:]) for x in arguments)
+        observations, noise, *remembered = (x.reshape(-1, *x.shape[2:]) for x in arguments)
         if self.acts_in_arrays:
             parameters = self.array_pass(observations)
             actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
         else:
-            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *memory)))
+            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *remembered)))
             actions, *told = (x.numpy() for x in results)
             extras = dict(zip(TOLD, told, strict=False))
         extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
@@ -233,7 +234,7 @@ class ActorCriticBehavior(_Behavior):
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
         config = self._config
-        return rng.action_noise(config.seed, number, indices, config.num_steps, self._network.draw_noise)
+        return rng.action_noise(config.seed, number, indices, config.steps_per_env, self._network.draw_noise)
 
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
@@ -254,7 +255,9 @@ class ReplayBehavior(_Behavior):
     `config.exploration`, and, where the action is random, that action.
     """
 
-    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
+    _config: BufferSettings
+
+    def __init__(self, config: BufferSettings, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
         self._spec = registry.specs(config)[1]
 
@@ -264,16 +267,18 @@ class ReplayBehavior(_Behavior):
         draw = self._network.draw_noise
         noise = rng.action_noise(config.seed, number, indices, config.steps_per_env, draw)
         steps, envs = noise.shape[:2]
-        explored = [config.exploration(exploration.env_steps(config, number, t)) for t in range(steps)]
-        explored = np.broadcast_to(np.array(explored, np.float32)[:, None], (steps, envs, len(explored[0])))
+        shares = [config.exploration(exploration.env_steps(config, number, t)) for t in range(steps)]
+        explored = np.broadcast_to(np.array(shares, np.float32)[:, None], (steps, envs, len(shares[0])))
         actions = exploration.first_actions(config, number, indices)
         actions = np.zeros((steps, envs, *self._spec.shape)) if actions is None else actions
-        at_random = [exploration.is_random(config, number, t) for t in range(steps)]
-        at_random = np.broadcast_to(np.array(at_random)[:, None, None], (steps, envs, 1))
+        random = np.array([exploration.is_random(config, number, t) for t in range(steps)])
+        at_random = np.broadcast_to(random[:, None, None], (steps, envs, 1))
         parts = (noise, explored, actions.reshape(steps, envs, -1), at_random)
         return np.concatenate(parts, axis=2, dtype=np.float32)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] of observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
         size, rows = observations.shape[:2], noise.reshape(-1, noise.shape[-1])
         observations = observations.reshape(-1, *observations.shape[2:])
@@ -294,5 +299,6 @@ class ReplayBehavior(_Behavior):
 
 def of_settings(config: RLSettings, precision: str, *, at_once: int) -> BehaviorPolicy:
     """Makes the policy that a run's actors act by; arguments are those of `ActorCriticBehavior`."""
-    kind = ReplayBehavior if hasattr(config, "replay_size") else ActorCriticBehavior
-    return kind(config, precision, at_once=at_once)
+    if isinstance(config, BufferSettings):
+        return ReplayBehavior(config, precision, at_once=at_once)
+    return ActorCriticBehavior(config, precision, at_once=at_once)

@@ -3,19 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from tfrl import networks
 from tfrl.algorithms.acting import TOLD, ActingActorCritic
-from tfrl.config.run import RLSettings
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
+from tfrl.cli.words import divisors_near
+from tfrl.config.actors import DistributedSettings
+from tfrl.config.run import ENVS, Network, ScheduledLearning
+from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
+
+if TYPE_CHECKING:
+    from tfrl.networks.actor_critic import ActorCritic
+
+
+@dataclass(frozen=True)
+class Rollouts(ScheduledLearning):
+    """The hyperparameters of algorithms that learn from each rollout once."""
+
+    num_envs: Annotated[int, ENVS] = 64
+    num_steps: Annotated[int, COUNT] = 256
+    """Length of a rollout: steps of each env (alias --update-freq). It must be divisible by
+    --num-minibatches."""
+    num_minibatches: Annotated[int, COUNT] = 8
+    """Gradient steps in a pass."""
+    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
+    gamma: Annotated[float, FRACTION] = 0.999
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
+    """Weight of the value loss, which is half the squared error."""
+    max_grad_norm: Annotated[float, POSITIVE] = 0.5
+    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
+    free_deviation: bool = False
+    """The deviation of continuous actions is a separate variable, not an output of the network."""
+    normalize_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_observations: bool = False
+    """Normalise vectors by their running mean and deviation. All workers have the same statistics, and the
+    policy contains them."""
+    normalize_random_steps: Annotated[int, NATURAL] = 0
+    """Take the mean and deviation of --normalize-observations only from this many env steps of random actions
+    before training. 0: from all rollouts so far."""
+
+
+@dataclass(frozen=True)
+class RolloutSettings(Network, Rollouts, DistributedSettings):
+    """The settings of algorithms that learn from each rollout once."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update, all workers together."""
+        return self.num_envs * self.num_steps
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.normalize_random_steps and not self.normalize_observations:
+            raise UserError("--normalize-random-steps needs --normalize-observations.")
+        if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
+            raise UserError(
+                f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
+                "scales by itself; leave it out."
+            )
+        product = f"--num-envs {self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}"
+        if self.steps_per_update > MOST:
+            raise UserError(f"{product} is too many env steps for one update, which has at most {MOST}.")
+        if self.memory != "none" and self.sequence_length and self.num_steps % self.sequence_length:
+            raise UserError(
+                f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}; "
+                f"{divisors_near(self.num_steps, self.sequence_length)} would do."
+            )
+        if self.total_steps < self.steps_per_update:
+            raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
 class ActorCriticAgent:
@@ -28,7 +98,9 @@ class ActorCriticAgent:
       runtime: the strategy and this worker's place in it.
     """
 
-    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
+    network: ActorCritic
+
+    def __init__(self, config: RolloutSettings, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.algorithms.replay import TASKS, Replay, ReplayAgent, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
@@ -14,6 +14,9 @@ from tfrl.config.run import Hardware, Run, Task
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
+
+if TYPE_CHECKING:
+    from tfrl.networks.actors import ActorAndCritics
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ READER = Reader(
 class DDPGAgent(ReplayAgent):
     """An actor and its critics, and their target networks."""
 
+    _config: Config
+    network: ActorAndCritics
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
 
     def make_steps(self) -> dict[str, GradientStep]:

@@ -14,7 +14,7 @@ from tfrl.cli.settings import FRACTION, NATURAL, Reader
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, Run, Task
-from tfrl.envs.spec import Discrete
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.ops import q_learning, schedules
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
@@ -125,7 +125,7 @@ class Config(DQN, ReplaySettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}
-    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property
     def prioritized_replay(self) -> bool:
@@ -169,6 +169,7 @@ READER = Reader(
 class DQNAgent(ReplayAgent):
     """One network that values actions, and its target network."""
 
+    _config: Config
     metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
     target_networks = ("q",)
 

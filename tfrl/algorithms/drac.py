@@ -44,7 +44,7 @@ _OF_COLORS, _OF_SQUARES = ("grayscale", "cutout-color", "color-jitter"), ("rotat
 class DrAC:
     """The hyperparameters that DrAC adds to PPO's."""
 
-    augment: Literal[(*AUGMENTATIONS, UCB)] = "crop"
+    augment: Literal[(*AUGMENTATIONS, UCB)] = "crop"  # type: ignore[valid-type]  # of the table's names
     """Augmentation of the observations. ucb: a bandit chooses an augmentation before every update
     (UCB-DrAC)."""
     augment_coef: Annotated[float, NOT_NEGATIVE] = 0.1
@@ -152,6 +152,7 @@ class DrACAgent(PPOAgent):
       runtime: the strategy and this worker's place in it.
     """
 
+    _config: Config
     means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
     metric_names = tuple(f"train/{name}" for name in (*means, *OF_UPDATES, "augmentation"))
 

@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent
-from tfrl.algorithms.ppo import Rollouts, RolloutSettings
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
 from tfrl.cli.words import multiples_near
@@ -178,6 +177,7 @@ class ImpalaAgent(ActorCriticAgent):
       runtime: the strategy and this worker's place in it.
     """
 
+    _config: Config
     metric_names = tuple(
         f"train/{name}" for name in (*_MEANS, "explained_variance", "grad_norm", "learning_rate")
     )
@@ -236,10 +236,10 @@ class ImpalaAgent(ActorCriticAgent):
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()
         log_probs, final_values = rollout.extras["log_prob"], self.final_values(rollout)
-        fields = (rollout.observations, rollout.actions, log_probs, rollout.rewards, rollout.first)
-        fields = (*fields, rollout.truncated, final_values)
+        fields = [rollout.observations, rollout.actions, log_probs, rollout.rewards, rollout.first]
+        fields += [rollout.truncated, final_values]
         if rollout.memory is not None:
-            fields = (*fields, rollout.started_memory, rollout.keeps)
+            fields += [rollout.started_memory, rollout.keeps]
         batch = tuple(map(self._runtime.per_replica, fields))
         sums = np.zeros(len(_MEANS) + len(_MOMENTS) + 1)
         for index in range(config.num_minibatches):
@@ -293,7 +293,7 @@ class ImpalaAgent(ActorCriticAgent):
         )
         shape = (config.num_steps, observations.shape[1])
         if memory:
-            memory = [self.network.sequences(*map(_flat, memory), shape[1])]
+            memory = [self.network.sequences(_flat(memory[0]), _flat(memory[1]), shape[1])]
         parameters, values, *_ = self.network.outputs(weights, _flat(observations), *memory)
         values = tf.reshape(values, (shape[0] + 1, shape[1]))
         policy = self.network.distribution(parameters[: shape[0] * shape[1]])

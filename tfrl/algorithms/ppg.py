@@ -37,6 +37,7 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime, StepSize
 
 if TYPE_CHECKING:
+    from tfrl.networks.actor_critic import PhasicActorCritic
     from tfrl.networks.memory import Sequences
 
 _SEQUENCES_A_PART = 2  # of the old policy's forward pass, on any topology: a product rounds by its rows
@@ -134,7 +135,9 @@ class Config(PPG, ppo.Config):
     def phase_bytes(self) -> int:
         """The size of a phase's observations, targets, logits and memory, all workers together."""
         observation, action = registry.specs(self)
-        each = math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.n
+        each = (
+            math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.encoded_size
+        )
         each += 4 * (self.remembered_size + 1) if self.memory != "none" else 0
         return self.policy_updates * self.steps_per_update * each
 
@@ -207,6 +210,8 @@ class PPGAgent(PPOAgent):
       targets: the value targets of the last update's rollout, float32 [R, T, B].
     """
 
+    _config: Config
+    network: PhasicActorCritic
     metric_names = (*PPOAgent.metric_names, *AUXILIARY)
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
@@ -321,8 +326,8 @@ class PPGAgent(PPOAgent):
         memory = []
         if self.network.state_size:
             length = self._config.auxiliary_sequence
-            *rows, remembered = (_by_time(tf.reshape(x, (-1, length, *x.shape[1:]))) for x in rows)
-            memory = [self._sequences_of(remembered)]
+            *samples, remembered = (_by_time(tf.reshape(x, (-1, length, *x.shape[1:]))) for x in rows)
+            memory, rows = [self._sequences_of(remembered)], tuple(samples)
         observations, targets, old_logits = rows
         logits, values, auxiliary, *_ = self.network.with_auxiliary(weights, observations, *memory)
         joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, self._config.beta_clone)

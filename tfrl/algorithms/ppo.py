@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
-from tfrl.cli.words import multiples_near
-from tfrl.config.actors import Actors, Ahead, DistributedSettings, Learners
-from tfrl.config.run import ENVS, Hardware, Network, Run, ScheduledLearning, Task
+from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.words import divisors_near, multiples_near
+from tfrl.config.actors import Actors, Ahead, Learners
+from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -144,36 +144,6 @@ _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 
 
 @dataclass(frozen=True)
-class Rollouts(ScheduledLearning):
-    """The hyperparameters of algorithms that learn from each rollout once."""
-
-    num_envs: Annotated[int, ENVS] = 64
-    num_steps: Annotated[int, COUNT] = 256
-    """Length of a rollout: steps of each env (alias --update-freq). It must be divisible by
-    --num-minibatches."""
-    num_minibatches: Annotated[int, COUNT] = 8
-    """Gradient steps in a pass."""
-    adam_epsilon: Annotated[float, POSITIVE] = 1e-5
-    gamma: Annotated[float, FRACTION] = 0.999
-    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
-    """Weight of the entropy bonus."""
-    value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
-    """Weight of the value loss, which is half the squared error."""
-    max_grad_norm: Annotated[float, POSITIVE] = 0.5
-    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
-    free_deviation: bool = False
-    """The deviation of continuous actions is a separate variable, not an output of the network."""
-    normalize_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return."""
-    normalize_observations: bool = False
-    """Normalise vectors by their running mean and deviation. All workers have the same statistics, and the
-    policy contains them."""
-    normalize_random_steps: Annotated[int, NATURAL] = 0
-    """Take the mean and deviation of --normalize-observations only from this many env steps of random actions
-    before training. 0: from all rollouts so far."""
-
-
-@dataclass(frozen=True)
 class PPO(Rollouts):
     """The hyperparameters of PPO."""
 
@@ -205,37 +175,6 @@ class PPO(Rollouts):
     target_kl: Annotated[float | None, POSITIVE] = None
     """End the passes of an update when the approximate KL (nats) from the old policy exceeds this; None:
     never."""
-
-
-@dataclass(frozen=True)
-class RolloutSettings(Network, Rollouts, DistributedSettings):
-    """The settings of algorithms that learn from each rollout once."""
-
-    @property
-    def steps_per_update(self) -> int:
-        """Env steps of one update, all workers together."""
-        return self.num_envs * self.num_steps
-
-    def check(self) -> None:
-        """Raises UserError for the first setting that cannot work on any machine."""
-        super().check()
-        if self.normalize_random_steps and not self.normalize_observations:
-            raise UserError("--normalize-random-steps needs --normalize-observations.")
-        if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
-            raise UserError(
-                f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
-                "scales by itself; leave it out."
-            )
-        product = f"--num-envs {self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}"
-        if self.steps_per_update > MOST:
-            raise UserError(f"{product} is too many env steps for one update, which has at most {MOST}.")
-        if self.memory != "none" and self.sequence_length and self.num_steps % self.sequence_length:
-            raise UserError(
-                f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}; "
-                f"{divisors_near(self.num_steps, self.sequence_length)} would do."
-            )
-        if self.total_steps < self.steps_per_update:
-            raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
 # A dataclass collects its fields from the last base to the first.
@@ -371,13 +310,6 @@ class Config(PPO, RolloutSettings):
             )
         # What fails for one worker fails for more: their shares are fractions of its own.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
-
-
-def divisors_near(value: int, wanted: int) -> str:
-    """The divisors of `value` on both sides of `wanted`, in words."""
-    below = next((str(d) for d in range(min(wanted, value + 1) - 1, 0, -1) if value % d == 0), None)
-    above = next((str(d) for d in range(wanted + 1, value + 1) if value % d == 0), None)
-    return " or ".join(filter(None, (below, above)))
 
 
 READER = Reader(
@@ -519,7 +451,8 @@ class PPOAgent(ActorCriticAgent):
       means: what a minibatch reports, means over all replicas.
     """
 
-    means = _MEANS
+    _config: Config
+    means: tuple[str, ...] = _MEANS
     metric_names = tuple(f"train/{name}" for name in (*_MEANS, *OF_UPDATES))
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
@@ -598,11 +531,11 @@ class PPOAgent(ActorCriticAgent):
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()
         observations = rollout.observations[:, : config.num_steps]
-        kept = (observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"])
-        kept = (*kept, *self._extra_inputs(rollout, number))
+        fields = [observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"]]
+        fields += self._extra_inputs(rollout, number)
         if rollout.memory is not None:
-            kept = (*kept, rollout.started_memory[:, :-1], rollout.keeps[:, :-1])
-        kept = tuple(per_replica(x) for x in kept)
+            fields += [rollout.started_memory[:, :-1], rollout.keeps[:, :-1]]
+        kept = tuple(per_replica(x) for x in fields)
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)
         for epoch in range(config.epochs):
@@ -700,7 +633,7 @@ class PPOAgent(ActorCriticAgent):
 
     def _prepare_on_replica(self, *fields: tf.Tensor) -> tuple[tf.Tensor, ...]:
         *experience, steps = fields
-        return estimate(self._config, self._gae, *experience, self._rows(steps))
+        return estimate(self._config, self._gae, *[*experience, self._rows(steps)])
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its `_minibatches`."""
@@ -779,11 +712,12 @@ class PPOAgent(ActorCriticAgent):
         if self.network.state_size:
             *data, remembered, keep = data
             count, rows = rows.shape[0], tf.reshape(self._rows_of_sequences(rows), [-1])
-            memory = self.network.sequences(*(tf.gather(x, rows) for x in (remembered, keep)), count)
-        *fields, advantages, targets = (tf.gather(x, rows) for x in data[:6])
+            memory = self.network.sequences(tf.gather(remembered, rows), tf.gather(keep, rows), count)
+        acted = (tf.gather(x, rows) for x in data[:6])
+        observations, actions, log_probs, values, advantages, targets = acted
         advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
         extra = tuple(tf.gather(x, rows) for x in data[6:])
-        samples = Samples(*fields, advantages, targets, extra, memory)
+        samples = Samples(observations, actions, log_probs, values, advantages, targets, extra, memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
         return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 

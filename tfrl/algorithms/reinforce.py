@@ -27,6 +27,8 @@ from tfrl.workers.strategy import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tfrl.networks.actors import ActorAlone
+
 
 @dataclass(frozen=True)
 class REINFORCE(Learning):
@@ -168,13 +170,14 @@ class ReinforceAgent:
       runtime: the strategy, of one device.
     """
 
+    network: ActorAlone
     metric_names = tuple(
         f"train/{name}" for name in (*_SUMS, "grad_norm", "learning_rate", "first_ratio_error")
     )
     allreduce_floats = 0
     steps_per_update = 1
 
-    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
+    def __init__(self, config: Config, runtime: Runtime) -> None:
         self._config = config
         with runtime.strategy.scope():
             self.network = networks.of_settings(config, runtime.precision)

@@ -25,7 +25,7 @@ from tfrl.cli.settings import COUNT, POSITIVE, Range
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
 from tfrl.envs import registry
-from tfrl.envs.spec import Box, Discrete
+from tfrl.envs.spec import ActionSpec, Box, Discrete
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
@@ -47,7 +47,7 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 class Replay(ScheduledLearning):
     """Experience replay and the gradient steps from it."""
 
-    num_envs: Annotated[int | None, ENVS] = None
+    num_envs: Annotated[int | None, ENVS] = None  # type: ignore[assignment]  # complete() fills it in
     """Envs, all workers together; must be divisible by the number of replicas. None: 1; with --actors 8, or
     one for each actor if --actors does not divide 8. A resumed run keeps its number."""
     iteration_steps: Annotated[int, COUNT] = 1000
@@ -161,7 +161,9 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TASKS
     preset_summaries: ClassVar[Mapping[str, str]] = SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = OF_ENVS
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
+    if TYPE_CHECKING:
+        num_envs: int = 1  # complete() has filled it in
 
     @property
     def steps_per_update(self) -> int:
@@ -199,10 +201,6 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
         """Gradient steps that are taken in one go, at most; their batches are in memory together."""
         due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
         return min(max(1, due), _MOST_AT_ONCE)
-
-    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
-        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
-        return ()
 
     def updates_due(self, env_steps: int) -> int:
         """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -17,10 +17,13 @@ from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
-from tfrl.envs.spec import Box, Discrete
+from tfrl.envs.spec import ActionSpec, Box, Discrete
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
+
+if TYPE_CHECKING:
+    from tfrl.networks.actors import ActorAndCritics
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Config(SAC, ReplaySettings):
     )
     result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete)
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 
     @property
     def ineffective(self) -> dict[str, str]:
@@ -91,6 +94,8 @@ _SHARE = 0.98  # of the entropy of uniform actions: the target of discrete ones 
 class SACAgent(ReplayAgent):
     """An actor, two critics with target networks, and the temperature."""
 
+    _config: Config
+    network: ActorAndCritics
     metric_names = (
         *("train/q_loss", "train/q_mean", "train/actor_loss", "train/entropy", "train/alpha"),
         "train/learning_rate",
@@ -103,15 +108,12 @@ class SACAgent(ReplayAgent):
         action_spec = self.network.distribution.action_spec
         self._discrete = isinstance(action_spec, Discrete)
         self.update_noise = 0 if self._discrete else 2 * self.network.noise_size
-        if config.entropy_target is not None:
-            self._entropy_target = config.entropy_target
-        else:
-            self._entropy_target = (
-                _SHARE * math.log(action_spec.n) if self._discrete else -float(action_spec.shape[0])
-            )
-        learned, rates = ("actor",), (config.lr,)
+        count = action_spec.encoded_size
+        natural = _SHARE * math.log(count) if self._discrete else -float(count)
+        self._entropy_target = natural if config.entropy_target is None else config.entropy_target
+        learned, rates = ["actor"], [config.lr]
         if config.alpha is None:
-            learned, rates = (*learned, _LOG_ALPHA), (*rates, config.alpha_lr or config.lr)
+            learned, rates = [*learned, _LOG_ALPHA], [*rates, config.alpha_lr or config.lr]
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
         metrics = ("actor_loss", "entropy", "alpha")

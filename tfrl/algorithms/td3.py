@@ -51,6 +51,8 @@ READER = Reader(
 class TD3Agent(DDPGAgent):
     """An actor and two critics, and their target networks."""
 
+    _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
+
     def make_steps(self) -> dict[str, GradientStep]:
         """DDPG's, and noise for the smoothed targets."""
         self.update_noise = self.network.noise_size

@@ -25,3 +25,10 @@ def multiples_near(value: int, divisor: int) -> str:
     """The multiples of `divisor` on both sides of `value`: "60 or 64"; "64" where nothing is below."""
     below = value // divisor * divisor
     return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def divisors_near(value: int, wanted: int) -> str:
+    """The divisors of `value` on both sides of `wanted`, in words."""
+    below = next((str(d) for d in range(min(wanted, value + 1) - 1, 0, -1) if value % d == 0), None)
+    above = next((str(d) for d in range(wanted + 1, value + 1) if value % d == 0), None)
+    return " or ".join(filter(None, (below, above)))

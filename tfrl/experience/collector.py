@@ -30,7 +30,7 @@ class ActingPolicy(Protocol):
     extras: Mapping[str, tuple[int, ...]]
 
     def act(
-        self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by [R, B, K].
 

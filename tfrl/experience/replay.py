@@ -382,6 +382,10 @@ class BufferSettings(RLSettings):
     iteration_steps: int
     learning_starts: int
 
+    def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
+        """Further arguments of the network's `sample` in training, after `env_steps` env steps."""
+        return ()
+
     @property
     def prioritized_replay(self) -> bool:
         """True if transitions are drawn by their errors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
@@ -23,8 +23,8 @@ def kind(algorithm: str) -> str:
     return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
 
 
-def of_settings(config: RLSettings, precision: str) -> Network:
-    """Makes the network that a run's settings describe, of its algorithm's kind.
+def of_settings(config: RLSettings, precision: str) -> Any:
+    """Makes the network that a run's settings describe, of its algorithm's kind: a `Network`.
 
     Args:
       config: a run's settings.

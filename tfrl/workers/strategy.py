@@ -98,7 +98,7 @@ class Runtime:
 
     # Values per replica
 
-    def per_replica(self, values: Sequence[np.ndarray]) -> Any:
+    def per_replica(self, values: np.ndarray | Sequence[np.ndarray]) -> Any:
         """Gives replica r of this worker `values[r]`."""
         tensors = [tf.convert_to_tensor(v) for v in values]
         return self.strategy.experimental_distribute_values_from_function(
