@@ -87,15 +87,16 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
     hosts = options.hosts.split(",") if options.hosts else []
-    if not hosts and options.workers is None:
+    workers = options.workers or len(hosts)
+    if not workers:
         raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")
-    if hosts and options.workers not in (None, len(hosts)):
-        raise UserError(f"--workers {options.workers} does not fit --hosts, which has a worker on each")
+    if hosts and workers != len(hosts):
+        raise UserError(f"--workers {workers} does not fit --hosts, which has a worker on each")
 
     def find_places(told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
         if hosts:
             return remote_places(hosts, options.port or DEFAULT_PORT)
-        return local_places(options.workers, options.port)
+        return local_places(workers, options.port)
 
     return launch(
         find_places,
@@ -197,10 +198,11 @@ def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
             codes = list(team.codes)  # without those that end because they are told to
             team.stop(grace, told=told)
             culprit = first_failure(codes)
-            if codes[culprit] == STALLED and stop_code(codes):
+            code = None if culprit is None else codes[culprit]
+            if code is None or (code == STALLED and stop_code(codes)):
                 # It was left alone by one that was stopped: after both had saved, or with nothing to save.
                 return Ending(None, stop_code(codes), told)
-            return Ending(culprit, codes[culprit], told)
+            return Ending(culprit, code, told)
         if stop_code(team.codes):
             stopped_at = min(stopped_at, time.monotonic())
         # A worker that has not ended with one that was stopped may not have met it yet.
@@ -220,9 +222,9 @@ def stop_code(codes: Sequence[int | None]) -> int:
 
 def first_failure(codes: Sequence[int | None]) -> int | None:
     """The worker that failed, if any: the one whose code says most of the cause."""
-    failed = [worker for worker, code in enumerate(codes) if code not in (None, 0, *STOPPED)]
+    failed = {worker: code for worker, code in enumerate(codes) if code and code not in STOPPED}
     order = {BAD_SETTINGS: 0, FAILED: 1, STALLED: 3}
-    return min(failed, key=lambda worker: order.get(codes[worker], 2), default=None)
+    return min(failed, key=lambda worker: order.get(failed[worker], 2), default=None)
 
 
 def describe(called: str, worker: int, code: int, host: str | None, *, started: bool) -> str:

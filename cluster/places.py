@@ -1,5 +1,6 @@
 """Places of the launcher's workers: addresses, and each one's share of a machine's cores and GPUs."""
 
+import functools
 import json
 import os
 import random
@@ -67,7 +68,7 @@ def shares(
     """
     ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
     cores = thread_shares(machine.cores(), workers)
-    gpus = gpu_shares(visible_gpus(environ), workers) or [None] * workers
+    gpus: Sequence[str | None] = gpu_shares(visible_gpus(environ), workers) or [None] * workers
     return [Share(*share) for share in zip(ports, cores, gpus, strict=True)]
 
 
@@ -120,9 +121,9 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. UserError: the driver hangs."""
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return []
-    options = {"capture_output": True, "text": True, "env": dict(environ), "timeout": _GPUS_WITHIN}
+    ask = functools.partial(subprocess.run, capture_output=True, text=True, env=dict(environ))
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], **options).stdout.splitlines()
+        listed = ask(["nvidia-smi", "-L"], timeout=_GPUS_WITHIN).stdout.splitlines()
     except subprocess.TimeoutExpired:
         raise UserError(
             f"`nvidia-smi -L` has not answered for {_GPUS_WITHIN:g} s: a GPU or its driver hangs; "

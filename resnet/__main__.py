@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import resnet
 from resnet.costs import COSTS, cost_of
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if not options.layers:
         _print_table(words or resnet.names())
         return 0
-    models = {}
+    models: dict[str, keras.Model] = {}
     with quiet_start():
         for word in words:
             if word in runs:
@@ -90,7 +90,7 @@ def _print_table(names: Sequence[str]) -> None:
 
 
 def _build(name: str, width: int) -> keras.Model:
-    options = {"width": width} if width > 1 else {}
+    options: dict[str, Any] = {"width": width} if width > 1 else {}
     return resnet.build(name, resnet.entry(name).input_shape, **options)
 
 

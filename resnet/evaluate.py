@@ -84,7 +84,8 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
         else:
             step = None if options.checkpoint == "last" else int(options.checkpoint)
             store = CheckpointStore(run / "checkpoints", keep=1)
-            found = store.load(lambda sentence: tell(f"warning: {sentence}"), step)
+            if (found := store.load(lambda sentence: tell(f"warning: {sentence}"), step)) is None:
+                raise UserError(f"{run} has no checkpoint.")
             shape, classes = dataset.image_shape, len(dataset.classes)
             model = classifier.build(config, config.precision, image_shape=shape, classes=classes)
             classifier.set_weights(model, weights_of(found.learner))

@@ -10,6 +10,7 @@ shows that starting near the identity is what counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,7 +86,7 @@ class Blocks:
         return x
 
     def block(
-        self, x: KerasTensor, shortcut: KerasTensor, shapes: tuple[tuple[int, int, int], ...], name: str
+        self, x: KerasTensor, shortcut: KerasTensor, shapes: Sequence[tuple[int, int, int]], name: str
     ) -> KerasTensor:
         """relu(shortcut + branch(x)), the branch being convolutions of (filters, size, strides) with relus
         between.
@@ -172,9 +173,9 @@ def imagenet(
     for stage, (filters, count) in enumerate(zip((64, 128, 256, 512), per_stage, strict=True), start=1):
         for index in range(1, count + 1):
             strides = 2 if stage > 1 and index == 1 else 1
-            shapes = ((filters, 3, strides), (filters, 3, 1))  # a basic block
+            shapes = [(filters, 3, strides), (filters, 3, 1)]  # a basic block
             if depth >= 50:  # a bottleneck
-                shapes = ((filters, 1, 1), (filters, 3, strides), (4 * filters, 1, 1))
+                shapes = [(filters, 1, 1), (filters, 3, strides), (4 * filters, 1, 1)]
             name = f"stage{stage}_block{index}"
             shortcut = blocks.projected_shortcut(x, shapes[-1][0], strides, name)
             x = blocks.block(x, shortcut, shapes, name)

@@ -84,7 +84,7 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
     except Exception as error:  # requests, urllib, TensorFlow, tfds: each has its own
         reason = _first_line(error)
         if isinstance(error, requests.RequestException) and error.request is not None:
-            host = urlsplit(error.request.url).hostname
+            host = urlsplit(str(error.request.url)).hostname
             reason = f"{host} cannot be reached: {type(error).__name__}"
         raise UserError(
             f"the data set {name} is not in {builder.data_dir} and could not be put there ({reason}); "
@@ -148,7 +148,7 @@ def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str
         raise failure or UserError(f"the chief could not prepare {name} and says why in its own output")
     prepare(name)  # where there is no such folder, each worker makes its own
     dataset = load(name, image_size)
-    labels = zlib.crc32(dataset.test.labels, zlib.crc32(dataset.train.labels))
+    labels = zlib.crc32(dataset.test.labels.data, zlib.crc32(dataset.train.labels.data))
     if np.ptp(runtime.gather_envs(np.array([labels]))):
         raise UserError(f"the workers have different images of {name}: give all the same TFDS_DATA_DIR")
     return dataset

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -132,8 +133,9 @@ def play(
     )
     # The same seed for each game would give all of them the same actions.
     generator = np.random.default_rng([seed, start_level, *game.encode()])
-    env = registry.make(spec)
-    images, levels, rewards, first = [], [], [], []
+    env: Any = registry.make(spec)
+    images: list[np.ndarray] = []
+    levels, rewards, first = [], [], []
     for step in range(rounds * _STRIDE + horizon):
         shown = env.observe()
         rewards.append(shown.reward.astype(np.float64))

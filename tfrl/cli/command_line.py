@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import read_flags
 from tfrl.cli.settings import check_ranges
 
-Options = TypeVar("Options")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:

@@ -40,7 +40,12 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except PeerError as error:
         # TensorFlow's own way out waits for peers that are gone, and complains of it.
         sentence = f"error: {error}"
-        end_at_once(error.exit_code, lambda: (tell(sentence), _flush()))
+
+        def last_words() -> None:
+            tell(sentence)
+            _flush()
+
+        end_at_once(error.exit_code, last_words)
     except (UserError, TrainingError) as error:
         tell(f"error: {error}")
         code = error.exit_code
@@ -55,7 +60,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         tell(f"error: out of memory; {str(error) or 'a smaller problem may fit'}")
         code = 1
     except SystemExit as end:  # --help, a signal
-        code = end.code or 0
+        code = int(end.code or 0)
     _on_signals(lambda *_: os._exit(code))  # a signal does not change any more how the command has ended
     _flush()
     sys.exit(code)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
+Precision = Literal["auto", "float32", "bfloat16"]
 
 _COMMENT_WIDTH = 98
 
@@ -109,7 +110,7 @@ class Hardware:
     replicas: Annotated[int, Range(0, 256)] = 0
     """Replicas in this process. A CPU is split into that many logical devices. 0: one, or one for each
     GPU."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """Precision of the torso; everything else is float32. auto: bfloat16 where it is faster (GPUs of compute
     capability 8.0 or higher, CPUs with AMX, AMD's CPUs with AVX512-BF16; never for mlp), otherwise float32. A
     resumed run keeps its precision."""
@@ -445,7 +446,8 @@ class Reader(Generic[SettingsT]):
             if fields:
                 group = dataclasses.make_dataclass(section.__name__, fields)
                 group.__doc__ = section.__doc__
-                flat: Any = tyro.conf.OmitArgPrefixes[group]  # type: ignore[valid-type]  # made at run time
+                omit: Any = tyro.conf.OmitArgPrefixes
+                flat = omit[group]
                 groups.append((section.__name__, flat, dataclasses.field(default_factory=group)))
         flags = dataclasses.make_dataclass("Flags", groups)
         presets, summaries = self.kind.presets, self.kind.preset_summaries

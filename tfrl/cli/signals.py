@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 
 # What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
-STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+STOP_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 # Seconds after the first request in which another signal repeats it, and asks for nothing more.
-ECHOES = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
+ECHOES: dict[int, float] = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
 
 
 class Requests:
@@ -50,14 +50,14 @@ class Requests:
     def begin(self) -> None:
         """Forgets the requests of an earlier run that a user's program has trained."""
         if not self.of_command:
-            self.__init__()
+            vars(self).update(vars(Requests()))
 
 
 OURS = Requests()
 """The requests of this process, where no part of it has its own to keep."""
 
 
-def heeded() -> list[signal.Signals]:
+def heeded() -> list[int]:
     """The signals of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
     return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 

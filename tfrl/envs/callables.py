@@ -86,7 +86,7 @@ def _module_of(thing: Any) -> str:
     if thing.__module__ != "__main__":
         return thing.__module__
     main = sys.modules["__main__"]
-    if getattr(main, "__spec__", None) is not None:
-        return main.__spec__.name
-    stem = Path(getattr(main, "__file__", "")).stem
-    return stem if stem.isidentifier() and Path(main.__file__).suffix == ".py" else "__main__"
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return spec.name
+    file = Path(getattr(main, "__file__", ""))
+    return file.stem if file.stem.isidentifier() and file.suffix == ".py" else "__main__"

@@ -86,7 +86,7 @@ class Catch:
         frames = np.full((self.num_envs, 512, 512, 3), 64, np.uint8)
         left = (512 - boards.shape[2]) // 2
         frames[:, : boards.shape[1], left : left + boards.shape[2]] = boards
-        return frames
+        return list(frames)
 
     def get_state(self) -> list[bytes]:
         """JSON per env: board, pending reward, `first` and final board, random generator."""
@@ -97,7 +97,7 @@ class Catch:
                     "paddle": int(self._paddle[i]),
                     "reward": float(self._reward[i]),
                     "first": bool(self._first[i]),
-                    "final": None if self._finals[i] is None else self._finals[i].tolist(),
+                    "final": None if (final := self._finals[i]) is None else final.tolist(),
                     "generator": self._generators[i].bit_generator.state,
                 }
             ).encode()

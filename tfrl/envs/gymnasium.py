@@ -8,9 +8,8 @@ import json
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
-import gymnasium
 import numpy as np
 
 from tfrl.envs import own_state
@@ -60,11 +59,13 @@ class GymnasiumVec:
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
         facts = facts_of(name, kwargs)
         self.observation_spec, self.action_spec = facts.specs(masked=masks_actions(spec.action_masks, facts))
-        self._packer = Packer(self.observation_spec) if self.observation_spec.parts else None
+        self._packer, self._packs = Packer(self.observation_spec), bool(self.observation_spec.parts)
         self.exact_state = can_repeat(name, kwargs)
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
-        options = {"frame_skip": spec.frame_skip, "unlimited": spec.max_episode_steps is not None}
-        self._envs = [make_env(name, kwargs, render=spec.render, **options) for _ in indices]
+        make = functools.partial(
+            make_env, name, kwargs, render=spec.render, unlimited=spec.max_episode_steps is not None
+        )
+        self._envs = [make(frame_skip=spec.frame_skip) for _ in indices]
         self._plays = [env.step for env in self._envs]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
         self._atari = is_atari(self._envs[0])
@@ -96,7 +97,7 @@ class GymnasiumVec:
                 shown, info = env.reset()
             else:
                 shown, info = env.reset(seed=_episode_seed(*self._streams[i], episode))
-            if self._packer is None:
+            if not self._packs:
                 shown = fitting(self._name, shown, self.observation_spec)
             else:
                 shown = self._packed(shown, info)
@@ -116,7 +117,7 @@ class GymnasiumVec:
         reward = np.empty(self.num_envs, np.float32)
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        final, ndarray, shape, packs = [], np.ndarray, self._shape, self._packer is not None
+        final, ndarray, shape, packs = [], np.ndarray, self._shape, self._packs
         self._clock += 1
         started_by = self._clock - self._limit  # an episode that began then, or before, is cut off
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
@@ -201,7 +202,7 @@ class GymnasiumVec:
             "solved": bool(self._solved[i]),
         }
         arrays = {"observation": step.observation[i]}
-        if step.truncated[i]:
+        if step.final_observation is not None and step.truncated[i]:
             arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
         if self._snapshots:
             arrays |= (_get_atari_state if self._atari else own_state.get)(self._envs[i])
@@ -224,7 +225,8 @@ class GymnasiumVec:
         self._oldest, self._clock = 0, max(played)
         acts = self._clock if self._replays else 0
         history = np.zeros((acts, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
-        step = Step(*(x.copy() for x in self._step[:4]), None)
+        reward, observation, first, cut, _ = self._step
+        step = Step(reward.copy(), observation.copy(), first.copy(), cut.copy(), None)
         final = []
         for i, (about, arrays) in enumerate(opened):
             step.reward[i], step.first[i], step.truncated[i] = (
@@ -260,13 +262,14 @@ class GymnasiumVec:
             return True
         if not self._replays or "actions" not in arrays:
             return False
-        shown, reward, info = self._reset(i), np.float32(about["reward"]), None
+        shown, info = self._reset(i), None
+        reward: SupportsFloat = np.float32(about["reward"])
         with self._stepping:
             for action in self._inputs(arrays["actions"]):
                 shown, reward, terminated, truncated, info = self._plays[i](action)
                 if terminated or truncated:
                     return False
-            if self._packer is None:
+            if not self._packs:
                 shown = self._fitting(shown).astype(self.observation_spec.dtype)
             elif info is not None:
                 shown = self._packed(shown, info)
@@ -304,7 +307,7 @@ def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return json.loads(str(arrays.pop("about"))), arrays
 
 
-def _get_atari_state(env: gymnasium.Env) -> dict[str, np.ndarray]:
+def _get_atari_state(env: Any) -> dict[str, np.ndarray]:
     """The emulator's state with its random numbers, and the preprocessing's: some 10 kB once compressed."""
     stack, frames = env.env, env.env.env
     about = {
@@ -321,7 +324,7 @@ def _get_atari_state(env: gymnasium.Env) -> dict[str, np.ndarray]:
     }
 
 
-def _set_atari_state(env: gymnasium.Env, arrays: dict[str, np.ndarray]) -> None:
+def _set_atari_state(env: Any, arrays: dict[str, np.ndarray]) -> None:
     """Continues exactly from `_get_atari_state`."""
     from ale_py import ALEState
 

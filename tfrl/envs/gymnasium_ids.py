@@ -487,10 +487,10 @@ class Actions(NamedTuple):
     """
 
     spec: ActionSpec
-    inputs: Callable[[np.ndarray], Sequence[Any]]
+    inputs: Callable[[np.ndarray], Sequence[Any] | np.ndarray]
 
 
-def observation_spec(env_id: str, space: spaces.Space) -> ArraySpec:
+def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
     """The spec of an env's observations. Raises ValueError, a sentence, if there is none for this space."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
@@ -505,7 +505,7 @@ def observation_spec(env_id: str, space: spaces.Space) -> ArraySpec:
     return ArraySpec.of_parts(parts)
 
 
-def _parts(env_id: str, space: spaces.Space, keys: tuple[str, ...]) -> Iterator[Part]:
+def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> Iterator[Part]:
     """The arrays of a space, at these keys of a Dict or Tuple. Raises ValueError for other spaces."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
@@ -553,7 +553,7 @@ def _image_spec(env_id: str, space: spaces.Box) -> ArraySpec:
     )
 
 
-def actions_of(env_id: str, space: spaces.Space) -> Actions:
+def actions_of(env_id: str, space: spaces.Space | None) -> Actions:
     """The actions of an env. Raises ValueError, a sentence, if this space is not supported."""
     for kind, make in _ACTIONS.items():
         if isinstance(space, kind) and (actions := make(env_id, space)):
@@ -609,7 +609,7 @@ _ACTIONS: dict[type[spaces.Space], Callable[[str, Any], Actions | None]] = {
 }
 
 
-def _describe(space: spaces.Space) -> str:
+def _describe(space: spaces.Space | None) -> str:
     kind = type(space).__name__
     return f"a {kind} of {space.dtype} {list(space.shape)}" if isinstance(space, spaces.Box) else f"a {kind}"
 
@@ -647,7 +647,7 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, actions: Actio
             if not _is_number(value):
                 raise _breach(env_id, call, f"gives {_kind(value)} as {name}", "must give a number")
         with np.errstate(over="ignore"):  # `check_finite` reports it
-            numbers = np.float32(parts.get("reward", 0)), observation.astype(spec.dtype)
+            numbers = np.asarray(np.float32(parts.get("reward", 0))), observation.astype(spec.dtype)
         check_finite(env_id, *numbers)
     return has_mask
 
@@ -724,7 +724,7 @@ def fitting(env_id: str, shown: Any, spec: ArraySpec) -> np.ndarray:
 def check_finite(env_id: str, reward: np.ndarray, observation: np.ndarray) -> None:
     """Raise EnvError if a reward, or a number of an observation, float32 [...], is NaN or infinite."""
     for name, numbers in (("a reward", reward), ("an observation", observation)):
-        bad = numbers[~np.isfinite(numbers)] if numbers.dtype.kind == "f" else ()
+        bad = numbers[~np.isfinite(numbers)] if numbers.dtype.kind == "f" else np.empty(0)
         if len(bad):
             what = "not a number (NaN)" if np.isnan(bad[0]) else "infinite, or too large for float32"
             raise EnvError(f"{env_id} gave {name} that is {what}")
@@ -757,7 +757,9 @@ class Calling:
         """Raises EnvError in place of an exception that is neither EnvError nor MemoryError."""
         # An env that quits, as games do once their window is closed, would end a run as if it were done.
         quits = isinstance(error, SystemExit) and not signals.OURS.first
-        if not (quits or isinstance(error, Exception)) or isinstance(error, EnvError | MemoryError):
+        if not isinstance(error, SystemExit if quits else Exception) or isinstance(
+            error, EnvError | MemoryError
+        ):
             return
         home, frames = _home(self._env), traceback.extract_tb(trace)[1:]  # the first is the caller's
         own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]

@@ -24,7 +24,8 @@ def is_saved(env: gymnasium.Env) -> bool:
 
 def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
     """The state as arrays. Raises TypeError if it is no dict of JSON values and arrays."""
-    limits, inner = [], env
+    limits: list[int | None] = []
+    inner: Any = env
     while isinstance(inner, TimeLimit):
         limits.append(inner._elapsed_steps)
         inner = inner.env
@@ -39,7 +40,8 @@ def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
 
 def put(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
     """Continues from what `get` gave."""
-    about, inner = json.loads(str(arrays[_PREFIX])), env
+    inner: Any = env
+    about = json.loads(str(arrays[_PREFIX]))
     for steps in about["limits"]:
         inner._elapsed_steps = steps
         inner = inner.env

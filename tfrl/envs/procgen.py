@@ -54,13 +54,13 @@ class Procgen:
         reward, observation, first = self._env.observe()
         step = Step(reward, observation["rgb"], first, np.zeros(self.num_envs, bool), None)
         if self._limit is not None:
-            self._shown = step = self._cut_off(step)
+            self._shown = step = self._cut_off(step, self._limit)
         return step
 
-    def _cut_off(self, step: Step) -> Step:
-        """The step with episodes of `_limit` steps truncated there: these envs show their next ones."""
+    def _cut_off(self, step: Step, limit: int) -> Step:
+        """The step with episodes of `limit` steps truncated there: these envs show their next ones."""
         self._steps[step.first] = 0
-        cut = self._steps >= self._limit
+        cut = self._steps >= limit
         if not cut.any():
             return step
         # Only action -1 resets an env, and it steps all others: their states are put back.
@@ -90,7 +90,9 @@ class Procgen:
         for i, state in enumerate(self._env.callmethod("get_state")):
             about = {"steps": int(self._steps[i]), "reward": float(step.reward[i])}
             about |= {"first": bool(step.first[i]), "truncated": bool(step.truncated[i])}
-            final = step.final_observation[step.truncated[:i].sum()].tobytes() if step.truncated[i] else b""
+            final = b""
+            if step.final_observation is not None and step.truncated[i]:
+                final = step.final_observation[step.truncated[:i].sum()].tobytes()
             packed.append(json.dumps(about | {"final": len(final)}).encode() + b"\n" + final + state)
         return packed
 

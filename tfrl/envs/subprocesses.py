@@ -122,10 +122,10 @@ class SubprocessVecEnv:
 def _joined(steps: Sequence[Step]) -> Step:
     """The step of a vector, of the steps of its parts."""
     final = [step.final_observation for step in steps if step.final_observation is not None]
-    return Step(
-        *(np.concatenate(parts) for parts in zip(*(step[:4] for step in steps), strict=True)),
-        np.concatenate(final) if final else None,
+    reward, observation, first, truncated = (
+        np.concatenate(parts) for parts in zip(*(step[:4] for step in steps), strict=True)
     )
+    return Step(reward, observation, first, truncated, np.concatenate(final) if final else None)
 
 
 class _Process:
@@ -194,7 +194,7 @@ def serve(pipe: Connection) -> None:
                     env.act(*arguments)
                     name, arguments = "observe", ()
                 found = getattr(env, name)
-                answer = None, found(*arguments) if callable(found) else found
+                answer: tuple[Any, Any] = None, found(*arguments) if callable(found) else found
             except (ValueError, EnvError) as error:
                 answer = _sent(error)
             pipe.send(answer)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.envs.spec import EnvSpec, VecEnv
 from tfrl.experience.exploration import CorrelatedNoise
 from tfrl.experience.memory import Memory
 from tfrl.experience.rollout import Rollout
@@ -56,7 +56,7 @@ class _Group:
         self.env = env
         self.correlated = correlated
         self.memory = memory
-        self.first: np.ndarray | None = None  # flags [R * B] of the last observations
+        self.first = np.ones(env.num_envs, bool)  # flags [R * B] of the last observations
         self.columns = columns
         self.replicas = replicas
         self.acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # of the present rollout
@@ -137,21 +137,25 @@ class Collector:
             self._groups.append(_Group(env, columns, replicas, correlated(envs), memory(envs)))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
-        self._rollout: Rollout | None = None  # which is filled
-        self._rollouts: deque[Rollout] = deque(maxlen=rollouts)
+        self._rollouts: deque[Rollout] = deque()
+        self._most = rollouts
         self._size = (replicas, num_steps, each)
 
     def _buffers(self, policy: ActingPolicy) -> Rollout:
-        if len(self._rollouts) < self._rollouts.maxlen:
-            specs = {"observation": self.observation_spec, "action": self.action_spec}
+        if len(self._rollouts) < self._most:
             remembered = self._groups[0].memory
-            size = 0 if remembered is None else remembered.values.shape[1]
-            self._rollout = Rollout.empty(*self._size, **specs, extras=policy.extras, memory=size)
+            rollout = Rollout.empty(
+                *self._size,
+                observation=self.observation_spec,
+                action=self.action_spec,
+                extras=policy.extras,
+                memory=0 if remembered is None else remembered.values.shape[1],
+            )
         else:
-            self._rollout = self._rollouts.popleft()
-        self._rollouts.append(self._rollout)
-        self._rollout.final_observations = {}
-        return self._rollout
+            rollout = self._rollouts.popleft()
+        self._rollouts.append(rollout)
+        rollout.final_observations = {}
+        return rollout
 
     def collect(self, policy: ActingPolicy, noise: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
         """T steps of every env. With one buffer, the next call overwrites the returned rollout.
@@ -169,7 +173,7 @@ class Collector:
             group.acted, group.outcomes = [], []
         for t in range(num_steps):
             for group in self._groups:
-                observations = self._observe(group, t)
+                observations = self._observe(group, t, rollout)
                 remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
                 drawn = group.noise(noise[t, :, group.columns])
                 actions, extras = policy.act(observations, drawn, *remembered)
@@ -181,21 +185,21 @@ class Collector:
                 group.env.act(actions.reshape(-1, *self.action_spec.shape))
             on_step(t + 1)
         for group in self._groups:
-            self._observe(group, num_steps)
+            self._observe(group, num_steps, rollout)
             group.store(rollout)
         policy.complete(rollout)
         rollout.seconds = time.perf_counter() - start
         return rollout
 
-    def _observe(self, group: _Group, t: int) -> np.ndarray:
+    def _observe(self, group: _Group, t: int, rollout: Rollout) -> np.ndarray:
         """Waits for o_t, stores it and the outcome of a_{t-1}, and returns o_t, [R, B, *shape]."""
-        rollout, start = self._rollout, time.perf_counter()
+        start = time.perf_counter()
         step = group.env.observe()
         rollout.env_wait_seconds += time.perf_counter() - start
         group.first = step.first
         at = (slice(None), t, group.columns)
         rollout.observations[at] = group.by_replica(step.observation)
-        if group.memory is not None:
+        if group.memory is not None and rollout.memory is not None:
             if t > 0:
                 group.memory.rewarded(step.reward)
             rollout.memory[at] = group.by_replica(group.memory.values)
@@ -203,14 +207,11 @@ class Collector:
         if t > 0:
             group.outcomes.append((step.reward, step.first, step.truncated))
             if step.final_observation is not None:
-                self._store_final(group, t - 1, step)
+                width = group.columns.stop - group.columns.start
+                for k, i in enumerate(np.flatnonzero(step.truncated)):
+                    place = (int(i // width), t - 1, int(group.columns.start + i % width))
+                    rollout.final_observations[place] = step.final_observation[k].copy()
         return rollout.observations[at]
-
-    def _store_final(self, group: _Group, t: int, step: Step) -> None:
-        width = group.columns.stop - group.columns.start
-        for k, i in enumerate(np.flatnonzero(step.truncated)):
-            place = (int(i // width), t, int(group.columns.start + i % width))
-            self._rollout.final_observations[place] = step.final_observation[k].copy()
 
     # State
 

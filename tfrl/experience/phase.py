@@ -134,7 +134,7 @@ def _read(path: Path) -> np.ndarray:
 
 def _checksum(content: np.ndarray) -> bytes:
     """Of uint8 [n]."""
-    return zlib.crc32(content).to_bytes(_CHECKSUM, "little")
+    return zlib.crc32(content.data).to_bytes(_CHECKSUM, "little")
 
 
 class PhaseSettings(Protocol):

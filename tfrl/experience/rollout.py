@@ -79,7 +79,7 @@ class Rollout:
     @property
     def started_memory(self) -> np.ndarray:
         """The memory that a_t and V(o_t) follow from, [R, T + 1, B, M]: 0 where o_t begins an episode."""
-        return np.where(self.keeps[..., None] > 0, self.memory, np.float32(0))
+        return np.where(self.keeps[..., None] > 0, np.asarray(self.memory), np.float32(0))
 
     def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Actions [B, *shape] and the `Step` after them, one step after the other; for R = 1."""

@@ -137,8 +137,13 @@ class ActorCritic(Network):
         inputs = cores[0].kernel.shape[0] - actor_torso.output_shape[-1] if cores else 0
         self.memory_size = self.state_size + inputs
         signature = [parameters, tf.TensorSpec([]), *([tf.TensorSpec([self.state_size])] if cores else [])]
-        specs = {"observation_spec": observation_spec, "action_spec": action_spec}
-        super().__init__(layers, acting=acting, signature=signature, **specs)
+        super().__init__(
+            layers,
+            acting=acting,
+            signature=signature,
+            observation_spec=observation_spec,
+            action_spec=action_spec,
+        )
         self._frozen = freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
@@ -205,7 +210,7 @@ class ActorCritic(Network):
         """Features [B, D] of `inputs` for `actor` or `critic`, and the last state of its core."""
         name = "torso" if self.shared else f"{of}_torso"
         features = self.functions[name](weights[name], *inputs)
-        if not self._cores:
+        if not self._cores or memory is None:
             return (features,)
         core = name.replace("torso", "core")
         if not isinstance(memory, Sequences):
@@ -446,7 +451,8 @@ def build(
     for name in {torso, critics_own or torso}:
         if not callables.is_name(name):
             resnet.check_for_ppo(name, {**resnet.ppo_options(name), **torso_options})
-    options = {"options": torso_options, "hidden_options": hidden_options or {}, "precision": precision}
+    options: dict[str, Any] = {"options": torso_options, "hidden_options": hidden_options or {}}
+    options["precision"] = precision
     seeds = seeds_of(seed, 5)
     actor_torso = critic_torso = entrance.torso(torso, observation_spec, seed=seeds[0], **options)
     if not share_torso:

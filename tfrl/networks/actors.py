@@ -52,8 +52,13 @@ class ActorAndCritics(Network):
     ) -> None:
         models = {"actor": actor} | {f"critic{i}": critic for i, critic in enumerate(critics, start=1)}
         signature = [tf.TensorSpec([actor.output_shape[-1]])]
-        specs = {"observation_spec": observation_spec, "action_spec": action_spec}
-        super().__init__(models, acting=["actor"], signature=signature, **specs)
+        super().__init__(
+            models,
+            acting=["actor"],
+            signature=signature,
+            observation_spec=observation_spec,
+            action_spec=action_spec,
+        )
         self.critics = tuple(models)[1:]
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -223,12 +228,12 @@ class QNetwork(Network):
 
     def act(self, outputs: np.ndarray, noise: np.ndarray, epsilon: float | None = None) -> np.ndarray:
         """The actions of `sample`, from outputs float32 [B, A], in NumPy."""
-        epsilon = np.float32(self._epsilon if epsilon is None else epsilon)
+        share = np.float32(self._epsilon if epsilon is None else epsilon)
         if self._masked:
             at_random = Discrete(self.num_actions).from_uniform(noise[:, 1:], outputs > FORBIDDEN / 2)
         else:
             at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
-        return np.where(noise[:, 0] < epsilon, at_random, self.act_greedily(outputs))
+        return np.where(noise[:, 0] < share, at_random, self.act_greedily(outputs))
 
     def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
         """The actions of `greedy`, from outputs float32 [B, A], in NumPy."""
@@ -253,7 +258,7 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
       ValueError: the zoo cannot build their torso.
     """
     observation_spec, action_spec = registry.specs(config)
-    if config.base == "dqn":
+    if isinstance(action_spec, Discrete) and config.base == "dqn":
         return _q_network(config, observation_spec, action_spec, precision)
     if config.base == "reinforce":
         seeds = seeds_of(config.seed, 2)
@@ -273,7 +278,7 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
 
 
 def _q_network(
-    config: ActorSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str
+    config: ActorSettings, observation_spec: ArraySpec, action_spec: Discrete, precision: str
 ) -> QNetwork:
     seeds = seeds_of(config.seed, 3)
     torso = torso_for(config, observation_spec, precision, seeds[0])

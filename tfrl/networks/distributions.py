@@ -199,7 +199,7 @@ class MultiCategoricalActions(ActionDistribution):
     def __call__(self, parameters: tf.Tensor) -> MultiCategorical:
         """The distribution of logits float32 [B, sum(counts)]."""
         parameters.shape.assert_is_compatible_with((None, self.parameters_size))
-        return MultiCategorical(parameters, self.action_spec.counts)
+        return MultiCategorical(parameters, self.action_spec.mask_counts)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, K]."""

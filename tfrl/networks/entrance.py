@@ -138,7 +138,8 @@ def torso(
     if not spec.is_joined:
         shape = spec.image_shapes[0] if spec.image_shapes else (spec.vector_size,)
         return resnet.build(name, shape, dtype=dtype, seed=seed, **options)
-    inputs, joined, made = [], [], {}
+    inputs: list[tf.Tensor] = []
+    joined, made = [], {}
     for part in spec.of_kind(IMAGE):
         made[part.name] = resnet.build(
             name, part.shape, dtype=dtype, seed=_seed_of(seed, part.name), **options
@@ -153,9 +154,9 @@ def torso(
     made["joined"] = resnet.build(
         "mlp", whole.shape[1:], dtype=dtype, seed=seed, row_by_row=True, **hidden_options
     )
-    for part, model in made.items():
+    for of, model in made.items():
         for variable in model.trainable_variables:
-            variable.in_file = f"{part}/{'/'.join(variable.path.split('/')[-2:])}"
+            variable.in_file = f"{of}/{'/'.join(variable.path.split('/')[-2:])}"
     return keras.Model(inputs, made["joined"](whole), name="joined_torsos")
 
 

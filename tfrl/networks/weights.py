@@ -17,9 +17,9 @@ import yaml
 
 from tfrl import networks
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import to_yaml
+from tfrl.cli.settings import Precision, to_yaml
 from tfrl.envs import facts_file, registry
-from tfrl.envs.spec import ActionSpec, Box, MultiDiscrete
+from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import encode
@@ -59,7 +59,9 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
         variable.assign(weights[name])
 
 
-def export(directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray], *, precision: str) -> None:
+def export(
+    directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray], *, precision: Precision
+) -> None:
     """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
     The SavedModel maps observations [B, *shape], as the env shows them, to a dict: the most likely `action`,
@@ -117,8 +119,10 @@ def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
     """Actions of a network in the env's own units: [-1, 1] becomes [low, high], and 0 becomes `start`."""
     if isinstance(spec, MultiDiscrete):
         return actions + np.array(spec.starts, np.int32)
-    if not isinstance(spec, Box):
+    if isinstance(spec, Discrete):
         return actions + spec.start if spec.start else actions
+    if not isinstance(spec, Box):
+        return actions
     low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
     # Rounding may not take a bound out of an env's of float64.
     low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)
@@ -131,7 +135,7 @@ _TORSO_PREFIX = "torso/"
 
 def check_torso(config: Network) -> None:
     """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
-    run = config.torso_weights
+    run = config.torso_weights or ""
     read_torso(run)
     try:
         settings = yaml.safe_load((Path(run) / SETTINGS_FILE).read_text(encoding="utf-8")) or {}

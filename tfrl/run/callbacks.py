@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,20 +20,28 @@ class RunOfCallback(Protocol):
     Attributes:
       config: the settings.
       folder: the run's folder.
-      updates: finished updates.
-      env_steps: env steps of the finished updates, all workers together.
-      seconds: of training, in all processes of the run.
       metrics: of the last update, by name; empty before the first one.
-      is_chief: True on the one worker that is to write files.
     """
 
     config: Settings
-    folder: Any
-    updates: int
-    env_steps: int
-    seconds: float
-    metrics: Mapping[str, float]
-    is_chief: bool
+    folder: Path
+    metrics: dict[str, float]
+
+    @property
+    def updates(self) -> int:
+        """Finished updates."""
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the finished updates, all workers together."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, in all processes of the run."""
+
+    @property
+    def is_chief(self) -> bool:
+        """True on the one worker that is to write files."""
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name, float32."""

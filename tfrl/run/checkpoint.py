@@ -74,14 +74,14 @@ class CheckpointShard:
         return self._path is not None
 
     def load(self) -> dict[str, np.ndarray]:
-        """The arrays of a saved one. Raises OSError."""
-        return decode(self._path.read_bytes())
+        """The arrays; of a saved one, from its file. Raises OSError."""
+        return dict(self.arrays or {}) if self._path is None else decode(self._path.read_bytes())
 
     def write(self, folder: Path) -> Path:
         """Writes it, unless it is saved, for good; its file. Raises OSError."""
-        if self.is_saved:
+        if self._path is not None:
             return self._path
-        data = encode(self.arrays)
+        data = encode(self.arrays or {})
         path = folder / f"{_sha256(data)}.npz"
         if not path.exists():  # a run that goes the same way again writes the same shards
             files.make_folder(folder)
@@ -161,7 +161,7 @@ class CheckpointStore:
             CheckpointError: on every worker if any could not do its share; what was written of it is removed.
         """
         dropped = 0
-        new = sum(num_bytes(shard.arrays) for shard in worker_shards if not shard.is_saved)
+        new = sum(num_bytes(shard.arrays or {}) for shard in worker_shards if not shard.is_saved)
         size = num_bytes(learner) + self._num_workers * (num_bytes(worker_part) + new)
         while True:
             done, failure = self._attempt(update, learner, worker_part, worker_shards, env_steps)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -39,12 +39,13 @@ class Console:
         self._progress: Progress | None = None
         self._starting = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
         self._view: _View
+        shown: Any = Unbreakable(stream or sys.stdout)
         if not enabled:
             self._view = _View()
         elif _is_interactive(stream or sys.stdout):
-            self._view = _Terminal(Unbreakable(stream or sys.stdout))
+            self._view = _Terminal(shown)
         else:
-            self._view = _Plain(Unbreakable(stream or sys.stdout), interval)
+            self._view = _Plain(shown, interval)
 
     def summary(self, rows: Mapping[str, str]) -> None:
         """A table of two columns, before training."""

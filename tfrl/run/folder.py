@@ -89,7 +89,7 @@ def check_same_trainer(config: Settings) -> None:
         raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
 
 
-def as_it_began(config: Settings, existing: Settings, *, instead: str = "--run-name") -> Settings:
+def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run-name") -> SettingsT:
     """The settings to go on with: where they say `auto`, with the precision of the run that is there.
 
     Args:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import IO
 
 from tfrl.cli.errors import PeerError, UserError
+from tfrl.cli.settings import SettingsT
 from tfrl.cli.streams import tell
 from tfrl.run import files
-from tfrl.run.folder import Settings, check_run
+from tfrl.run.folder import check_run
 from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
@@ -36,8 +37,8 @@ class HeldError(Exception):
 
 @contextlib.contextmanager
 def take_run(
-    config: Settings, cluster: TFConfig | None, read: Callable[[Path], Settings]
-) -> Iterator[Settings]:
+    config: SettingsT, cluster: TFConfig | None, read: Callable[[Path], SettingsT]
+) -> Iterator[SettingsT]:
     """Holds the run inside, for this process to train it, and gives the settings that `check_run` finds.
 
     Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:

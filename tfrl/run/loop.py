@@ -81,6 +81,20 @@ class Learner(ABC):
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name, float32."""
 
+    # Acting, of learners from envs; `Run` has these methods, too
+
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions of an evaluation."""
+        raise NotImplementedError
+
+    def memory(self, envs: int) -> Any:
+        """The memory of so many envs, if the policy is recurrent."""
+        raise NotImplementedError
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The noise of one env."""
+        raise NotImplementedError
+
     # How far the run is
 
     @property

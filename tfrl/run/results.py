@@ -42,9 +42,17 @@ def read(run: Path) -> dict[str, Any] | None:
 class Ends(Protocol):
     """The settings that end a run."""
 
-    max_episodes: int | None
-    solved_at: float | None
-    run_steps: int
+    @property
+    def max_episodes(self) -> int | None:
+        """Training episodes after which it ends."""
+
+    @property
+    def solved_at(self) -> float | None:
+        """The mean return at which it ends."""
+
+    @property
+    def run_steps(self) -> int:
+        """Env steps after which it ends."""
 
 
 def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float | None = None) -> bool:
@@ -67,7 +75,8 @@ def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float |
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows for people; normalised returns where there are any."""
     env = results["env"]
-    found = {"while training": {**results, "return": results["episode_return"], "episodes": "last 100"}}
+    found: dict[str, Mapping[str, Any]] = {}
+    found["while training"] = {**results, "return": results["episode_return"], "episodes": "last 100"}
     for level_set, score in results["eval"].items():
         if isinstance(score, Mapping):
             title = level_set_title(env, level_set)

@@ -105,8 +105,8 @@ def minibatch_sequences(
         ]
         for epoch in range(epochs)
     ]
-    orders = np.asarray(orders, np.int32).reshape(epochs, len(begins), num_minibatches, -1)
-    return orders.swapaxes(1, 2).reshape(epochs, num_minibatches, -1)
+    rows = np.asarray(orders, np.int32).reshape(epochs, len(begins), num_minibatches, -1)
+    return rows.swapaxes(1, 2).reshape(epochs, num_minibatches, -1)
 
 
 def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:

@@ -51,7 +51,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
             mine = fingerprint(config, evaluated=cluster.evaluator is not None)
         # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
-    addresses, worker = (cluster.workers, cluster.worker) if cluster else (("here",), 0)
+    addresses, worker = (cluster.workers, cluster.worker or 0) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
     # Among workers a crash's last words are to be in the log, also one while TensorFlow connects.
@@ -63,7 +63,13 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
             patience = max(LIFELESS, config.cluster_timeout, config.stall_timeout)
             with deadline(patience) if together else contextlib.nullcontext(), quiet():
                 runtime = strategy.make(config, cluster)
-            if together and cluster.is_local and not close_to_network(cluster) and cluster.is_chief:
+            if (
+                cluster
+                and together
+                and cluster.is_local
+                and not close_to_network(cluster)
+                and cluster.is_chief
+            ):
                 ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)
                 tell(
                     f"warning: TensorFlow's ports {ports} are open to the network without a password; close "

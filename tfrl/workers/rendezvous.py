@@ -380,8 +380,9 @@ def _introduction(message: Mapping[str, Any] | None) -> tuple[int, str, dict[str
     """A worker's first message: its number, its process, its fingerprint. ConnectionError: it is none."""
     hello = message or {}
     worker, who, fingerprint = hello.get("worker"), hello.get("who"), hello.get("fingerprint")
-    typed = type(worker) is int and type(who) is str and type(fingerprint) is dict
-    if not typed or not all(type(value) is str for value in fingerprint.values()):
+    if type(worker) is not int or type(who) is not str or type(fingerprint) is not dict:
+        raise ConnectionError(_FOREIGN)
+    if not all(type(value) is str for value in fingerprint.values()):
         raise ConnectionError(_FOREIGN)
     return worker, _printable(who), fingerprint
 

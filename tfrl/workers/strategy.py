@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.settings import Settings
+from tfrl.cli.settings import Precision, Settings
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine, parts
 from tfrl.workers.data_parallel import pairwise_sum
@@ -56,7 +56,7 @@ class Runtime:
         *,
         worker: int,
         num_workers: int,
-        precision: str,
+        precision: Precision,
         parts_at_once: int = 1,
     ) -> None:
         self.strategy = strategy
@@ -167,11 +167,11 @@ class Runtime:
 
     def all_agree(self, mine: bool) -> bool:
         """True where every worker says True. A barrier, too."""
-        return int(self.sum_over_workers(np.int32([not mine]))[0]) == 0
+        return int(self.sum_over_workers(np.array([not mine], np.int32))[0]) == 0
 
     def any_worker(self, mine: bool) -> bool:
         """True where any worker says True. A barrier, too."""
-        return int(self.sum_over_workers(np.int32([mine]))[0]) > 0
+        return int(self.sum_over_workers(np.array([mine], np.int32))[0]) > 0
 
 
 def set_up_tensorflow() -> None:
@@ -209,7 +209,9 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
     if gpus and strategy_name == "mirrored" and replicas > len(gpus):
         raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
-    worker, num_workers = (cluster.worker, cluster.num_workers) if strategy_name == "multi-worker" else (0, 1)
+    worker, num_workers = 0, 1
+    if cluster is not None and strategy_name == "multi-worker":
+        worker, num_workers = cluster.worker or 0, cluster.num_workers
     at_once = 1 if gpus else _parts_at_once(config, num_workers, replicas)
     if strategy_name == "multi-worker":
         strategy = _multi_worker(config, len(gpus))
@@ -293,7 +295,7 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 
 
-def resolve_precision(name: str, system: Path = Path("/"), *, small: bool = False) -> str:
+def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool = False) -> Precision:
     """ "auto" becomes bfloat16 where the first GPU, or else the CPU, is faster in it.
 
     `system` is where /proc is; `small` networks gain nothing by it.

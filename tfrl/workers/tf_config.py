@@ -50,7 +50,7 @@ class TFConfig:
     @property
     def workers_here(self) -> int:
         """The number of processes that train on this one's machine, by their addresses, and share it."""
-        host, _ = split_address(self.workers[self.worker])
+        host, _ = split_address(self.workers[self.worker or 0])
         return sum(split_address(address)[0] == host for address in self.workers)
 
     @property
@@ -224,7 +224,7 @@ def reserve_port(config: TFConfig) -> socket.socket:
 
     Raises PortTakenError when somebody has it; UserError when it is not allowed.
     """
-    host, port = split_address(config.address)
+    host, port = split_address(config.address or "")
     own = "127.0.0.1" if host.lower() == "localhost" else host
     try:
         return listen(port, own if config.is_local else "")
@@ -248,7 +248,7 @@ def close_to_network(config: TFConfig) -> bool:
     Returns:
       False where the server stays open.
     """
-    port, closed = split_address(config.address)[1], False
+    port, closed = split_address(config.address or "")[1], False
     with contextlib.suppress(OSError):
         for path in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # closed in the meantime

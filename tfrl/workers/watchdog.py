@@ -105,7 +105,7 @@ class Watchdog:
         self._addresses = addresses
         self._worker = worker
         self._stall_timeout = stall_timeout
-        self._main = threading.main_thread().ident
+        self._main = threading.main_thread().ident or 0
         self._closed = threading.Event()
         # Only time in which this process runs: after a pause (a suspended machine) all is as before.
         self._clock = 0.0
@@ -238,18 +238,19 @@ class Watchdog:
         frozen = [
             w
             for w, peer in self._peers.items()
-            if peer.silent >= FROZEN_LOOKS and not (said[w] and said[w].phase == CONNECTING)
+            if peer.silent >= FROZEN_LOOKS and not (peer.last and peer.last.phase == CONNECTING)
         ]
-        progress = {w: heartbeat.progress for w, heartbeat in said.items() if heartbeat is not None}
+        left = {w: heartbeat for w, heartbeat in said.items() if heartbeat is not None}
+        progress = {w: heartbeat.progress for w, heartbeat in left.items()}
         least = min(progress.values())
         behind = [w for w in progress if progress[w] == least < max(progress.values())]
         if frozen:
             found = self._silent(said, frozen)
         elif behind:
-            ahead = max(progress, key=progress.get)
-            places = {(said[w].phase, said[w].at) for w in (*behind, ahead)}
+            ahead = max(progress, key=progress.__getitem__)
+            places = {(left[w].phase, left[w].at) for w in (*behind, ahead)}
             if len(places) == 1:  # none of them does anything else that could hang
-                here = [(self._name(w), said[w]) for w in sorted((*behind, ahead))]
+                here = [(self._name(w), left[w]) for w in sorted((*behind, ahead))]
                 calls = [
                     f"{name} in update {h.update + 1}, {h.phase}, call {h.steps + 1}" for name, h in here
                 ]
@@ -334,7 +335,7 @@ def _exit(sentence: str) -> None:
     def say() -> None:
         cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""  # the progress bar hides it
         tell(f"{cursor}error: {sentence}")
-        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident))
+        stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
         tell(f"This worker's main thread:\n{''.join(stack).rstrip()}")
 
     end_at_once(PeerError.exit_code, say)
