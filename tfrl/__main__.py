@@ -62,10 +62,12 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _first_line(module: str) -> str:
     """Read and not imported: some import TensorFlow."""
     spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
     origin = Path(spec.origin)
     if spec.submodule_search_locations:
         origin = origin.with_name("__main__.py")
-    return ast.get_docstring(ast.parse(origin.read_text(encoding="utf-8"))).splitlines()[0]
+    return (ast.get_docstring(ast.parse(origin.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

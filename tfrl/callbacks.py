@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tfrl.cli.errors import SettingsError
 from tfrl.cli.streams import tell
+from tfrl.config.run import RLSettings
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation.policy_files import keep
 from tfrl.library import MakeEnv, task_of
@@ -65,7 +66,9 @@ class Evaluate(_Every):
         if not self.is_due(run):
             return
         num_envs, each = playing.split_episodes(self._episodes)
-        spec = playing.level_spec(task_of(run.config, self._env, self._seed), "test", num_envs)
+        spec = playing.level_spec(
+            task_of(cast(RLSettings, run.config), self._env, self._seed), "test", num_envs
+        )
         played = playing.play(run, spec, range(num_envs), episodes_each=each)
         metrics[f"{self._name}/return"] = float(played.returns.mean())
         metrics[f"{self._name}/episode_length"] = float(played.lengths.mean())
@@ -129,7 +132,8 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder, self._writer = Path(folder), None
+        self._folder = Path(folder)
+        self._writer: MetricsWriter | None = None
 
     def on_start(self, run: RunOfCallback) -> None:
         """Goes on with the curves at the run's env steps."""
@@ -159,14 +163,15 @@ class WandB(Callback):
 
     def __init__(self, **options: Any) -> None:
         self._module, self._options = _installed("wandb"), options
-        self._id, self._experiment = None, None
+        self._id: str | None = None
+        self._experiment: Any = None
 
     def on_start(self, run: RunOfCallback) -> None:
         """Begins its run, or goes on with it."""
         if run.is_chief:
-            of_run = {"name": Path(run.folder).name, "dir": str(run.folder), "config": vars(run.config)}
             going_on = {"id": self._id, "resume": "allow"} if self._id else {}
-            self._experiment = self._module.init(**{**of_run, **going_on, **self._options})
+            about = {"name": run.folder.name, "dir": str(run.folder), "config": vars(run.config)}
+            self._experiment = self._module.init(**{**about, **going_on, **self._options})
             self._id = self._experiment.id
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:

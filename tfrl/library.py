@@ -280,21 +280,23 @@ class Policy:
         if len(rows) == 1:  # a GPU computes a batch of one in another way
             arguments = [x.repeat(2, axis=0) for x in arguments]
         chosen = player.act(*arguments)
-        actions, *states = (x[: len(rows)] for x in ((chosen,) if memory is None else chosen))
-        taken = self._action.as_env_takes(actions)
+        actions, states = (chosen, chosen) if memory is None else chosen
+        taken: Any = self._action.as_env_takes(actions[: len(rows)])
         taken = taken if is_batch else taken[0] if taken.ndim > 1 else int(taken[0])
         if memory is None:
             return taken
-        memory.acted(*states, actions)
+        memory.acted(states[: len(rows)], actions[: len(rows)])
         return taken, memory.values if is_batch else memory.values[0]
 
     def _memory(self, count: int, is_batch: bool, state: np.ndarray | None, reward: Any) -> Memory | None:
         """The memory of so many envs before their steps."""
         memory = self._greedy.memory(count)
-        if memory is None and state is None:
+        if memory is None:
+            if state is not None:
+                self.initial_state()  # raises SettingsError: there is none
             return None
         wanted = self.initial_state(count if is_batch else None).shape
-        if np.shape(state) != wanted:
+        if state is None or np.shape(state) != wanted:
             raise SettingsError(
                 f"the policy is recurrent and takes a state of {list(wanted)}, first that of initial_state; "
                 f"got {'none' if state is None else list(np.shape(state))}."
@@ -352,7 +354,7 @@ def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> 
 
     Raises UserError where a policy of the run cannot play that env.
     """
-    changes = {} if env is None else {"env": registry.own_name(_name_of(env))}
+    changes: dict[str, Any] = {} if env is None else {"env": registry.own_name(_name_of(env))}
     if seed is not None:
         changes["seed"] = coerce(seed, int, "seed")
     task = dataclasses.replace(config, **changes)

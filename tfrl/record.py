@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.evaluation import policy_files
-from tfrl.evaluation.episodes import Player, check_level_set
+from tfrl.evaluation.episodes import check_level_set
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
+
+if TYPE_CHECKING:
+    from tfrl.evaluation.policy import Policy
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
 
@@ -94,7 +97,7 @@ class UniformPolicy:
         """A number from [0, 1) for each number of an action, float32 [steps, K]."""
         return generator.random((steps, *(self._spec.shape or (1,))), np.float32)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """Actions [B, *shape] by noise float32 [B, K]."""
         return self._spec.from_uniform(noise, self._seen.allowed(observations))
 
@@ -123,7 +126,7 @@ def _task_without_run(env: str, seed: int | None) -> Task:
     return dataclasses.replace(task, num_levels=0) if task.has_unseen_levels else task
 
 
-def _load(source: policy_files.PolicySource, options: Options) -> Player:
+def _load(source: policy_files.PolicySource, options: Options) -> Policy:
     with quiet_start():
         from tfrl.evaluation import policy
 

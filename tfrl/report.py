@@ -151,13 +151,13 @@ def notes(groups: Sequence[Group]) -> list[str]:
             states = [(r.config.seed, r.env_steps, "" if r.is_done else " (not finished)") for r in g.runs]
             reached = ", ".join(f"{seed} at {steps:,}{state}" for seed, steps, state in states)
             at = g.scored_at("test")
-            scored = "their ends" if g.is_done else f"{at:,} env steps" if at else "no evaluation yet"
+            after = "their ends" if g.is_done else f"{at:,} env steps" if at else "no evaluation yet"
             found.append(
                 f"{g.env}, {g.label}: the seeds have come to different env steps ({reached}). Curves are "
-                f"compared up to {g.env_steps:,}, scores are those after {scored}."
+                f"compared up to {g.env_steps:,}, scores are those after {after}."
             )
     scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
-    steps = [g.scored_at("test") for g in scored]
+    steps = [at for g in scored if (at := g.scored_at("test")) is not None]
     if steps and max(steps) - min(steps) >= max(g.config.steps_per_update for g in scored):
         found.append(
             f"Scores are not all after as many env steps ({min(steps):,} to {max(steps):,}): the column "

@@ -46,8 +46,10 @@ def main(arguments: Sequence[str]) -> int:
         except (UserError, OSError) as error:  # damaged, or another user's
             if path == folder:
                 raise
-            unreadable = isinstance(error, OSError)
-            table.add_row(name, f"cannot be read: {files.reason(error)}" if unreadable else str(error))
+            unreadable = (
+                f"cannot be read: {files.reason(error)}" if isinstance(error, OSError) else str(error)
+            )
+            table.add_row(name, unreadable)
     console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 

@@ -211,7 +211,8 @@ class Watch:
         self, trials: Callable[[], Sequence[Outcome]], console: Console | None = None, interval: float = 10.0
     ) -> None:
         self._trials, self._interval = trials, interval
-        self._console = console or Console(file=Unbreakable(sys.stdout), markup=False, emoji=False)
+        stdout: Any = Unbreakable(sys.stdout)
+        self._console = console or Console(file=stdout, markup=False, emoji=False)
         self._ended = threading.Event()
 
     def __enter__(self) -> Watch:

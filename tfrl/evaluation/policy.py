@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl import networks
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import Precision
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
@@ -99,20 +100,22 @@ class Policy:
         return chosen if memory else chosen[0]
 
 
-def load(source: PolicySource, precision: str = "run", *, greedy: bool = False) -> Policy:
+def load(
+    source: PolicySource, precision: Precision | Literal["run"] = "run", *, greedy: bool = False
+) -> Policy:
     """The policy of found weights.
 
     Raises:
       UserError: they are not of the network that the settings describe.
     """
-    if precision == "run":
-        precision = source.config.precision
-    policy = _build(source.config, precision, greedy=greedy)
+    policy = _build(
+        source.config, source.config.precision if precision == "run" else precision, greedy=greedy
+    )
     policy.set_weights(source.weights)
     return policy
 
 
-def _build(config: RLSettings, precision: str, *, greedy: bool) -> Policy:
+def _build(config: RLSettings, precision: Precision, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parts.one_thread_each()

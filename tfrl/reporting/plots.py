@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -39,7 +39,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
 _PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "figure.labelsize": 9.5,
@@ -66,10 +66,13 @@ _FEW_POINTS = 20  # a line of one point would not be seen
 # Style
 
 
-def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
+FigureT = TypeVar("FigureT", bound=Figure | None)
+
+
+def styled(draw: Callable[..., FigureT]) -> Callable[..., FigureT]:
     """Draws under this module's matplotlib style, without changing the process's or leaving it a figure."""
 
-    def drawing(*args: object) -> Figure | None:
+    def drawing(*args: object) -> FigureT:
         with plt.rc_context(_STYLE):
             figure = draw(*args)
         if figure is not None:
@@ -105,7 +108,7 @@ def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
     """Puts a legend above all panels, in as many columns as have room, and makes room for many rows."""
     for handle in handles:
         handle.set_label(textwrap.fill(str(handle.get_label()), 90))
-    lengths = [max(map(len, handle.get_label().splitlines())) for handle in handles]
+    lengths = [max(map(len, str(handle.get_label()).splitlines())) for handle in handles]
     for columns in (4, 3, 2, 1):
         parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
         if sum(0.65 + 0.071 * part.max() for part in parts) < figure.get_figwidth():  # inches
@@ -149,7 +152,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
                 continue
             shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
             steps, runs = steps[shown], runs[:, shown]
-            style = {"color": GREY, "linestyle": _PUBLISHED_DASHES[level_set]}
+            style: dict[str, Any] = {"color": GREY, "linestyle": _PUBLISHED_DASHES[level_set]}
             ax.fill_between(steps, runs.min(0), runs.max(0), color=GREY, alpha=0.22, linewidth=0)
             ax.plot(steps, runs.mean(0), linewidth=1.3, **style)
             published[level_set] = _handle(f"{PUBLISHED}, {level_set_title(env, level_set)}", **style)
@@ -157,7 +160,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
             _draw_seeds(ax, g, names.index(g.label))
         ax.set_title(env if mode == "easy" else f"{env} ({mode})")
         ax.set_xlim(0, end * 1.03 or 1)
-        if ax.get_subplotspec().is_first_col():
+        if (place := ax.get_subplotspec()) is not None and place.is_first_col():
             ax.set_ylabel("episode return (raw reward)")
     levels = all(TRAIN in g.level_sets for g in groups)
     training, evaluated = ("training levels", "unseen levels") if levels else ("while training", "evaluation")

@@ -83,21 +83,22 @@ class Run:
 
     def speed(self, updates: int | None = None) -> float | None:
         """Env steps a second of the last so many updates, by default of all; None before the first one."""
-        taken, speeds = np.diff(self.progress[STEPS], prepend=0.0), self.progress.get(SPEED)
-        known = np.zeros(0, int) if speeds is None else np.flatnonzero(speeds > 0)
+        taken = np.diff(self.progress[STEPS], prepend=0.0)
+        speeds = self.progress.get(SPEED, np.zeros_like(taken))
+        known = np.flatnonzero(speeds > 0)
         known = known if updates is None else known[-updates:]
         return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.size else None
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
         steps, values = self.points(f"eval_{level_set}/return")
-        score: Any = self.results
+        score: Any = self.results or {}
+        at = float(score.get("env_steps", 0))
         for key in ("eval", level_set, "return"):
             score = score.get(key) if isinstance(score, dict) else None
         if not isinstance(score, int | float):
             return steps, values
         # results.json holds the last one, which may be without a row of its own.
-        at = float(self.results["env_steps"])
         before = steps < at
         return np.append(steps[before], at), np.append(values[before], float(score))
 
@@ -268,7 +269,9 @@ class Group:
             return np.array([run.training_return(self.env_steps) for run in self.runs])
         if self.is_done:
             return np.array([run.final_return(level_set) for run in self.runs])
-        return np.array([of_run.get(at, np.nan) for of_run in self._evaluations[level_set]])
+        return np.array(
+            [np.nan if at is None else of_run.get(at, np.nan) for of_run in self._evaluations[level_set]]
+        )
 
     def scores(self, level_set: str) -> np.ndarray:
         """The runs' normalised `returns`, float64 [n], without those that have none."""
@@ -288,7 +291,8 @@ class Group:
             at, returns = published_curve(self.env, level_set)
             if not at[0] <= steps <= 1.02 * at[-1]:
                 return {}
-            reached = [normalized_return(self.env, self.mode, np.interp(steps, at, run)) for run in returns]
+            at_steps = [float(np.interp(steps, at, run)) for run in returns]
+            reached = [normalized_return(self.env, self.mode, value) for value in at_steps]
             scores[level_set] = np.array(reached)
         return scores
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-Statistic = Callable[[np.ndarray], np.ndarray]
+Statistic = Callable[[np.ndarray], Any]
 """A function from [..., n] to [...]."""
 Curve = tuple[np.ndarray, np.ndarray]
 """Steps, which grow, and values, both [n]."""

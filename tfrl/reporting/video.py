@@ -144,14 +144,15 @@ class Writer:
             command = [ffmpeg(), *["-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]]
             command = [*command, "-s", size, "-r", str(self._fps), "-i", "-"]
             command += [*_ENCODERS[self._path.suffix].split(), str(self._path)]
-            pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+            pipe = subprocess.PIPE
             try:
                 # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
-                self._process = subprocess.Popen(command, **pipes, start_new_session=True)
+                self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
             except FileNotFoundError:
                 raise OSError(errno.ENOENT, "there is no ffmpeg to write videos with") from None
         try:
-            self._process.stdin.write(np.ascontiguousarray(frame).data)
+            if self._process.stdin is not None:
+                self._process.stdin.write(np.ascontiguousarray(frame).data)
         except BrokenPipeError:
             self._close()
 
@@ -320,14 +321,13 @@ def _draw_action(
     draw: ImageDraw.ImageDraw, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
 ) -> None:
     """Draws a bar for each of a few actions, or for each number of one of another kind, from -1 to 1."""
-    discrete = isinstance(spec, Discrete)
-    count = spec.n if discrete else len(action)
+    count = spec.n if isinstance(spec, Discrete) else len(action)
     width = min(_WIDEST_BAR, (_TILE - 8 - _BARS_LEFT) / count)
     lefts = [_BARS_LEFT + k * width for k in range(count)]
     bars = [
         (round(x + min(2, width / 8)), max(round(x), round(x + width - min(3, width / 4)))) for x in lefts
     ]
-    if discrete:
+    if isinstance(spec, Discrete):
         chances = np.eye(count)[action] if chances is None else chances
         names = _ACTIONS.get(count) or [str(a) for a in range(count)]
         for a, (left, right) in enumerate(bars):
