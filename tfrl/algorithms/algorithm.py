@@ -10,21 +10,16 @@ from typing import Protocol
 
 import numpy as np
 
+from tfrl.experience.collector import ActingPolicy
 from tfrl.experience.rollout import Rollout
 
 
 class Agent(Protocol):
-    """A policy that learns, as one worker has it.
+    """A policy that learns, as one worker has it: what all learners ask of it."""
 
-    Attributes:
-      metric_names: what `update` gives, in the order of progress.csv: `train/NAME`.
-      extras: what `act` says of its actions beside them, by name, with its shape for one env and step.
-      draw_noise: gives the random numbers of one env's actions in T steps, float32 [T, noise_size].
-    """
-
-    metric_names: tuple[str, ...]
-    extras: Mapping[str, tuple[int, ...]]
-    draw_noise: Callable[[np.random.Generator, int], np.ndarray]
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What its updates give, in the order of progress.csv: `train/NAME`."""
 
     @property
     def num_parameters(self) -> int:
@@ -56,25 +51,34 @@ class Agent(Protocol):
           ValueError, KeyError: they belong to another network.
         """
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions of the training envs, of half of them at a time.
-
-        Args:
-          observations: [R, B, *shape], B envs for each of this worker's R replicas.
-          noise: float32 [R, B, noise_size]: all randomness there is.
-
-        Returns:
-          Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
-        """
-
-    def complete(self, rollout: Rollout) -> None:
-        """Adds to the extras of a whole rollout what is said of all its actions at once."""
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The random numbers of one env's actions in T steps, float32 [T, noise_size]."""
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, noise_size]; any B."""
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The most likely actions; takes `noise` to stand in for `sample`, and ignores it."""
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The weights of all networks by name: what evaluations, exports and results read."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """All that decides its future, as arrays by name, the same on every worker and on any topology.
+
+        The weights are there as `weights/NAME`, where those who read checkpoints look for them.
+        """
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`, also on another number of replicas; further ones are ignored.
+
+        Raises:
+          ValueError, KeyError: they belong to another network.
+        """
+
+
+class RolloutAgent(Agent, ActingPolicy, Protocol):
+    """An agent that learns from each rollout as it comes."""
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
@@ -93,21 +97,5 @@ class Agent(Protocol):
           TrainingError: a loss or gradient is not finite, on all workers alike.
         """
 
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The weights of all networks by name: what evaluations, exports and results read."""
-
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
         """Standardises observations by float32 [D] each from now on."""
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """All that decides its future, as arrays by name, the same on every worker and on any topology.
-
-        The weights are there as `weights/NAME`, where those who read checkpoints look for them.
-        """
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`, also on another number of replicas; further ones are ignored.
-
-        Raises:
-          ValueError, KeyError: they belong to another network.
-        """

@@ -217,7 +217,7 @@ class PPGAgent(PPOAgent):
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         self._policy_pass = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
-        self.targets: np.ndarray | None = None
+        self.targets = np.empty(0, np.float32)
 
     def make_steps(self) -> dict[str, GradientStep]:
         """PPO's, and one of the auxiliary phase, which has an optimizer of its own."""

@@ -9,7 +9,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import TIMEOUT, Range
@@ -146,7 +146,7 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
         return super().may_change - fixed | {"actors", "learners", "ray_address", "actor_timeout"}
 
 
-def leads(config: RLSettings) -> bool:
+def leads(config: RLSettings) -> TypeGuard[DistributedSettings]:
     """True if this process is to start the learners of --learners, and is none of them itself.
 
     Raises UserError where TF_CONFIG has made it a worker of a run already.

@@ -21,18 +21,24 @@ from tfrl.experience.rollout import Rollout
 
 
 class ActingPolicy(Protocol):
-    """The part of an agent that a collector needs.
+    """The part of an agent that a collector needs."""
 
-    Attributes:
-      extras: the arrays that `act` returns beside actions, by name, with their shapes of one env and step.
-    """
-
-    extras: Mapping[str, tuple[int, ...]]
+    @property
+    def extras(self) -> Mapping[str, tuple[int, ...]]:
+        """The arrays that `act` returns beside actions, by name, with their shapes of one env and step."""
 
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] and extras [R, B, ...] of observations [R, B, *shape], by [R, B, K].
+        """Actions of training envs, of half of them at a time.
+
+        Args:
+          observations: [R, B, *shape], B envs for each of this worker's R replicas.
+          noise: float32 [R, B, K]: all randomness there is.
+          memory: of a recurrent policy.
+
+        Returns:
+          Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
 
         A recurrent policy takes its memory, float32 [R, B, M], and adds its `state` [R, B, S] to the extras.
         The next call does not change these arrays.

@@ -140,11 +140,25 @@ def _checksum(content: np.ndarray) -> bytes:
 class PhaseSettings(Protocol):
     """The settings that decide how much disk phases take."""
 
-    policy_updates: int
-    keep_checkpoints: int
-    num_updates: int
-    rollouts_on_disk: int
-    run_dir: Path
+    @property
+    def policy_updates(self) -> int:
+        """PPO updates of a phase."""
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """Checkpoints that are kept."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the run."""
+
+    @property
+    def rollouts_on_disk(self) -> int:
+        """Rollouts of the phases that the checkpoints need."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
 
     def disk_bytes(self, rollouts: int) -> int:
         """The size of so many rollouts."""

@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from tfrl.algorithms import acting
 from tfrl.config import actors as actors_settings
-from tfrl.config.actors import LEARNER
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration, memory
@@ -42,7 +41,7 @@ class RemoteActor:
     """
 
     def __init__(
-        self, config: RLSettings, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
+        self, config: DistributedSettings, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
     ) -> None:
         end_with_parent()
         leave_stopping_to_driver()
@@ -51,10 +50,12 @@ class RemoteActor:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         correlated = functools.partial(exploration.correlated_noise, config)
         remembered = functools.partial(memory.of_settings, config)
-        sizes = {"replicas": 1, "num_steps": config.steps_per_env}
-        collector = Collector(spec, indices, **sizes, correlated=correlated, memory=remembered)
+        steps = config.steps_per_env
+        collector = Collector(
+            spec, indices, replicas=1, num_steps=steps, correlated=correlated, memory=remembered
+        )
         self._actor = EnvActor(collector, acting.of_settings(config, precision, at_once=threads))
-        self._lag = config.lag
+        self._lag = config.lag or 0
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
         """Rollout `number`, acted by `weights`, or by the newest of a parameter server.
@@ -130,7 +131,7 @@ class RayCollector(SupervisedActors):
 
     def __init__(
         self,
-        config: RLSettings,
+        config: DistributedSettings,
         spec: EnvSpec,
         *,
         indices: Sequence[int],
@@ -157,12 +158,18 @@ class RayCollector(SupervisedActors):
             mine = range(index * share, (index + 1) * share)
             return kind.remote(config, spec, mine, precision, threads)
 
-        self._beat, self._together, self._newest = beat, together, None
-        self._server = parameters.serve() if config.free_running else None
-        of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
-        calls = {"raise_if_stopped": raise_if_stopped, "tell": tell, "look": self._look}
-        self._hooks = Hooks(timeout=config.actor_timeout, **calls, **of_ray)
-        self._open(_RolloutActor(f"actor {i}", lambda i=i: make(i), self._hooks) for i in actors)
+        self._beat, self._together = beat, together
+        self._newest: Versioned | None = None
+        self._server: Any = parameters.serve() if config.free_running else None
+        self._hooks = Hooks(
+            timeout=config.actor_timeout,
+            raise_if_stopped=raise_if_stopped,
+            tell=tell,
+            look=self._look,
+            check=self._cluster.check,
+            shared=self._cluster.is_shared,
+        )
+        self._open(_RolloutActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
         self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
@@ -193,11 +200,14 @@ class RayCollector(SupervisedActors):
             actor.settle(result.after)
         collected = [result.rollout for result in results]
         if self._rollout is None:
-            specs = {"observation": self.observation_spec, "action": self.action_spec}
-            extras = {name: array.shape[3:] for name, array in collected[0].extras.items()}
             remembered = collected[0].memory
-            size = 0 if remembered is None else remembered.shape[-1]
-            self._rollout = Rollout.empty(*self._size, **specs, extras=extras, memory=size)
+            self._rollout = Rollout.empty(
+                *self._size,
+                observation=self.observation_spec,
+                action=self.action_spec,
+                extras={name: array.shape[3:] for name, array in collected[0].extras.items()},
+                memory=0 if remembered is None else remembered.shape[-1],
+            )
         _join(collected, self._rollout)
         return self._rollout
 

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.config.actors import LEARNER
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import search_path
 from tfrl.experience.rollout import observation_bytes
@@ -131,7 +131,7 @@ class Cluster:
 
     def _is_on_this_machine(self) -> bool:
         """True if Ray's own process on this machine, the raylet, runs."""
-        node = ray._private.worker._global_node  # there is no public way to ask
+        node: Any = ray._private.worker._global_node  # there is no public way to ask
         return node.raylet_socket_name in Path("/proc/net/unix").read_text().split()
 
     def _join(self, address: str, quiet: dict) -> None:
@@ -212,11 +212,11 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def store_bytes(config: RLSettings, num_envs: int) -> int:
+def store_bytes(config: DistributedSettings, num_envs: int) -> int:
     """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
     observation, rows = registry.specs(config)[0], num_envs * (config.steps_per_env + 1)
     size = observation_bytes(observation, rows) + 4 * rows * getattr(config, "remembered_size", 0)
-    return int(1.2 * (config.lag + 2) * size)
+    return int(1.2 * ((config.lag or 0) + 2) * size)
 
 
 def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:

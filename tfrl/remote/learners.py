@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import socket
@@ -17,8 +18,7 @@ from typing import Any, NamedTuple
 from cluster.launch import AGENT, LOST
 from cluster.places import Place, Share, environments, shares
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.config.actors import LEARNER
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
 
 _LISTEN = 0.2  # seconds that a host listens to its agent before it answers
@@ -43,7 +43,7 @@ class LearnerHost:
     def __init__(self) -> None:
         end_with_parent()
         leave_stopping_to_driver()
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: Any = None  # a `subprocess.Popen`, once it has begun
         self._selector = selectors.DefaultSelector()
 
     def where(self) -> Node:
@@ -152,7 +152,7 @@ class Nodes:
       UserError: there is no Ray, or it has too few CPUs.
     """
 
-    def __init__(self, config: RLSettings) -> None:
+    def __init__(self, config: DistributedSettings) -> None:
         self._config = config
         self._needs: Mapping[str, int] = {"--learners": config.learners}
         if config.actors:
@@ -171,7 +171,7 @@ class Nodes:
         failures = 0
         while self._has_room(told, tell):
             try:
-                return self._make_places(told)
+                return self._make_places(told, self._cluster.address)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
@@ -194,7 +194,7 @@ class Nodes:
             time.sleep(_LOOK_EVERY)
         return not told()
 
-    def _make_places(self, told: Callable[[], bool]) -> list[Place]:
+    def _make_places(self, told: Callable[[], bool], address: str) -> list[Place]:
         kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(LearnerHost)
         self._hosts = [kind.remote() for _ in range(self._config.learners)]
         waiting = [host.where.remote() for host in self._hosts]
@@ -209,7 +209,7 @@ class Nodes:
         mine = [left[node].pop(0) for node in nodes]
         own = environments([node.address for node in nodes], mine)
         return [
-            Place(node.name, {**environment, LEARNER: self._cluster.address}, lambda h=host: RemoteAgent(h))
+            Place(node.name, {**environment, LEARNER: address}, functools.partial(RemoteAgent, host))
             for node, environment, host in zip(nodes, own, self._hosts, strict=True)
         ]
 

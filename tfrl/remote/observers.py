@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfrl.config.run import RLSettings
+from tfrl.algorithms.reinforce import Config
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
@@ -109,7 +110,7 @@ class RayObservers(SupervisedActors):
 
     def __init__(
         self,
-        config: RLSettings,
+        config: Config,
         spec: EnvSpec,
         *,
         raise_if_stopped: Callable[[], None],
@@ -120,15 +121,20 @@ class RayObservers(SupervisedActors):
         share = config.num_envs // config.observers
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
-        of_ray = {"check": self._cluster.check, "shared": self._cluster.is_shared}
-        calls = {"raise_if_stopped": raise_if_stopped, "tell": tell, "look": beat}
-        hooks = Hooks(timeout=config.observer_timeout, **calls, **of_ray)
+        hooks = Hooks(
+            timeout=config.observer_timeout,
+            raise_if_stopped=raise_if_stopped,
+            tell=tell,
+            look=beat,
+            check=self._cluster.check,
+            shared=self._cluster.is_shared,
+        )
 
         def make(index: int) -> Any:
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))
 
         observers = range(config.observers)
-        self._open(_ObserverActor(f"observer {i}", lambda i=i: make(i), hooks) for i in observers)
+        self._open(_ObserverActor(f"observer {i}", functools.partial(make, i), hooks) for i in observers)
         self._show()
 
     def _show(self) -> None:

@@ -34,11 +34,12 @@ class ParameterServer:
     async def wait_for(self, version: int) -> Versioned:
         """The newest weights, once they are of this version or a later one."""
         async with self._pushed:
-            await self._pushed.wait_for(lambda: self._newest is not None and self._newest.version >= version)
+            while self._newest is None or self._newest.version < version:
+                await self._pushed.wait()
             return self._newest
 
 
 def serve() -> Any:
     """Starts a `ParameterServer` on Ray, without a CPU of its own; the handle of it."""
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 4096}
-    return ray.remote(**options)(ParameterServer).remote()
+    restarting = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)  # type: ignore[call-overload]
+    return restarting(ParameterServer).remote()

@@ -107,7 +107,7 @@ class SupervisedActor:
     def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
         self._name, self._make, self._hooks = name, make, hooks
         self._deaths = 0
-        self.after: EnvStates | None = None
+        self.after = EnvStates([], [], np.empty(0), np.empty(0, bool))  # until it is ready
         self.exact_state = False
         self._start()
 
@@ -115,7 +115,7 @@ class SupervisedActor:
         """Makes a process, which begins where the envs stood."""
         self._started, self._told_late = time.monotonic(), False
         self._process = self._make()
-        states = None if self.after is None else dict(zip(self.after.indices, self.after.states, strict=True))
+        states = dict(zip(self.after.indices, self.after.states, strict=True)) or None
         self._ready = self._process.begin_at.remote(states)  # a reference
 
     def _order_again(self) -> None:

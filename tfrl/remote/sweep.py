@@ -44,8 +44,8 @@ except ImportError:
     raise UserError(f"sweeps need Ray Tune, of which packages are missing: {how_to_install_ray()}") from None
 
 # A trial that fails is told in our words; these two would add pages of their own.
-for _name in ("ray.tune", "ray.train"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
+for _logger in ("ray.tune", "ray.train"):
+    logging.getLogger(_logger).setLevel(logging.CRITICAL)
 warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
 
 _PART = "part.json"  # in what Ray Tune takes for a trial's checkpoint
@@ -188,7 +188,7 @@ def _name(trial: Any) -> str:
 
 def _scheduler(sweep: Sweep, logdir: Path, left: list[int]) -> Any:
     """The scheduler, which compares trials at each evaluation; ASHA also with those that are over."""
-    compared = {"time_attr": "evaluations", "metric": "value", "mode": "max"}
+    compared: dict[str, Any] = {"time_attr": "evaluations", "metric": "value", "mode": "max"}
     if sweep.scheduler == "pbt":
         return PopulationBasedTraining(
             **compared,
@@ -198,7 +198,7 @@ def _scheduler(sweep: Sweep, logdir: Path, left: list[int]) -> Any:
         )
     if sweep.scheduler == "none":
         return FIFOScheduler()
-    asha = AsyncHyperBandScheduler(**compared, grace_period=1, reduction_factor=3, max_t=1_000_000)
+    asha: Any = AsyncHyperBandScheduler(**compared, grace_period=1, reduction_factor=3, max_t=1_000_000)
     for name in (trial_name(index) for index in range(len(sweep.trials)) if index not in left):
         over = SimpleNamespace(trial_id=name)
         asha.on_trial_add(None, over)

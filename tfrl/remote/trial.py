@@ -170,10 +170,11 @@ def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
 
 def _evaluated(run: Path, env_steps: int) -> Checkpoint:
     """The checkpoint of an evaluation or, once that is pruned, the next one that is still there."""
-    store, found = CheckpointStore(run / "checkpoints", keep=1), []
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    found: list[Checkpoint] = []
     for update in store.updates():
         try:
-            found.append(store.load(lambda sentence: None, update))
+            found += filter(None, [store.load(lambda sentence: None, update)])
         except UserError:  # pruned since, or damaged
             continue
     if not found:

@@ -38,15 +38,13 @@ class Learner(ABC):
     supervised run, and `steps_done` is the place on the x-axis of all curves.
 
     Attributes:
-      columns: of progress.csv, after the first one, in order.
-      step_column: the first one: `env_steps`, or `images`.
+      step_column: the first column of progress.csv: `env_steps`, or `images`.
       unit: what it counts, for people.
       highlights: gives the texts of the progress line for an update's metrics; None: speed and return.
       notes: warnings about the settings of a new run.
       callbacks: the product's own, called before the user's.
     """
 
-    columns: tuple[str, ...]
     step_column = "env_steps"
     unit = "env steps"
     highlights: Callable[[Mapping[str, float]], list[str]] | None = None
@@ -135,6 +133,11 @@ class Learner(ABC):
         """Raises UserError where the run's checkpoint is at more steps than the settings want."""
 
     # What people see
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns of progress.csv after the first one, in order."""
 
     @abstractmethod
     def summary(self, logged: int) -> dict[str, str]:

@@ -22,8 +22,8 @@ from tfrl.cli.flags import flag
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.config.actors import LEARNER, check_ray, leads
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
+from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.evaluation import policy_files
@@ -39,6 +39,8 @@ from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
 if TYPE_CHECKING:
+    from tfrl.remote.cluster import Cluster
+    from tfrl.remote.learners import Nodes
     from tfrl.training.learner import MakeAgent
 
 
@@ -51,7 +53,7 @@ class Command:
       agent: the algorithm's class, made of the settings and the runtime.
     """
 
-    reader: Reader
+    reader: Reader[Any]
     agent: MakeAgent
 
     def __call__(self, arguments: Sequence[str]) -> int:
@@ -74,13 +76,12 @@ class Command:
         reader, agent = self.reader, self.agent
         with endings.before_training():
             callbacks = [*_made(config.callbacks), *callbacks]
-            leading = leads(config)
-            if leading and len(callbacks) > len(_names(config.callbacks)):
+            if leads(config) and len(callbacks) > len(_names(config.callbacks)):
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            cluster = None if leading else tf_config.for_strategy(config.strategy)
+            cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
             if not evaluates:
                 check(config, cluster)
@@ -88,7 +89,7 @@ class Command:
             with quiet_start():
                 from tfrl.training import evaluator
             return evaluator.follow(config)
-        if leading:
+        if leads(config):
             return launch_workers(config, reader.prog.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             # Several workers find out together, in the trainer: a shared disk may show a file to one first.
@@ -164,13 +165,13 @@ def _check_beginning(config: RLSettings) -> None:
     """Raises UserError where what a new run is to begin with is not there, or does not fit."""
     if config.start_from is not None:
         start_from.check(config)
-    if getattr(config, "torso_weights", None) is not None:
+    if isinstance(config, Network) and config.torso_weights is not None:
         check_torso(config)
 
 
 def _check_memory(config: RLSettings, workers: int, here: int) -> None:
     """Raises UserError where the memory has no room for the replay or the rollouts of a worker."""
-    if hasattr(config, "replay_size"):
+    if isinstance(config, replay.BufferSettings):
         replay.check_memory(config, workers, here)
     else:
         steps = config.steps_per_env * config.rollouts_held
@@ -182,7 +183,7 @@ _RESTART_WAIT = 5.0  # seconds before the first of them
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a failure
 
 
-def launch_workers(config: RLSettings, module: str, arguments: Sequence[str]) -> int:
+def launch_workers(config: DistributedSettings, module: str, arguments: Sequence[str]) -> int:
     """Trains with --learners, each the same command as a worker of TF_CONFIG; the exit code.
 
     They are the workers that `cluster.launch` would start, so all that holds of those holds of them. Nothing
@@ -193,7 +194,7 @@ def launch_workers(config: RLSettings, module: str, arguments: Sequence[str]) ->
       module: of the command, tfrl.impala say; with its first argument of a user's algorithm.
       arguments: of the command line.
     """
-    places = _Here(config) if config.ray_address is None else _on_nodes(config)
+    places: _Here | Nodes = _Here(config) if config.ray_address is None else _on_nodes(config)
     with contextlib.closing(places):
         return launch.launch(
             places.find,
@@ -208,9 +209,9 @@ def launch_workers(config: RLSettings, module: str, arguments: Sequence[str]) ->
 class _Here:
     """Places on this machine, beside a Ray of the run's own where it has actors."""
 
-    def __init__(self, config: RLSettings) -> None:
+    def __init__(self, config: DistributedSettings) -> None:
         self._config = config
-        self._cluster = None
+        self._cluster: Cluster | None = None
 
     def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
         """The learners' places.
@@ -244,7 +245,7 @@ class _Here:
             self._cluster = None
 
 
-def _on_nodes(config: RLSettings) -> Any:
+def _on_nodes(config: DistributedSettings) -> Nodes:
     remote.reach_other_machines()
     from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
 
@@ -257,7 +258,7 @@ def told_complete(config: RLSettings) -> str | None:
     Raises UserError as `check_length` does, and where no checkpoint is valid.
     """
     found = policy_files.results_of_newest(config.run_dir)
-    if not results.are_of_all(found, config):
+    if found is None or not results.are_of_all(found, config):
         return None
     check_length(config, found["env_steps"])
     return complete_sentence(config, found["env_steps"], found["episodes"])

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from tfrl import remote
+from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Observer, Seen
 from tfrl.experience.rollout import Episodes
 from tfrl.run import rng
@@ -28,11 +28,13 @@ class Observers(Protocol):
 
     Attributes:
       observation: [N, *shape]: what the envs show.
-      exact_state: as a `VecEnv`'s.
     """
 
     observation: np.ndarray
-    exact_state: bool
+
+    @property
+    def exact_state(self) -> bool:
+        """As a `VecEnv`'s."""
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
         """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""
@@ -59,12 +61,14 @@ class EpisodicLearner(EnvLearner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
+    _config: Config
+    agent: ReinforceAgent
     time_columns = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         "time/observer_wait_fraction",
     )
 
-    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.observers = self._make_observers()
         self._steps_done = 0
@@ -78,12 +82,13 @@ class EpisodicLearner(EnvLearner):
             remote.reach_other_machines()
         from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
 
-        hooks = {
-            "raise_if_stopped": session.raise_if_stopped,
-            "tell": session.console.warn,
-            "beat": session.watchdog.beat,
-        }
-        return RayObservers(config, env_spec(config), **hooks)
+        return RayObservers(
+            config,
+            env_spec(config),
+            raise_if_stopped=session.raise_if_stopped,
+            tell=session.console.warn,
+            beat=session.watchdog.beat,
+        )
 
     @property
     def steps_done(self) -> int:
@@ -136,7 +141,10 @@ class EpisodicLearner(EnvLearner):
             if not playing.any():
                 break
         self.observers.settle()
-        return Episodes(*(np.stack(arrays) for arrays in zip(*steps, strict=True)), ended)
+        shown, actions, noise, log_probs, rewards, played = (
+            np.stack(arrays) for arrays in zip(*steps, strict=True)
+        )
+        return Episodes(shown, actions, noise, log_probs, rewards, played, ended)
 
     def _noise(self) -> Iterator[np.ndarray]:
         """The random numbers of each step of an update, float32 [N, K], up to --max-steps of them."""

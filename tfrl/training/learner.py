@@ -36,13 +36,18 @@ MakeAgent = Callable[[Any, Runtime], Agent]
 class Envs(Protocol):
     """A worker's slice of the global envs, a `Collector` say."""
 
-    exact_state: bool
+    @property
+    def exact_state(self) -> bool:
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
         """Global env indices and, for each, the env's state, observation and `first` flag."""
 
-    def set_state(self, states: dict[int, bytes]) -> None:
+    def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index; it may hold more envs than this worker's."""
+
+    def close(self) -> None:
+        """Stops the envs."""
 
 
 class EnvLearner(Learner):
@@ -60,6 +65,8 @@ class EnvLearner(Learner):
       time_columns: the metrics of `update` that the agent does not give, in the order of progress.csv.
     """
 
+    _config: RLSettings
+    agent: Agent
     time_columns: tuple[str, ...]
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
@@ -112,7 +119,7 @@ class EnvLearner(Learner):
         A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
         """
         self._session.watchdog.beat()
-        choose = self.agent.greedy if self._config.eval_greedy else self.agent.sample
+        choose: Callable[..., Any] = self.agent.greedy if self._config.eval_greedy else self.agent.sample
         return choose(observations, noise, *remembered)
 
     def memory(self, envs: int) -> Memory | None:

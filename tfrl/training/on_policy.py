@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tfrl.algorithms.actor_critic import RolloutSettings
+from tfrl.algorithms.algorithm import RolloutAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import memory
 from tfrl.experience.collector import Collector
@@ -22,8 +23,8 @@ from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
+from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, Prefetch, make_prefetch_collector
 from tfrl.workers.strategy import Runtime
 
 # The part of an update's time that collecting takes: an eighth with the default network and settings.
@@ -39,20 +40,22 @@ class OnPolicyLearner(EnvLearner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    time_columns = (
+    _config: RolloutSettings
+    agent: RolloutAgent
+    time_columns: tuple[str, ...] = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         *("time/allreduce_seconds", "time/env_wait_fraction"),
     )
 
-    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
+    def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
+        self._indices = list(session.runtime.local_envs(config.num_envs))
         self.collector = self._make_collector()
         self._rewards = RewardNormalizer(config.num_envs)
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
-            self._observations = ObservationNormalizer(self._spec.num_numbers)
-            self._begin_observations()
+            self._observations = self._begun_observations()
 
     def update(self) -> Update | None:
         """Collects a rollout and learns from it. A collective."""
@@ -78,8 +81,9 @@ class OnPolicyLearner(EnvLearner):
         }
         return Update(metrics | self._shares(rollout, seconds))
 
-    def _make_collector(self) -> Collector:
-        return make_collector(self._config, self._runtime)
+    def _make_collector(self) -> Envs:
+        self._collector = make_collector(self._config, self._runtime)
+        return self._collector
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
         """How an update that took `seconds` spent them, by the names of its columns."""
@@ -100,9 +104,9 @@ class OnPolicyLearner(EnvLearner):
             session.watchdog.beat()
             session.console.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
-        indices, draw = self.collector.indices, self.agent.draw_noise
-        noise = rng.action_noise(config.seed, session.step, indices, config.num_steps, draw)
-        rollout = self.collector.collect(self.agent, noise, on_step)
+        draw = self.agent.draw_noise
+        noise = rng.action_noise(config.seed, session.step, self._indices, config.num_steps, draw)
+        rollout = self._collector.collect(self.agent, noise, on_step)
         self._take_in_rewards(rollout)
         return rollout
 
@@ -115,7 +119,7 @@ class OnPolicyLearner(EnvLearner):
         rewards = self._config.learned_rewards(rewards)
         if self._config.normalize_rewards:
             rewards = self._rewards(rewards, first)
-        rollout.rewards[:] = rollout.by_replica(rewards[:, self.collector.indices])
+        rollout.rewards[:] = rollout.by_replica(rewards[:, self._indices])
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Takes the update's gradient steps, with which the console moves; its metrics.
@@ -141,13 +145,14 @@ class OnPolicyLearner(EnvLearner):
 
     # Observations
 
-    def _begin_observations(self) -> None:
+    def _begun_observations(self) -> ObservationNormalizer:
         """Takes mean and deviation from random steps, where the settings say so, alike on all workers."""
-        steps = self._config.normalize_random_steps
+        steps, normalizer = self._config.normalize_random_steps, ObservationNormalizer(self._spec.num_numbers)
         if steps:
             observations = self._spec.numbers(random_observations(self._config, steps))
-            self._observations.update(env_moments(observations), steps)
-        self._set_scaling()
+            normalizer.update(env_moments(observations), steps)
+        self._scale_by(normalizer)
+        return normalizer
 
     def _take_in_observations(self, rollout: Rollout) -> None:
         """Updates mean and deviation. Training uses those that the rollout was collected with."""
@@ -157,10 +162,10 @@ class OnPolicyLearner(EnvLearner):
         mine = env_moments(rollout.by_env(numbers))  # [B, ...]
         everyone = self._runtime.gather_envs(np.moveaxis(mine, 0, -1))
         self._observations.update(np.moveaxis(everyone, -1, 0), self._config.num_steps)
-        self._set_scaling()
+        self._scale_by(self._observations)
 
-    def _set_scaling(self) -> None:
-        self.agent.set_observation_scaling(self._observations.mean, self._observations.scale)
+    def _scale_by(self, normalizer: ObservationNormalizer) -> None:
+        self.agent.set_observation_scaling(normalizer.mean, normalizer.scale)
 
     # State
 
@@ -177,8 +182,9 @@ class OnPolicyLearner(EnvLearner):
                 self._observations.set_state(moments)
             else:  # of an export, whose weights have what they come to
                 constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
-                self._observations.begin_with(*constants, count=self._session.started_from["env_steps"])
-            self._set_scaling()
+                steps = (self._session.started_from or {})["env_steps"]
+                self._observations.begin_with(*constants, count=steps)
+            self._scale_by(self._observations)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are the same on all workers, and this worker's envs."""
@@ -223,16 +229,17 @@ class PrefetchingLearner(OnPolicyLearner):
     """
 
     time_columns = (*OnPolicyLearner.time_columns, *COLUMNS)
-    collector: PrefetchCollector
 
-    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
-        super().__init__(config, session, make_agent)
-        self._prefetch = Prefetch(config, self.collector)
-
-    def _make_collector(self) -> PrefetchCollector:
+    def _make_collector(self) -> Envs:
         config, runtime = self._config, self._runtime
-        make = {"replicas": runtime.local_replicas, "make": lambda: make_collector(config, runtime)}
-        return make_prefetch_collector(config, self._session, **make)
+        collector = make_prefetch_collector(
+            config,
+            self._session,
+            replicas=runtime.local_replicas,
+            make=lambda: make_collector(config, runtime),
+        )
+        self._prefetch = Prefetch(config, collector)
+        return collector
 
     def collect(self) -> Rollout:
         """The rollout of this update, with normalised rewards; the actors go on by the weights of now."""
@@ -264,7 +271,7 @@ class PrefetchingLearner(OnPolicyLearner):
         self._prefetch.set_state(state)
 
 
-def random_observations(config: RLSettings, steps: int) -> np.ndarray:
+def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:
     """Observations [steps, 1, *shape] of an env of its own, played at random: the same on every worker."""
     env = registry.make(
         dataclasses.replace(env_spec(config), num_envs=1, seed=rng.env_seed(config.seed, rng.Use.WARM_UP))
@@ -284,13 +291,18 @@ def random_observations(config: RLSettings, steps: int) -> np.ndarray:
     return np.stack(observations)
 
 
-def make_collector(config: RLSettings, runtime: Runtime) -> Collector:
+def make_collector(config: RolloutSettings, runtime: Runtime) -> Collector:
     """This worker's envs, and the buffers of the rollouts that are held at once. Raises UserError."""
     held = config.rollouts_held
-    sizes = {"replicas": runtime.local_replicas, "num_steps": config.num_steps, "rollouts": held}
-    remembered = functools.partial(memory.of_settings, config)
     try:
-        return Collector(env_spec(config), runtime.local_envs(config.num_envs), **sizes, memory=remembered)
+        return Collector(
+            env_spec(config),
+            runtime.local_envs(config.num_envs),
+            replicas=runtime.local_replicas,
+            num_steps=config.num_steps,
+            rollouts=held,
+            memory=functools.partial(memory.of_settings, config),
+        )
     except MemoryError:
         spec = registry.specs(config)[0]
         raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None

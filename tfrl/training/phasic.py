@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from tfrl.algorithms.ppg import AUXILIARY, Config
+from tfrl.algorithms.ppg import AUXILIARY, Config, PPGAgent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.phase import PhaseFiles, check_disk
 from tfrl.experience.rollout import Rollout
@@ -28,6 +28,9 @@ _NO_SUMS = [0.0] * len(AUXILIARY)
 
 class PhasicLearner(OnPolicyLearner):
     """Updates of PPO and auxiliary phases; the arguments are those of `OnPolicyLearner`."""
+
+    _config: Config
+    agent: PPGAgent
 
     def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
@@ -67,7 +70,7 @@ class PhasicLearner(OnPolicyLearner):
                 return update
             self._held, self._parts_done, self._sums = update, 0, _NO_SUMS
             return None
-        self._auxiliary_part()
+        self._auxiliary_part(self._held)
         if self._parts_done < self._parts:
             return None
         update, self._held = self._held, None
@@ -122,7 +125,7 @@ class PhasicLearner(OnPolicyLearner):
 
     # The auxiliary phase
 
-    def _auxiliary_part(self) -> None:
+    def _auxiliary_part(self, held: Update) -> None:
         """The next part. A collective."""
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
         name = "keeping the policy" if self._parts_done < length else "distilling"
@@ -137,7 +140,7 @@ class PhasicLearner(OnPolicyLearner):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
-        metrics = self._held.metrics
+        metrics = held.metrics
         metrics["time/update_seconds"] += seconds
         whole = metrics["time/rollout_seconds"] + metrics["time/update_seconds"]
         metrics["time/env_steps_per_second"] = self._config.steps_per_update / whole

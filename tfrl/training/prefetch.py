@@ -19,9 +19,10 @@ import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms import acting
+from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.envs.spec import ActionSpec, ArraySpec
-from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned, Weights
+from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
@@ -41,7 +42,7 @@ class PrefetchCollector(Protocol):
 
     Attributes:
       indices: the global indices of the envs.
-      observation_spec, action_spec, exact_state: of the envs.
+      observation_spec, action_spec: of the envs.
       began: where these stood as the rollout that was last taken began: where the one before it ended, but
         for those of a process that was replaced and cannot go on exactly.
     """
@@ -49,8 +50,11 @@ class PrefetchCollector(Protocol):
     indices: list[int]
     observation_spec: ArraySpec
     action_spec: ActionSpec
-    exact_state: bool
     began: EnvStates
+
+    @property
+    def exact_state(self) -> bool:
+        """As an env's."""
 
     def offer(self, weights: Versioned) -> None:
         """Takes the newest weights, for rollouts that are begun without any."""
@@ -93,7 +97,7 @@ class ThreadCollector:
         self._actor = EnvActor(collector, acting.of_settings(config, runtime.precision, at_once=at_once))
         self._watchdog = watchdog
         self.began = self._after = self._actor.get_state()
-        self._newest: Versioned | None = None
+        self._newest = Versioned(0, {})  # until the first offer
         self._steps = 0
         self._closed = False
         self._begun: queue.SimpleQueue[tuple[int, Versioned | None] | None] = queue.SimpleQueue()
@@ -162,7 +166,7 @@ class _ClosedError(Exception):
 
 
 def make_prefetch_collector(
-    config: RLSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
+    config: DistributedSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
 ) -> PrefetchCollector:
     """This worker's envs, in a thread or, as the settings say, on Ray.
 
@@ -179,10 +183,17 @@ def make_prefetch_collector(
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
     runtime, watchdog = session.runtime, session.watchdog
-    mine = {"indices": runtime.local_envs(config.num_envs), "replicas": replicas}
-    hooks = {"raise_if_stopped": session.raise_if_stopped_here, "together": session.together}
-    hooks |= {"tell": session.console.warn, "beat": watchdog.beat}
-    return RayCollector(config, env_spec(config), **mine, precision=runtime.precision, **hooks)
+    return RayCollector(
+        config,
+        env_spec(config),
+        indices=runtime.local_envs(config.num_envs),
+        replicas=replicas,
+        precision=runtime.precision,
+        raise_if_stopped=session.raise_if_stopped_here,
+        together=session.together,
+        tell=session.console.warn,
+        beat=watchdog.beat,
+    )
 
 
 class Prefetch:
@@ -196,14 +207,14 @@ class Prefetch:
       waited: seconds that the learner waited for the last rollout.
     """
 
-    def __init__(self, config: RLSettings, collector: PrefetchCollector) -> None:
-        self._lag, self._free, self._updates = config.lag, config.free_running, config.num_updates
+    def __init__(self, config: DistributedSettings, collector: PrefetchCollector) -> None:
+        self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
         self._collector = collector
-        self._weights: dict[int, Weights] = {}  # by the number of updates behind them
+        self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates behind them
         self._next: int | None = None  # the rollout that is begun next
         self.waited = 0.0
 
-    def take(self, update: int, weights: Weights) -> Rollout:
+    def take(self, update: int, weights: dict[str, np.ndarray]) -> Rollout:
         """The rollout of an update, once it is there; those after it go on by the weights of now."""
         self.begin_rollouts(update, weights)
         began = time.perf_counter()
@@ -214,7 +225,7 @@ class Prefetch:
         self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
         return rollout
 
-    def begin_rollouts(self, update: int, weights: Weights) -> None:
+    def begin_rollouts(self, update: int, weights: dict[str, np.ndarray]) -> None:
         """Begins the rollouts whose weights are there, up to that of update + lag or of the last update."""
         if self._free:
             self._collector.offer(Versioned(update, weights))

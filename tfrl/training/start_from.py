@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
 def check(config: RLSettings) -> None:
     """Raises UserError if the run of --start-from cannot serve; needs no TensorFlow."""
-    run, name = Path(config.start_from), f"--start-from {config.start_from}"
+    run, name = Path(config.start_from or ""), f"--start-from {config.start_from}"
     if run.exists() and run.resolve() == config.run_dir.resolve():
         raise UserError(f"{name} is this very run; leave it out, or give the new run another --run-name.")
     if getattr(config, "torso_weights", None) is not None:
@@ -76,7 +76,7 @@ def read(config: RLSettings, session: Session) -> Start:
 
     Raises UserError if there is nothing, or all of it is damaged.
     """
-    store = CheckpointStore(Path(config.start_from) / "checkpoints", keep=1)
+    store = CheckpointStore(Path(config.start_from or "") / "checkpoints", keep=1)
     for _ in range(_TRIES):
         start = _newest(config, store, session.console.warn)
         if np.ptp(session.of_workers(_checksum(start.state))) == 0:
@@ -90,7 +90,7 @@ def _newest(config: RLSettings, store: CheckpointStore, warn: Callable[[str], No
     found = store.load(warn)
     if found is not None:
         return Start(found.learner, _about(config, found.env_steps, found.update))
-    source = policy_files.find(Path(config.start_from), "last", warn)
+    source = policy_files.find(Path(config.start_from or ""), "last", warn)
     state = {PREFIX + name: array for name, array in source.weights.items()}
     return Start(state, _about(config, source.env_steps, None))
 
@@ -99,7 +99,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
     """The CRC-32 of all arrays, in the order of their names."""
     checksum = 0
     for name in sorted(arrays):
-        checksum = zlib.crc32(np.ascontiguousarray(arrays[name]), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(arrays[name]).data, checksum)
     return checksum
 
 

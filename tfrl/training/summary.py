@@ -6,7 +6,8 @@ import json
 import shlex
 
 from tfrl.algorithms.algorithm import Agent
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import DistributedSettings
+from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.run.session import Session
@@ -25,7 +26,7 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
     """
     found, start = session.found, session.started_from
     torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
-    if _is_recurrent(config):
+    if isinstance(config, Network) and config.memory != "none":
         torso += f" and {config.memory} of {config.memory_size}"
     lines = {
         **_env(config),
@@ -52,7 +53,7 @@ def next_commands(config: RLSettings) -> list[str]:
     run = shlex.quote(str(config.run_dir))
     policy, parts = str(config.run_dir / "export" / "policy"), registry.specs(config)[0].parts
     inputs = ", ".join(part.identifier for part in parts) or "observations"
-    inputs = "observations, state" if _is_recurrent(config) else "observations"
+    inputs = "observations, state" if getattr(config, "memory", "none") != "none" else "observations"
     commands = {
         tensorboard(config): "curves",
         f"python -m tfrl.report {run}": "a page with curves and scores",
@@ -62,10 +63,6 @@ def next_commands(config: RLSettings) -> list[str]:
     }
     width = max(map(len, commands))
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
-
-
-def _is_recurrent(config: RLSettings) -> bool:
-    return getattr(config, "memory", "none") != "none"
 
 
 def _env(config: RLSettings) -> dict[str, str]:
@@ -87,7 +84,7 @@ def _env(config: RLSettings) -> dict[str, str]:
 
 
 def _actors(config: RLSettings) -> dict[str, str]:
-    if not config.is_ahead:
+    if not (isinstance(config, DistributedSettings) and config.is_ahead):
         return {}
     by = f"{config.actors} actors on Ray" if config.actors else "a thread"
     most = "at the most " if config.free_running else ""
