@@ -21,7 +21,7 @@ test: lint $(RAY_READY)
 	@$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(DEV_READY)
-	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check . && $(VENV)/bin/vulture
+	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check . && $(VENV)/bin/vulture && $(VENV)/bin/mypy
 
 format: $(DEV_READY)
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .

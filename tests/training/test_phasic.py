@@ -229,8 +229,8 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, 
     import learners
 
     class Stopped(PhasicLearner):
-        def _auxiliary_part(self):
-            super()._auxiliary_part()
+        def _auxiliary_part(self, held):
+            super()._auxiliary_part(held)
             if self._parts_done == 3:
                 (self._config.run_dir / "stop").touch()
 

@@ -41,5 +41,6 @@ class ParameterServer:
 
 def serve() -> Any:
     """Starts a `ParameterServer` on Ray, without a CPU of its own; the handle of it."""
-    restarting = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)  # type: ignore[call-overload]
-    return restarting(ParameterServer).remote()
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    options["max_concurrency"] = 4096
+    return ray.remote(**options)(ParameterServer).remote()
