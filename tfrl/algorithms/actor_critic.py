@@ -89,7 +89,7 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
 
 
 class ActorCriticAgent:
-    """Actor, critic and their gradient steps under a strategy; a base of what follows `agent.Agent`.
+    """Actor, critic and their gradient steps under a strategy; follows `algorithm.RolloutAgent`.
 
     A subclass gives `make_steps`, `uses_xla` and the update.
 
