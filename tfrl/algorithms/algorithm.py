@@ -19,7 +19,7 @@ class Agent(Protocol):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What its updates give, in the order of progress.csv: `train/NAME`."""
+        """The metrics of its updates, in the order of progress.csv: `train/NAME`."""
 
     @property
     def num_parameters(self) -> int:

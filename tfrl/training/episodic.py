@@ -34,7 +34,7 @@ class Observers(Protocol):
 
     @property
     def exact_state(self) -> bool:
-        """As a `VecEnv`'s."""
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
         """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""

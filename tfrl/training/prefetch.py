@@ -54,7 +54,7 @@ class PrefetchCollector(Protocol):
 
     @property
     def exact_state(self) -> bool:
-        """As an env's."""
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def offer(self, weights: Versioned) -> None:
         """Takes the newest weights, for rollouts that are begun without any."""
