@@ -89,9 +89,9 @@ def main(arguments: Sequence[str]) -> int:
     hosts = options.hosts.split(",") if options.hosts else []
     workers = options.workers or len(hosts)
     if not workers:
-        raise UserError("give --workers N, 1 or more, or --hosts a,b for a worker on each")
+        raise UserError("give --workers N (1 or more), or --hosts a,b for one worker on each host")
     if hosts and workers != len(hosts):
-        raise UserError(f"--workers {workers} does not fit --hosts, which has a worker on each")
+        raise UserError(f"--workers {workers} does not fit --hosts, which starts one worker on each host")
 
     def find_places(told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
         if hosts:

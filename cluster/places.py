@@ -109,7 +109,10 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise UserError(f"{count} workers need as many free ports from {LOCAL_PORTS[0]} to {LOCAL_PORTS[-1]}")
+    raise UserError(
+        f"{count} workers need {count} free ports between {LOCAL_PORTS[0]} and {LOCAL_PORTS[-1]}; end a "
+        "program that uses some of them"
+    )
 
 
 def thread_shares(cores: int, workers: int) -> list[int]:

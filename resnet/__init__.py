@@ -232,6 +232,6 @@ def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
         )
     if options.get("dropout", 0.0) > 0.0:
         raise ValueError(
-            f"{name} with dropout {options['dropout']} cannot train PPO: each pass would draw another "
-            f"policy, {broken}; use dropout 0."
+            f"{name} with dropout {options['dropout']} cannot train PPO: each forward pass would give "
+            f"another policy, {broken}; use dropout 0."
         )

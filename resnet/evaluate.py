@@ -113,7 +113,7 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
             return keras.models.load_model(path)
         saved = tf.saved_model.load(str(path))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, tf.errors.OpError):
-        raise UserError(f"{path} cannot be read: it is damaged, or was not written to its end.") from None
+        raise UserError(f"{path} cannot be read: it is damaged or incomplete.") from None
     return lambda images: saved.serve(images)  # and not `saved.serve` alone: `saved` holds the variables
 
 
@@ -122,7 +122,7 @@ def _settings(run: Path, options: Options) -> Config:
     if not (run / SETTINGS_FILE).exists():
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
     if is_of(run, "env"):
-        raise UserError(f"{run} plays an env and has no labels; python -m tfrl.evaluate reads such runs.")
+        raise UserError(f"{run} is a run of an RL algorithm; evaluate it with python -m tfrl.evaluate.")
     if not re.fullmatch("last|[0-9]{1,15}", options.checkpoint or "last"):
         raise UserError(
             f"--checkpoint must be last or the number of a step; got {shown(options.checkpoint)}."

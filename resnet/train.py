@@ -29,7 +29,8 @@ def main(arguments: Sequence[str]) -> int:
         cluster = tf_config.for_strategy(config.strategy)
         if cluster is not None and cluster.is_evaluator:
             raise UserError(
-                "TF_CONFIG's evaluator is for tfrl.ppo_procgen; resnet.train tests after each epoch itself."
+                "resnet.train tests after each epoch itself and has no evaluator; remove the evaluator "
+                "from TF_CONFIG."
             )
         workers = 1 if cluster is None else cluster.num_workers
         config.check_topology(workers, max(1, config.replicas))

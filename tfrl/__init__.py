@@ -27,11 +27,11 @@ _PUBLIC = {
     **dict.fromkeys(("SettingsError", "TrainingError"), "tfrl.cli.errors"),
     "Callback": "tfrl.run.callbacks",
 }
-_MODULES = ("callbacks", "evaluate")  # evaluate can be called
+_MODULES = ("callbacks", "evaluate")  # the module `evaluate` can be called
 
 
 def __getattr__(name: str) -> object:
-    """The public names, imported when they are first asked for."""
+    """Imports a public name at its first use."""
     if name in _MODULES:
         return importlib.import_module(f"tfrl.{name}")
     if name in _PUBLIC:
@@ -43,10 +43,10 @@ def __dir__() -> list[str]:
     return [*globals(), *_PUBLIC, *_MODULES]
 
 
-# Until a command has handlers of its own (tfrl/cli/endings.py), Ctrl-C ends it as SIGTERM does, without a
-# traceback; also where it is ignored, as of a `command &` in a script: later our handlers would heed it, too.
-# Not where others import us: "-m" stands there while Python looks for a module of ours; one that was found
-# before we are imported, of resnet, say, is what Python runs then.
+# Until a command sets its own signal handlers (tfrl/cli/endings.py), Ctrl-C ends it without a traceback, as
+# SIGTERM does. This also holds where Ctrl-C was ignored, as for `command &` in a script. It must not change
+# programs that only import this package, so it needs to know what Python runs: `-m` with one of our modules,
+# which Python is still searching for, or one of our modules that Python has found already.
 _OF_PYTHON = (signal.default_int_handler, signal.SIG_IGN)
 _OURS = ("tfrl", "resnet", "cluster", "benchmarks")
 _module = next((name for flag, name in itertools.pairwise(sys.orig_argv) if flag == "-m"), "")
@@ -61,13 +61,13 @@ if (_finds_ours or _runs_ours) and signal.getsignal(signal.SIGINT) in _OF_PYTHON
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# NumPy has no threads of its own: they would take the signals that the main thread holds back
-# (tfrl/cli/signals.py), and our matrix products outside TensorFlow are too small to gain by them.
+# NumPy starts no threads: they would receive the signals that the main thread blocks (tfrl/cli/signals.py),
+# and the matrix products outside TensorFlow are too small to gain from threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _is_command = _finds_ours and _module.startswith("tfrl.") and _module.count(".") == 1
 if _is_command and not importlib.util.find_spec(_module):
-    # Python's own error for `python -m tfrl.a2c` would name no command that exists.
+    # For `python -m tfrl.a2c`, Python's own error would not name the existing commands.
     from tfrl import __main__
     from tfrl.cli import endings
 

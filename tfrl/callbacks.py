@@ -1,4 +1,4 @@
-"""Callbacks for `tfrl.train`: `tfrl.callbacks.Evaluate` and so on. Of several workers the chief writes."""
+"""Callbacks for `tfrl.train`, such as `tfrl.callbacks.Evaluate`. Only the chief of several workers writes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tfrl.run.metrics import MetricsWriter
 
 
 class _Every(Callback):
-    """Acts after updates, each time that `steps` further env steps have been taken.
+    """Acts after an update whenever `steps` more env steps have been taken.
 
     Args:
-      steps: env steps from one time to the next; the first one is after so many.
+      steps: the interval in env steps; the first time is after one interval.
     """
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done = steps, 0
 
     def is_due(self, run: RunOfCallback) -> bool:
-        """True if it is time; asked once an update."""
+        """True if it is time to act. Call it once in each update."""
         before, self._done = self._done, run.env_steps // self._steps
         return self._done > before
 
     def get_state(self) -> dict[str, Any]:
-        """How often it has acted."""
+        """The number of times that it has acted."""
         return {"done": self._done}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -45,14 +45,15 @@ class _Every(Callback):
 
 
 class Evaluate(_Every):
-    """Plays episodes of another env than the run's now and then, and adds their mean return to the metrics.
+    """Evaluates the policy in another env at intervals, and adds the mean return to the metrics.
 
     Args:
-      env: an id, or a callable that returns a `gymnasium.Env`, with the run's observations and actions.
-      steps: env steps from one evaluation to the next.
-      episodes: of an evaluation.
-      name: of its metrics: `NAME/return` and `NAME/episode_length`.
-      seed: decides the episodes; None: the run's.
+      env: an id, or a callable that returns a `gymnasium.Env`, with the same observations and actions as the
+        run's env.
+      steps: the interval between evaluations, in env steps.
+      episodes: the number of episodes of one evaluation.
+      name: the prefix of the metrics `NAME/return` and `NAME/episode_length`.
+      seed: decides the episodes. None: the seed of the run.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Evaluate(_Every):
         self._env, self._seed, self._episodes, self._name = env, seed, episodes, name
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Plays where it is time; the same on all workers."""
+        """Evaluates if it is time, on all workers equally."""
         if not self.is_due(run):
             return
         num_envs, each = playing.split_episodes(self._episodes)
@@ -75,24 +76,25 @@ class Evaluate(_Every):
 
 
 class Checkpoint(_Every):
-    """Keeps the policy of now in `RUN/policies/STEPS`, which `tfrl.load` loads; it is never removed.
+    """Saves the current policy in `RUN/policies/STEPS` at intervals, for `tfrl.load`. These files are never
+    removed.
 
     Args:
-      steps: env steps from one to the next.
+      steps: the interval in env steps.
     """
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Writes where it is time. Raises OSError if it cannot."""
+        """Saves if it is time. Raises OSError if the files cannot be written."""
         if self.is_due(run) and run.is_chief:
             keep(run.folder, Path(run.folder) / "policies" / str(run.env_steps), run.weights())
 
 
 class RecordVideo(_Every):
-    """Records a video of the policy in `RUN/videos` now and then.
+    """Records a video of the policy in `RUN/videos` at intervals.
 
     Args:
-      steps: env steps from one video to the next.
-      episodes: side by side in the video.
+      steps: the interval between videos, in env steps.
+      episodes: the number of episodes, which are side by side in the video.
       format: "mp4" or "gif".
     """
 
@@ -101,34 +103,36 @@ class RecordVideo(_Every):
         self._options, self._format = video.Recording(episodes=episodes, max_steps=300), format
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Records where it is time. Raises UserError if the env gives no pictures, OSError for the file."""
+        """Records if it is time. Raises UserError if the env cannot be drawn, and OSError if the file cannot
+        be written.
+        """
         if self.is_due(run) and run.is_chief:
             path = Path(run.folder) / "videos" / f"callback-{run.env_steps}.{self._format}"
             video.save(run, run.config, path, self._options)
 
 
 class StopOnReturn(Callback):
-    """Ends the run, as done, once a metric is high enough.
+    """Ends the run as complete when a metric reaches a threshold.
 
     Args:
-      threshold: of the metric.
-      metric: "eval_test/return", say, which only updates with an evaluation have.
+      threshold: the value of the metric that ends the run.
+      metric: the name of the metric. "eval_test/return", for example, exists only after an evaluation.
     """
 
     def __init__(self, threshold: float, metric: str = "rollout/episode_return") -> None:
         self._threshold, self._metric = threshold, metric
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Looks at the metric, which may be missing or NaN."""
+        """Compares the metric with the threshold; it may be missing or NaN."""
         if metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
 
 
 class TensorBoard(Callback):
-    """Writes the curves for TensorBoard into another folder as well, one that several runs share, say.
+    """Writes the curves for TensorBoard into a second folder, which several runs may share.
 
     Args:
-      folder: the curves go into FOLDER/RUN_NAME.
+      folder: the curves are written to FOLDER/RUN_NAME.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -136,7 +140,7 @@ class TensorBoard(Callback):
         self._writer: MetricsWriter | None = None
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Goes on with the curves at the run's env steps."""
+        """Continues the curves at the env steps of the run."""
         if run.is_chief:
             place = self._folder / Path(run.folder).name
             files.make_folder(place)
@@ -158,7 +162,7 @@ class WandB(Callback):
     """Sends settings, metrics and results to Weights & Biases; needs `pip install wandb`.
 
     Args:
-      options: of `wandb.init`: project, entity, mode.
+      options: arguments of `wandb.init`, such as project, entity and mode.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -167,7 +171,7 @@ class WandB(Callback):
         self._experiment: Any = None
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Begins its run, or goes on with it."""
+        """Starts the run of the service, or continues it."""
         if run.is_chief:
             going_on = {"id": self._id, "resume": "allow"} if self._id else {}
             about = {"name": run.folder.name, "dir": str(run.folder), "config": vars(run.config)}
@@ -180,13 +184,13 @@ class WandB(Callback):
             self._experiment.log(dict(metrics), step=run.env_steps)
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
-        """Sends results.json, and ends its run."""
+        """Sends the content of results.json, and ends the run of the service."""
         if self._experiment is not None:
             self._experiment.summary.update(dict(results))
             self._experiment.finish()
 
     def get_state(self) -> dict[str, Any]:
-        """The id of its run."""
+        """The id of the run of the service."""
         return {"id": self._id}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -198,8 +202,9 @@ class MLflow(Callback):
     """Sends settings, metrics and results to MLflow; needs `pip install mlflow`, or mlflow-skinny.
 
     Args:
-      tracking_uri: as MLflow has it: a database, "sqlite:///mlflow.db", or a server; None: MLflow's default.
-      experiment: its name.
+      tracking_uri: MLflow's tracking URI: a database such as "sqlite:///mlflow.db", or a server. None:
+        MLflow's default.
+      experiment: the name of the experiment.
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "tfrl") -> None:
@@ -207,7 +212,7 @@ class MLflow(Callback):
         self._experiment, self._id = experiment, None
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Begins its run, or goes on with it."""
+        """Starts the run of the service, or continues it."""
         if not run.is_chief or self._id is not None:
             return
         found = self._client.get_experiment_by_name(self._experiment)
@@ -223,13 +228,13 @@ class MLflow(Callback):
                 self._client.log_metric(self._id, name, value, step=run.env_steps)
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
-        """Sends results.json, and ends its run."""
+        """Sends the content of results.json, and ends the run of the service."""
         if run.is_chief:
             self._client.log_dict(self._id, dict(results), "results.json")
             self._client.set_terminated(self._id)
 
     def get_state(self) -> dict[str, Any]:
-        """The id of its run."""
+        """The id of the run of the service."""
         return {"id": self._id}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

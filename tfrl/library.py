@@ -1,7 +1,5 @@
-"""The Python library: what the commands do, as functions. `import tfrl` has them as `tfrl.train` and so on.
-
-They raise errors in place of exit codes, leave signals as they found them, and import TensorFlow when it is
-needed.
+"""The Python library: the commands as functions, such as `tfrl.train`. They raise exceptions instead of
+giving exit codes, restore signal handlers, and import TensorFlow only when they need it.
 """
 
 from __future__ import annotations
@@ -47,17 +45,17 @@ MakeFeatures = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that `train` has trained, or that is in a folder.
+    """The results of a run in a folder; `train` returns it.
 
     Attributes:
-      folder: its folder.
+      folder: the run's folder.
     """
 
     folder: Path
 
     @property
     def results(self) -> dict[str, Any]:
-        """The content of results.json; empty where the run was ended by its stop file."""
+        """The content of results.json; empty if a stop file ended the run."""
         return results.read(self.folder) or {}
 
     @property
@@ -74,33 +72,35 @@ def train(
     callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Run:
-    """Trains, or goes on with a run: what `python -m tfrl.ALGORITHM` does, with the same bits.
+    """Trains a run or resumes it: the same as `python -m tfrl.ALGORITHM`, with bit-equal results.
 
     Args:
-      algorithm: the name of the command: "ppo", "sac"; or a class of your own that extends one of ours
-        (docs/extending.md).
-      env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the command's
-        default.
-      network: a function from Keras inputs to features, as `tfrl.networks.own.build` calls it, or
-        `package.module:function`, or a name of the zoo; {"actor": ..., "critic": ...} for one each.
-      callbacks: called by the loop, the same on all workers of a run; `package.module:Class` stands for one
-        that is made without arguments, also in other processes.
-      settings: any settings of the command by field name: `total_steps=100_000`. `config` names a YAML file.
+      algorithm: the name of a command, such as "ppo" or "sac", or your own class that extends an agent of
+        tfrl (docs/extending.md).
+      env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the default
+        of the command.
+      network: a function from Keras inputs to features (see `tfrl.networks.own.build`),
+        `package.module:function`, or a name of the zoo. {"actor": ..., "critic": ...} gives each its own
+        network.
+      callbacks: the same ones on all workers. `package.module:Class` is created without arguments, in each
+        process of the run.
+      settings: settings of the command by field name, such as `total_steps=100_000`. `config` is the path of
+        a YAML file.
 
     Returns:
-      The run, which is complete unless its stop file has ended it.
+      The run. It is complete unless a stop file ended it.
 
     Raises:
-      SettingsError: one sentence: bad settings or input.
-      TrainingError: the run failed: a NaN, or an env that raised an error.
-      KeyboardInterrupt: Ctrl-C. The run was saved, and the same call goes on with it. A second Ctrl-C ends
-        without saving.
+      SettingsError: a setting or an input is wrong.
+      TrainingError: the run failed, because of a NaN or an error of the env, for example.
+      KeyboardInterrupt: Ctrl-C was pressed. The run is saved, and the same call resumes it. A second Ctrl-C
+        exits without saving.
     """
     with _our_errors():
         if ENV_PROCESS in os.environ:
             raise UserError(
-                "this process only steps envs, and imports the program for that: put the call of tfrl.train "
-                'under `if __name__ == "__main__":`.'
+                "this process only steps envs and has imported your program for that: put the call of "
+                'tfrl.train under `if __name__ == "__main__":`.'
             )
         command = _command(algorithm)
         named = [each for each in callbacks if isinstance(each, str)]
@@ -112,9 +112,8 @@ def train(
     if code == signals.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
     if code == signals.STOP_CODES[signal.SIGTERM]:
-        signal.raise_signal(
-            signals.OURS.first
-        )  # for the handler of the program, or the default, which ends it
+        # The program's own handler, or the default one, gets the signal.
+        signal.raise_signal(signals.OURS.first)
     elif code:
         raise TrainingError(f"the run in {config.run_dir} failed with exit code {code}.")
     return Run(config.run_dir)
@@ -135,7 +134,7 @@ def _command(algorithm: str | type) -> Command:
 
 
 def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings by field name, of their fields' types."""
+    """The given settings by field name, converted to the types of their fields."""
     kinds, aliases, found = command.reader.flag_kinds, command.reader.kind.aliases, {}
     if env is not None:
         settings = {"env": _name_of(env), **settings}
@@ -177,14 +176,14 @@ def _name_of(env: str | MakeEnv) -> str:
 
 
 def _arguments(values: Mapping[str, Any]) -> list[str]:
-    """The flags of the command that does the same; --learners start it."""
+    """The same settings as command-line flags, which --learners needs to start workers."""
     texts = {n: json.dumps(v) if isinstance(v, dict) else str(v) for n, v in values.items()}
     return [f"{flag(name)}={text}" for name, text in texts.items()]
 
 
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
-    """Raises SettingsError in place of UserError, and names settings as they are here: num_envs."""
+    """Turns a UserError into a SettingsError that names settings as Python does: num_envs for --num-envs."""
     try:
         yield
     except UserError as error:
@@ -196,11 +195,11 @@ def _our_errors() -> Iterator[None]:
 
 
 class Policy:
-    """A trained policy, which acts on observations as an env shows them; `load` makes it.
+    """A trained policy; `load` makes it. It takes observations in the form in which the env returns them.
 
     Attributes:
-      config: the settings of its run.
-      source: for people: which checkpoint.
+      config: the settings of the policy's run.
+      source: a text that names the checkpoint.
     """
 
     def __init__(self, source: policy_files.PolicySource, greedy: ActingPolicy, drawn: ActingPolicy) -> None:
@@ -219,19 +218,21 @@ class Policy:
         """The most likely action.
 
         Args:
-          observation: one observation as the env shows it, [*shape], or a batch of them, [B, *shape]: of a
-            Dict or Tuple, arrays [B, ...] in it.
-          state: of a recurrent policy: `initial_state` at an episode's first step, then the one that the last
-            call gave.
+          observation: one observation of the env, [*shape], or a batch, [B, *shape]. A batch of Dict or Tuple
+            observations is a Dict or Tuple of arrays [B, ...].
+          state: only for a recurrent policy: `initial_state()` at the first step of an episode, then the
+            state that the last call returned.
           action_mask: `info["action_mask"]`, [A] or [B, A], for a policy that was trained with masks. None:
-            everything is allowed.
-          reward: of the last action, a number or [B]; policies with --memory-inputs see it.
+            all actions are allowed.
+          reward: the reward of the last action, a number or [B], for a policy that was trained with
+            --memory-inputs.
 
         Returns:
-          What `env.step` takes: an int, or a float32 array [D] within the bounds of the env's Box; of a batch
-          an array [B, ...] of them. A recurrent policy gives a pair: that, and the next state.
+          The action for `env.step`: an int, or a float32 array [D] within the bounds of the env's Box. For a
+          batch, an array [B, ...]. A recurrent policy returns (action, next state).
 
-        Raises SettingsError for an observation, or a state, of another shape.
+        Raises:
+          SettingsError: the observation or the state has another shape than the policy needs.
         """
         return self._act(self._greedy, observation, action_mask, np.random.default_rng(0), state, reward)
 
@@ -244,15 +245,15 @@ class Policy:
         reward: Any = 0.0,
         seed: int | None = None,
     ) -> Any:
-        """An action drawn from the policy's distribution, or one for each of a batch; else as a call.
+        """Draws an action from the policy's distribution; arguments and results are those of a call.
 
-        The same seed draws the same; None: another one each time.
+        The same seed draws the same action. None draws a new action each time.
         """
         generator = np.random.default_rng(seed)
         return self._act(self._drawn, observation, action_mask, generator, state, reward)
 
     def initial_state(self, batch: int | None = None) -> np.ndarray:
-        """The state of a recurrent policy at an episode's first step, float32 [M] or [batch, M]: zeros.
+        """The zero state of a recurrent policy for the first step of an episode, float32 [M] or [batch, M].
 
         Raises SettingsError if the policy is not recurrent.
         """
@@ -277,7 +278,7 @@ class Policy:
         noise = player.draw_noise(generator, len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
-        if len(rows) == 1:  # a GPU computes a batch of one in another way
+        if len(rows) == 1:  # a GPU rounds a batch of one differently
             arguments = [x.repeat(2, axis=0) for x in arguments]
         chosen = player.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
@@ -298,7 +299,7 @@ class Policy:
         wanted = self.initial_state(count if is_batch else None).shape
         if state is None or np.shape(state) != wanted:
             raise SettingsError(
-                f"the policy is recurrent and takes a state of {list(wanted)}, first that of initial_state; "
+                f"the policy is recurrent and needs a state of {list(wanted)}, at first initial_state(); "
                 f"got {'none' if state is None else list(np.shape(state))}."
             )
         memory.values[:] = state
@@ -306,7 +307,7 @@ class Policy:
         return memory
 
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
-        """Rows [B, n] of observations of several arrays and their masks, and whether a batch was given."""
+        """Rows [B, n] that pack Dict or Tuple observations and their masks, and True if a batch was given."""
         spec, size = self._observation, self._action.mask_size
         flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
         try:
@@ -318,7 +319,7 @@ class Policy:
             raise SettingsError(f"the policy does not take an observation of {error}.") from None
 
     def _rows(self, observation: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Observations [B, *shape] as the network takes them, and whether a batch was given."""
+        """Observations [B, *shape] in the network's layout, and True if a batch was given."""
         spec = self._observation
         shape = spec.env_shape
         is_batch = observation.shape[1:] == shape and observation.ndim == len(shape) + 1
@@ -332,13 +333,14 @@ class Policy:
 
 
 def load(folder: str | Path, checkpoint: str = "last") -> Policy:
-    """Loads the policy of a run's folder, or of an export; it needs no env.
+    """Loads the policy of a run or of an export, without making its env.
 
     Args:
-      folder: a path, or the name of a run in logs/.
-      checkpoint: "last", "best" or the number of an update, as text.
+      folder: the path of the run's folder, or the name of a run in logs/.
+      checkpoint: "last", "best" or the number of an update as a string.
 
-    Raises SettingsError: there is no such run, or no such checkpoint.
+    Raises:
+      SettingsError: the run or the checkpoint does not exist.
     """
     with _our_errors():
         source = policy_files.find(of_run.folder(str(folder)), str(checkpoint))
@@ -350,9 +352,9 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
 
 
 def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> RLSettings:
-    """The settings of a run with another env and seed than its own, where they are given.
+    """The settings of a run, with another env and seed if these are given.
 
-    Raises UserError where a policy of the run cannot play that env.
+    Raises UserError if the policy of the run cannot play that env.
     """
     changes: dict[str, Any] = {} if env is None else {"env": registry.own_name(_name_of(env))}
     if seed is not None:
@@ -367,10 +369,10 @@ class Evaluation:
     """Finished episodes.
 
     Attributes:
-      returns: the sum of each one's rewards, float64 [episodes].
-      lengths: in env steps, int64 [episodes].
-      solved: by the env's `info["is_success"]`, or procgen's levels, bool [episodes].
-      interval: of the mean return, 95 %, by the bootstrap over envs; NaN for a single env.
+      returns: the sum of rewards of each episode, float64 [episodes].
+      lengths: env steps of each episode, int64 [episodes].
+      solved: True if the episode was solved, by `info["is_success"]` or by procgen's rules, bool [episodes].
+      interval: the 95 % confidence interval of the mean return, by bootstrap over envs; NaN for a single env.
     """
 
     returns: np.ndarray
@@ -395,15 +397,17 @@ def evaluate(
     """Plays episodes with a policy, the same number in each of up to 64 envs.
 
     Args:
-      policy: of `load`.
-      env: another env than the run's, with the same observations and actions; None: the run's, on all levels
-        of a procgen game.
-      episodes: how many; the first of them where they do not fill the envs evenly.
-      seed: decides episodes and actions; None: the run's, which plays what its own evaluation plays.
-      greedy: take the most likely action; None: as the run's own evaluation does.
+      policy: the result of `load`.
+      env: another env with the same observations and actions. None: the env of the run; for procgen, all
+        levels of its game.
+      episodes: the number of episodes. If it is not a multiple of the number of envs, the last round counts
+        only for the first envs.
+      seed: decides the episodes and the actions. None: the seed of the run, which repeats the run's own
+        evaluation.
+      greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluation.
 
     Raises:
-      SettingsError: there is no such env, or the policy is not for it.
+      SettingsError: the env does not exist, or the policy cannot play it.
       TrainingError: the env failed.
     """
     with _our_errors():
@@ -414,7 +418,7 @@ def evaluate(
         player = policy._greedy if greedy else policy._drawn
         played = playing.play(player, spec, range(num_envs), episodes_each=each)
     interval = scores.stratified_bootstrap([played.returns.mean(axis=1)], scores.mean)
-    # Of each env the first episode, then of each the second: what is too many are last ones.
+    # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.
     returns, lengths, solved = (
         part.T.reshape(-1)[:episodes] for part in (played.returns, played.lengths, played.solved)
     )

@@ -145,8 +145,8 @@ def check_owner(logdir: Path) -> None:
         found = path.stat()
         if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
             raise UserError(
-                f"other users may write {path}, and so decide what a sweep does: chown it to yourself and "
-                "chmod go-w it, or give another --logdir."
+                f"other users can write {path} and could change what the sweep runs: use chown and chmod "
+                "go-w on it, or give another --logdir."
             )
 
 
@@ -155,9 +155,8 @@ def _check_metric(metric: str, config: RLSettings) -> None:
     columns = evaluation_columns(config.level_sets)
     if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):
         raise UserError(
-            f"--metric {metric} is no column of progress.csv{nearest(metric, columns)}; "
-            f"evaluations of {config.env} have {columns[0]} and its like, updates those under rollout/, "
-            "train/ and time/."
+            f"--metric {metric} is not a column of progress.csv{nearest(metric, columns)}; use one such as "
+            f"{columns[0]}, or one that begins with rollout/, train/ or time/."
         )
 
 

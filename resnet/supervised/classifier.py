@@ -146,7 +146,9 @@ class Classifier:
         arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
         known = {name for packing in self._packings.values() for name in packing.names}
         if arrays.keys() != known:
-            raise ValueError(f"the weights are of another network: {min(arrays.keys() ^ known)}")
+            raise ValueError(
+                f"the weights belong to another network: only one of the two has {min(arrays.keys() ^ known)}"
+            )
         vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
         others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
         self._learning.set_state({**others, **vectors})

@@ -186,8 +186,8 @@ class Config(Run, Learning, Task, settings.Settings):
         replicas = workers * replicas_per_worker
         if self.batch_size % replicas:
             raise UserError(
-                f"--batch-size must divide by the number of replicas, {replicas}; got {self.batch_size}, "
-                f"{multiples_near(self.batch_size, replicas)} would do."
+                f"--batch-size must be divisible by the number of replicas, {replicas}; got "
+                f"{self.batch_size}; use {multiples_near(self.batch_size, replicas)}."
             )
         share = self.batch_size // replicas
         if self.micro_batch and share % self.micro_batch:

@@ -87,8 +87,8 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
             host = urlsplit(str(error.request.url)).hostname
             reason = f"{host} cannot be reached: {type(error).__name__}"
         raise UserError(
-            f"the data set {name} is not in {builder.data_dir} and could not be put there ({reason}); "
-            f"download it where there is a network and copy the folder, or use --dataset {OWN}."
+            f"the data set {name} is not in {builder.data_dir} and could not be downloaded ({reason}); "
+            f"download it on a machine with a network and copy the folder, or use --dataset {OWN}."
         ) from error
 
 
@@ -145,12 +145,14 @@ def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str
         except UserError as error:
             failure = error
     if not runtime.all_agree(failure is None):
-        raise failure or UserError(f"the chief could not prepare {name} and says why in its own output")
+        raise failure or UserError(f"the chief could not prepare {name}; its output says why")
     prepare(name)  # where there is no such folder, each worker makes its own
     dataset = load(name, image_size)
     labels = zlib.crc32(dataset.test.labels.data, zlib.crc32(dataset.train.labels.data))
     if np.ptp(runtime.gather_envs(np.array([labels]))):
-        raise UserError(f"the workers have different images of {name}: give all the same TFDS_DATA_DIR")
+        raise UserError(
+            f"the workers have different images of {name}: set the same TFDS_DATA_DIR on all of them"
+        )
     return dataset
 
 
@@ -184,13 +186,16 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         data = data.map(resized, num_parallel_calls=tf.data.AUTOTUNE)
     shape = data.element_spec[0].shape
     if None in shape[:2]:
-        raise UserError(f"the images of {name} differ in size; give --image-size 64, say, to resize them.")
+        raise UserError(
+            f"the images of {name} differ in size; resize them with --image-size, for example --image-size "
+            "64."
+        )
     count = max(0, int(data.cardinality()))  # negative where it is not known
     needed, there = count * int(np.prod(shape)), machine.memory()
     if needed > 0.4 * there:  # while it is read it is there twice
         raise UserError(
-            f"the images of {name} ({part}) take {words.size(needed)}, and there are "
-            f"{words.size(there)} of memory here; a smaller --image-size makes them fit."
+            f"the images of {name} ({part}) need {words.size(needed)} of memory, and this machine has "
+            f"{words.size(there)}; choose a smaller --image-size."
         )
     batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
     if not batches:
@@ -199,7 +204,9 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         images, labels = (tf.concat(columns, 0) for columns in zip(*batches, strict=True))
     if images.dtype != np.uint8:
         kind = images.dtype.name
-        raise UserError(f"the images of {name} are {kind}; only those of 8 bits a channel are read.")
+        raise UserError(
+            f"the images of {name} are {kind}; only images with 8 bits per channel are supported."
+        )
     return Split(images, labels.numpy().astype(np.int32))
 
 

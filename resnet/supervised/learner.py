@@ -235,8 +235,8 @@ class ImageLearner(loop.Learner):
             self._sums[:] = state["row"]
         except (ValueError, KeyError):
             raise UserError(
-                f"the checkpoints in {self._config.run_dir} are of another network; "
-                "choose another --run-name."
+                f"the checkpoints in {self._config.run_dir} belong to another network; choose another "
+                "--run-name."
             ) from None
 
     # The end

@@ -297,14 +297,14 @@ def test_grey_and_long_images_have_fewer_augmentations():
             ["--env", "catch", "--augment", "rotate"],
             "does not suit the images of catch, 10 x 5 with 1 channel",
         ),
-        (["--env", "CartPole-v1"], "CartPole-v1 shows vectors; ppo trains it"),
+        (["--env", "CartPole-v1"], "CartPole-v1 has vector observations; use ppo"),
         (["--augment", "crops"], "crop"),
         (["--augment-coef", "-1"], "--augment-coef must be at least 0"),
         (
             ["--augment-use", "rad", "--augment-coef", "7"],
-            "--augment-coef would do nothing with --augment-use rad",
+            "--augment-coef has no effect with --augment-use rad",
         ),
-        (["--augment", "ucb", "--free-running"], "must know which update's weights acted a rollout"),
+        (["--augment", "ucb", "--free-running"], "must know which weights collected a rollout"),
     ],
 )
 def test_what_cannot_be_augmented_is_refused(flags, words):

@@ -321,7 +321,7 @@ def test_weights_of_another_network_are_refused(small, learner):
     with pytest.raises(ValueError, match="actor/head/kernel has shape"):
         agent.agent.network.join(wrong)
     del wrong["actor/head/kernel"]
-    with pytest.raises(ValueError, match="actor/head/kernel is in one of them alone"):
+    with pytest.raises(ValueError, match="only one of the two has actor/head/kernel"):
         agent.agent.network.join(wrong)
 
 

@@ -317,7 +317,9 @@ def supervised_run(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_supervised_run_is_named_as_one(tmp_path, command):
-    with pytest.raises(UserError, match="is a run of resnet.train; python -m resnet.evaluate reads those"):
+    with pytest.raises(
+        UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
+    ):
         importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
 
 
@@ -336,5 +338,7 @@ def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
             folder.check_run(config, importlib.import_module(module).from_yaml)
-    with pytest.raises(UserError, match="an env and has no labels; python -m tfrl.evaluate reads such runs"):
+    with pytest.raises(
+        UserError, match="is a run of an RL algorithm; evaluate it with python -m tfrl.evaluate"
+    ):
         resnet.evaluate.main([str(made)])

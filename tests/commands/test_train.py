@@ -269,7 +269,7 @@ def test_a_run_whose_checkpoints_were_removed_is_not_overwritten(run, tmp_path):
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     answer = Answer("--logdir", tmp_path, "--run-name", "run", *CATCH, *ENDING)
-    assert_refused(answer, "without its checkpoints", f"results.json, export, {TOTAL:,} steps", "--run-name")
+    assert_refused(answer, "without checkpoints", f"results.json, export, {TOTAL:,} steps", "--run-name")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 

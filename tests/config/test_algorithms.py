@@ -153,7 +153,7 @@ def test_a_run_without_actors_goes_on_with_some_in_turn_as_it_began(algorithm, t
 @pytest.mark.parametrize("algorithm", ["dqn", "sac"])
 def test_a_run_with_replay_that_cannot_have_actors_says_what_it_was_begun_with(algorithm, tmp_path):
     of, plain, _ = begun(algorithm, tmp_path)
-    words = "--num-envs must be divisible by --actors 4; got 1; 4 would do. The run in "
+    words = "--num-envs must be divisible by --actors 4; got 1; use 4. The run in "
     assert words in refusal(of.parse, [*plain, "--actors", "4"])
     assert refusal(of.parse, [*plain, "--actors", "1"]).endswith(" has --lag 0 and --num-envs 1.")
 
@@ -179,22 +179,22 @@ def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_p
 @pytest.mark.parametrize(
     ("algorithm", "flags", "sentence"),
     [
-        ("impala", "--micro-batch 100", "8 of a replica's minibatch; got 100; 128 would do."),
+        ("impala", "--micro-batch 100", "8 of a replica's minibatch; got 100; use 128."),
         (
             "impala",
             "--micro-batch 384 --num-minibatches 1",
             "divide the 64 of a replica's minibatch; got 384;",
         ),
-        ("impala", "--micro-batch 512 --num-minibatches 16 --replicas 2", "got 512; 256 would do."),
-        ("impala", "--rmsprop-decay 0.5", "--rmsprop-decay would do nothing without --optimizer rmsprop;"),
+        ("impala", "--micro-batch 512 --num-minibatches 16 --replicas 2", "got 512; use 256."),
+        ("impala", "--rmsprop-decay 0.5", "--rmsprop-decay has no effect without --optimizer rmsprop;"),
         (
             "impala",
             "--env CartPole-v1 --no-free-deviation",
-            "--no-free-deviation would do nothing where actions are discrete;",
+            "--no-free-deviation has no effect where actions are discrete;",
         ),
-        ("reinforce", "--env catch --hidden 32", "--hidden would do nothing with --torso impala;"),
-        ("ppg", "--activation gelu", "--activation would do nothing with --torso impala;"),
-        ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr would do nothing with a fixed"),
+        ("reinforce", "--env catch --hidden 32", "--hidden has no effect with --torso impala;"),
+        ("ppg", "--activation gelu", "--activation has no effect with --torso impala;"),
+        ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr has no effect with a fixed"),
     ],
 )
 def test_what_would_do_nothing_or_something_else_is_refused(algorithm, flags, sentence):

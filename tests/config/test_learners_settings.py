@@ -25,7 +25,7 @@ CLUSTER = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "in
         ("--num-envs 8 --learners 0", "--learners must be at least 1"),
         (
             "--num-envs 8 --learners 2 --strategy mirrored",
-            "workers of --strategy multi-worker; got mirrored",
+            "needs --strategy multi-worker or auto; got mirrored",
         ),
     ],
 )
@@ -39,7 +39,7 @@ def test_what_does_not_divide_is_refused(algorithm, flags, sentence):
 def test_learners_and_tf_config_exclude_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
     answer = Answer("--env", "catch", "--learners", 2, "--logdir", tmp_path, module="tfrl.impala")
-    assert_refused(answer, "--learners 2 starts workers of its own, and TF_CONFIG")
+    assert_refused(answer, "--learners 2 starts its own workers, but TF_CONFIG")
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,7 @@ from tfrl.training import command
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--env", "Pendulum-v1"], "Pendulum-v1 are continuous; ppo trains it"),
+        (["--env", "Pendulum-v1"], "Pendulum-v1 has continuous actions; use ppo"),
         (
             ["--aux-minibatches", "15"],
             "--num-steps must be divisible by --aux-minibatches 15; got 256; 240 or 360",

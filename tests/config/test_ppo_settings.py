@@ -84,12 +84,15 @@ def test_a_flag_wins_over_what_a_preset_says_by_another_flag():
 
 
 BAD = [
-    ("--lr-schedule constant --anneal-lr", "--anneal-lr is --lr-schedule linear, not constant; give one"),
+    (
+        "--lr-schedule constant --anneal-lr",
+        "--anneal-lr means --lr-schedule linear, but --lr-schedule is constant; give one",
+    ),
     ("--env NoSuch-v1", "there is no env 'NoSuch-v1'"),
     ("--env cartpole-v1", "there is no env 'cartpole-v1' (did you mean CartPole-v1?)"),
     ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)"),
     ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
-    ("--env made_envs:made/Several-v0", "shows a Sequence at a, which cannot be learned from"),
+    ("--env made_envs:made/Several-v0", "shows a Sequence at a, which is not supported"),
     ("--env made_envs:made/Table-v0", "takes a MultiDiscrete, which is not supported"),
     ("--env Cartpole", "there is no env 'Cartpole' (did you mean CartPole-v1?); known: bigfish,"),
     ("--num-levels 5", "--num-levels is procgen's; CartPole-v1 has no levels: leave it out."),
@@ -102,7 +105,7 @@ BAD = [
     ("--torso-width 2", "--torso mlp has no width to choose, so it cannot be 2; leave --torso-width out."),
     (
         "--hidden 64,,64",
-        "--hidden must be units with commas between, 256,256 say, each from 1 to 65536; got ",
+        "--hidden must list the units of each layer, such as 256,256, each from 1 to 65536; got ",
     ),
     ("--hidden=", "got ''."),
     (
@@ -113,8 +116,8 @@ BAD = [
         "--hidden 8,8,8 --activation relu,tanh",
         "--activation must be one name, or one for each of the 3 layers of --hidden 8,8,8; got 'relu,tanh'.",
     ),
-    ("--rmsprop-decay 0.9", "--rmsprop-decay would do nothing without --optimizer rmsprop; leave it out."),
-    ("--optimizer sgd --adam-epsilon 0.1", "--adam-epsilon would do nothing with --optimizer sgd;"),
+    ("--rmsprop-decay 0.9", "--rmsprop-decay has no effect without --optimizer rmsprop; leave it out."),
+    ("--optimizer sgd --adam-epsilon 0.1", "--adam-epsilon has no effect with --optimizer sgd;"),
     ("--reward-scale 0", "--reward-scale must be above 0"),
     ("--hidden 0", "each from 1 to 65536; got '0'."),
     ("--hidden 65537", "got '65537'."),
@@ -132,16 +135,16 @@ BAD = [
         "--no-normalize-observations --normalize-random-steps 9",
         "--normalize-random-steps needs --normalize-observations.",
     ),
-    ("--minibatch-size 100", "must be a multiple of --num-envs 8; got 100; 96 or 104 would do."),
-    ("--minibatch-size 4", "must be a multiple of --num-envs 8; got 4; 8 would do."),
+    ("--minibatch-size 100", "must be a multiple of --num-envs 8; got 100; use 96 or 104."),
+    ("--minibatch-size 4", "must be a multiple of --num-envs 8; got 4; use 8."),
     (
         "--minibatch-size 1032",
-        "--minibatch-size 1032 is more than a rollout of --num-envs 8 x --num-steps 128",
+        "--minibatch-size 1032 is more than a whole rollout: --num-envs 8 x --num-steps 128",
     ),
     ("--minibatch-size -8", "--minibatch-size must be at least 0"),
     (
         "--anneal-lr --lr-schedule cosine",
-        "--anneal-lr is --lr-schedule linear, not cosine; give one of them.",
+        "--anneal-lr means --lr-schedule linear, but --lr-schedule is cosine; give one of the two.",
     ),
     ("--solved-at nan", "--solved-at must be at least -1e+38 and at most 1e+38; got nan."),
     ("--normalize-advantages epoch", "--normalize-advantages must be one of minibatch, batch; got 'epoch'"),
@@ -149,12 +152,12 @@ BAD = [
     ("--lr-schedule step", "--lr-schedule must be one of constant, linear, cosine; got 'step'"),
     ("--critic-lr 1e-3 --share-torso", "--critic-lr 0.001 needs --no-share-torso"),
     ("--memory rnn", "--memory must be one of none, lstm, gru; got 'rnn'."),
-    ("--memory gru --sequence-length 48", "must divide --num-steps 128; got 48; 32 or 64 would do."),
-    ("--memory gru --sequence-length 512", "must divide --num-steps 128; got 512; 128 would do."),
-    ("--memory lstm --memory-size 40", "must be a multiple of 16; got 40; 32 or 48 would do."),
+    ("--memory gru --sequence-length 48", "must divide --num-steps 128; got 48; use 32 or 64."),
+    ("--memory gru --sequence-length 512", "must divide --num-steps 128; got 512; use 128."),
+    ("--memory lstm --memory-size 40", "must be a multiple of 16; got 40; use 32 or 48."),
     ("--memory lstm --minibatch-size 64", "whose minibatches are whole sequences; give --num-minibatches."),
-    ("--memory lstm --num-envs 3", "a multiple of 8; got 3; 8 would do, or a smaller --sequence-length."),
-    ("--memory-inputs", "--memory-inputs would do nothing without --memory; leave it out."),
+    ("--memory lstm --num-envs 3", "a multiple of 8; got 3; use 8, or a smaller --sequence-length."),
+    ("--memory-inputs", "--memory-inputs has no effect without --memory; leave it out."),
 ]
 
 

@@ -98,12 +98,12 @@ def test_changed_values_stay_between_the_ends():
         ({"grids": ["lr=1e-3,0.001"]}, "--grid lr=1e-3,0.001 has a value twice"),
         ({"grids": ["hidden=256,256"]}, "put ; between them"),
         ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--run-name=x"]}, "leave it out after the --"),
-        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--logdir", "/tmp"]}, "gives its trials --logdir itself"),
-        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--resume", "never"]}, "gives its trials --resume itself"),
-        ({**PBT, "grids": ["epochs=1,2"]}, "--grid epochs=1,2 would not stay"),
+        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--logdir", "/tmp"]}, "chooses --logdir of its trials"),
+        ({"grids": ["lr=1e-3"], "flags": [*CATCH, "--resume", "never"]}, "chooses --resume of its trials"),
+        ({**PBT, "grids": ["epochs=1,2"]}, "would not keep its value of --grid epochs=1,2"),
         (
             {**PBT, "flags": VECTORS, "samples": ["hidden=choice:32,64"]},
-            "which --hidden decides: it cannot be sampled",
+            "so --hidden, which changes the network, cannot be sampled",
         ),
         (
             {**PBT, "flags": VECTORS, "samples": ["activation=choice:tanh,relu"]},
@@ -139,7 +139,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
         ),
         (
             ["--metric", "eval_train/return", "--grid", "lr=1", "--", "ppo", "--env", "CartPole-v1"],
-            "--metric eval_train/return is no column",
+            "--metric eval_train/return is not a column",
         ),
         (["--parallel", "0", "--grid", "lr=1e-3", "--", "ppo"], "--parallel must be at least 1"),
     ):

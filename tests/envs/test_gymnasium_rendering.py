@@ -57,5 +57,5 @@ def test_what_rendering_needs_is_named(gl, tmp_path):
 
 
 def test_an_env_without_pictures_says_so():
-    with pytest.raises(ValueError, match="gives no pictures"):
+    with pytest.raises(ValueError, match="cannot be drawn"):
         vector(made("Hidden"), [0], render=True)

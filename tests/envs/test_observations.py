@@ -117,7 +117,7 @@ def test_the_mask_of_an_env_is_checked():
     for info, sentence in (
         ({}, "gives no info"),
         ({"action_mask": np.zeros(5)}, "forbids every action"),
-        ({"action_mask": np.ones(4)}, "of 4 flags, and its actions need 5"),
+        ({"action_mask": np.ones(4)}, "of 4 flags, but its actions need 5"),
     ):
         with pytest.raises(EnvError, match=sentence):
             mask_of("It-v0", info, spec)

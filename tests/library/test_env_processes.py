@@ -101,7 +101,7 @@ def test_what_cannot_be_in_processes_is_one_sentence():
     for settings, sentence in (
         ({"env": "catch"}, "env_processes is for Gymnasium's envs, and catch has threads"),
         ({"env": "CartPole-v1", "num_envs": 1}, "env_processes must be at most num_envs 1; got 2"),
-        ({"env": "CartPole-v1", "actors": 2}, "actors 2 are processes that step the envs"),
+        ({"env": "CartPole-v1", "actors": 2}, "actors 2 already starts processes that step the envs"),
         ({"env": lambda: None}, "gives None"),
     ):
         with pytest.raises(tfrl.SettingsError, match=sentence):

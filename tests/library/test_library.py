@@ -144,7 +144,7 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
     more = tfrl.evaluate(policy, env=lambda: gymnasium.make("CartPole-v1"), episodes=70, seed=5)
     assert more.returns.shape == more.lengths.shape == (70,)
     assert more.interval[0] < more.mean < more.interval[1]
-    with pytest.raises(tfrl.SettingsError, match="this policy cannot play both"):
+    with pytest.raises(tfrl.SettingsError, match="so this policy cannot play both"):
         tfrl.evaluate(policy, env="Pendulum-v1")
 
 
@@ -156,7 +156,7 @@ def test_bad_settings_are_one_sentence(tmp_path):
         ("ppo", {"num_envs": "many"}, "num_envs must be a whole number; got 'many'"),
         ("ppo", {"num_envs": 8, "actors": 3}, "num_envs must be divisible by actors 3"),
         ("ppo", {"env": gymnasium.make("CartPole-v1")}, "env must be an id or a function .* not a TimeLimit"),
-        ("ppo", {"env": lambda: None}, "gives None, and must give a gymnasium.Env"),
+        ("ppo", {"env": lambda: None}, "returns None, but must return a gymnasium.Env"),
         ("ppo", {"env": lambda: 1 / 0}, "cannot be made: ZeroDivisionError: division by zero"),
         ("ppo", {"env": "test_library:walk"}, "the module test_library has no walk"),
         ("ppo", {"env": "no_such_module:f"}, "cannot be imported here .ModuleNotFoundError"),
@@ -174,7 +174,7 @@ def test_bad_settings_are_one_sentence(tmp_path):
         (
             "ppo",
             {"env": lambda: Walk("four values")},
-            r"its step\(action\) gives 4 values, and must give \(obs",
+            r"its step\(action\) gives 4 values, but must give \(obs",
         ),
         (
             "ppo",

@@ -96,7 +96,7 @@ def test_several_arrays_masks_and_choices_at_once_go_with_memory(tmp_path):
 def test_a_missing_state_is_one_sentence(run, tmp_path):
     policy = tfrl.load(run.folder)
     for state in (None, np.zeros(3)):
-        with pytest.raises(tfrl.SettingsError, match=r"takes a state of \[35\]"):
+        with pytest.raises(tfrl.SettingsError, match=r"needs a state of \[35\]"):
             policy(np.zeros(4, np.float32), state)
     settings = {**SMALL, "total_steps": 512, "eval_episodes": 1}
     plain = tfrl.load(tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path, **settings).folder)

@@ -133,9 +133,9 @@ def test_1_and_2_replicas_are_one_run_to_the_bit(name, tmp_path):
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (with_batch_norm, "norm has state besides its trained weights, as batch normalization does"),
-        (with_dropout, "drop draws random numbers, as dropout does"),
-        (of_no_rank, "it must return features [B, F], a Keras tensor, and gives [None, 2, 2]"),
+        (with_batch_norm, "norm has state besides its trained weights, like batch normalization"),
+        (with_dropout, "drop draws random numbers, like dropout"),
+        (of_no_rank, "it must return features [B, F], a Keras tensor, but returns [None, 2, 2]"),
         (failing, "it raised RuntimeError: no such layer"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, func
         (["--torso", "no_such_module:net"], "--torso: no_such_module:net cannot be imported here"),
         (["--torso", "test_own_networks:nothing"], "the module test_own_networks has no nothing"),
         (["--critic-torso", "nature"], "--critic-torso nature takes no vectors, which CartPole-v1 shows"),
-        (["--torso", named(chain), "--torso-width", "2"], "--torso-width would do nothing"),
+        (["--torso", named(chain), "--torso-width", "2"], "--torso-width has no effect"),
     ],
 )
 def test_what_the_settings_alone_tell_is_refused_at_once(tmp_path, flags, sentence):

@@ -111,7 +111,9 @@ def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
 @needs_ray
 def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
     """Ray by itself would end it, without a word of ours, and on a busy machine may be first: not always."""
-    sentence = "error: the run's own Ray has died; the same command goes on from the last checkpoint\n"
+    sentence = (
+        "error: the run's own Ray has died; run the same command again to continue from the last checkpoint\n"
+    )
     for _ in range(3):
         training = Impala(tmp_path / "run", *LONG, "--actors", 2)
         training.wait_until(steps_done(tmp_path / "run") + 3 * UPDATE)

@@ -69,7 +69,7 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
     stdout, stderr = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, stdout + stderr
     assert stderr.startswith("error: 1 of 2 trials failed: trial-001 (error: ") and stderr.count("\n") == 1
-    assert "trial-001 holds no run, but export" in stderr
+    assert "trial-001 holds files that belong to no run (export" in stderr
     assert "trial-001: failed; the others go on" in stdout and "Trial trial" not in stdout
     assert "best: python -m tfrl.ppo_procgen" in stdout
     assert results(logdir / "trial-000")["resumed_at"]

@@ -221,7 +221,7 @@ def test_a_run_without_its_checkpoints_is_left_alone(finished, tmp_path):
     path, _ = finished
     shutil.copytree(path, tmp_path / path.name, ignore=shutil.ignore_patterns("checkpoints", "results.json"))
     config = dataclasses.replace(from_yaml(path / "config.yaml"), logdir=str(tmp_path))
-    with pytest.raises(UserError, match="without its checkpoints.* with export, 144 steps in its progress"):
+    with pytest.raises(UserError, match="without checkpoints.* with export, 144 steps in its progress"):
         check_run(config, from_yaml)
 
 

@@ -119,7 +119,7 @@ def damage_moved(folder):
         (damage_missing_manifest, "manifest.json is missing"),
         (damage_manifest_digit, "manifest.json is damaged"),
         (damage_manifest_syntax, "manifest.json is damaged"),
-        (damage_moved, "its manifest is of update 10"),
+        (damage_moved, "its manifest belongs to update 10"),
     ],
 )
 def test_damaged_checkpoint_is_skipped(store, directory, damage, reason):

@@ -51,7 +51,7 @@ def test_a_run_of_an_earlier_version_is_refused(tmp_path):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if not line.startswith("# Written by tfrl ")))
     assert refusal(check_run, config) == (
-        f"{config.run_dir} holds a run that tfrl 0.1.0 began, and only tfrl 0.1.0 can go on with it; choose "
+        f"{config.run_dir} holds a run of tfrl 0.1.0, and only tfrl 0.1.0 can resume it; choose "
         "another --run-name."
     )
 
@@ -118,7 +118,10 @@ def test_a_folder_that_other_programs_write_in_is_left_alone(tmp_path, name):
     (config.run_dir / name).touch()
     for resume in ("auto", "never"):
         sentence = refusal(check_run, dataclasses.replace(config, resume=resume))
-        assert f"{config.run_dir} holds no run, but {name};" in sentence and "--run-name" in sentence
+        assert (
+            f"{config.run_dir} holds files that belong to no run ({name});" in sentence
+            and "--run-name" in sentence
+        )
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
@@ -152,9 +155,7 @@ def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left
     config = run_of(tmp_path, checkpoint=False)
     touch(config.run_dir / left)
     sentence = refusal(check_run, config)
-    assert f"without its checkpoints, so it cannot go on, but with {left.removesuffix('/weights.npz')};" in (
-        sentence
-    )
+    assert f"without checkpoints, but with {left.removesuffix('/weights.npz')}, so it" in (sentence)
     assert "--run-name" in sentence
 
 
@@ -163,7 +164,7 @@ def test_an_export_without_files_is_nothing_that_a_run_has_come_to(tmp_path):
     (config.run_dir / "export").mkdir()
     check_run(config)
     touch(config.run_dir / "checkpoints/best.npz")
-    assert "so it cannot go on, but with checkpoints/best.npz; choose" in refusal(check_run, config)
+    assert "but with checkpoints/best.npz, so it cannot be resumed; choose" in refusal(check_run, config)
 
 
 @pytest.mark.parametrize("every", [10, 3])

@@ -234,4 +234,4 @@ def test_an_update_tells_how_far_it_is(small, learner):
 def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):
     state, part = learner(small()).get_state()
     other = learner(small(share_torso=False, logdir=str(tmp_path)))
-    assert f"{tmp_path}/small are of another network" in refusal(other.set_state, state, [part])
+    assert f"{tmp_path}/small belong to another network" in refusal(other.set_state, state, [part])

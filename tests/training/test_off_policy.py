@@ -298,10 +298,10 @@ def test_the_row_of_an_iteration_tells_what_was_done(dqn):
             ["--exploration-decay", "exponential", "--exploration-end", "0"],
             "--exploration-decay exponential needs --exploration-start and --exploration-end above 0",
         ),
-        ("dqn", ["--critic-lr", "1e-3"], "--critic-lr would do nothing here: there is no actor"),
-        ("dqn", ["--priority-beta", "0.5"], "--priority-beta would do nothing without --prioritized"),
-        ("sac", ["--alpha", "1", "--entropy-target", "-2"], "--entropy-target would do nothing with a fixed"),
-        ("dqn", ["--env", "catch", "--hidden", "64"], "--hidden would do nothing with --torso cookbook"),
+        ("dqn", ["--critic-lr", "1e-3"], "--critic-lr has no effect here: there is no actor"),
+        ("dqn", ["--priority-beta", "0.5"], "--priority-beta has no effect without --prioritized"),
+        ("sac", ["--alpha", "1", "--entropy-target", "-2"], "--entropy-target has no effect with a fixed"),
+        ("dqn", ["--env", "catch", "--hidden", "64"], "--hidden has no effect with --torso cookbook"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(algorithm, flags, sentence):

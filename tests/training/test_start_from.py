@@ -207,7 +207,7 @@ def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
     assert "does not exist" in sentence(start=tmp_path / "nowhere")
     assert "does not exist" in sentence(start=tmp_path / "new")
     (tmp_path / "new").mkdir()
-    assert "is this very run" in sentence(start=tmp_path / "new")
+    assert "is this run itself" in sentence(start=tmp_path / "new")
     assert "--hidden 8 there, 9 here" in sentence("--hidden", 9)
     assert "--activation tanh there, relu here" in sentence("--activation", "relu")
     assert "trained on CartPole-v1" in sentence("--env", "Acrobot-v1")
@@ -228,7 +228,7 @@ def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_pa
     (first / "config.yaml").write_text(text.replace("hidden: '8'", "hidden: '9'"))
     config = config_of("ppo", tmp_path, "new", "--start-from", first, "--hidden", 9)
     start_from.check(config)
-    assert "is of another network or optimizer" in refusal(begun, config)
+    assert "is another network or optimizer" in refusal(begun, config)
 
 
 def test_the_command_refuses_before_tensorflow(tmp_path):

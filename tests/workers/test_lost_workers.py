@@ -77,7 +77,7 @@ def test_a_missing_worker_is_named(tmp_path, missing):
     code, stderr = run_workers(*commands)[1 - missing]
     assert code == 75  # a launcher is to start all again
     assert f"waiting for worker {missing} (127.0.0.1:" in stderr
-    assert "did not come up within 3 s" in stderr
+    assert "did not start within 3 s" in stderr
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_missing_worker_is_named_by_everybody_when_the_time_is_up():
     attempts = [Attempt(cluster[index], timeout=1.0) for index in (0, 2)]
     for attempt in attempts:
         sentence = attempt.result()
-        names = f"{cluster[0].name(1)}, {cluster[0].name(3)} did not come up within 1 s"
+        names = f"{cluster[0].name(1)}, {cluster[0].name(3)} did not start within 1 s"
         assert sentence.startswith(names) and attempt.again
     assert time.monotonic() - started < 4
 
@@ -59,7 +59,7 @@ def test_a_missing_chief_is_named_when_the_time_is_up():
     attempt = Attempt(config, timeout=0.8)
     sentence = attempt.result()
     assert attempt.again
-    assert f"{config.name(0)}, the chief (Connection refused) did not come up" in sentence
+    assert f"{config.name(0)}, the chief (Connection refused) did not start" in sentence
 
 
 def test_a_host_that_does_not_exist_is_told_with_the_reason():
@@ -106,7 +106,7 @@ def test_where_one_differs_and_one_does_not_come_all_are_to_start_again():
         sentence = attempt.result()
         assert attempt.again
         assert f"{cluster[0].name(2)} (process {os.getpid()} on " in sentence
-        assert f", {cluster[0].name(3)} did not come up within" in sentence
+        assert f", {cluster[0].name(3)} did not start within" in sentence
 
 
 def test_another_list_of_workers_is_a_difference_and_such_a_worker_none_of_ours():

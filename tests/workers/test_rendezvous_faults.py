@@ -196,7 +196,7 @@ def test_a_host_that_cannot_even_be_asked_for_is_told_with_the_reason():
     text = text.replace("127.0.0.1:0", configs(1)[0].address)
     text = text.replace('"task": {}', '"task": {"type": "worker", "index": 1}')
     sentence = Attempt(tf_config.parse(text), timeout=0.5).result()
-    assert "worker 0 (a..b:2222), the chief (not the name of a host) did not come up" in sentence
+    assert "worker 0 (a..b:2222), the chief (not the name of a host) did not start" in sentence
 
 
 def test_long_lists_of_workers_show_where_they_differ():

@@ -1,4 +1,4 @@
-"""Networks that act, by the weights that they are given: in the learner's process and in actors."""
+"""Policies that act, in the learner's process and in actors."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 TOLD = ("log_prob", "value", "state")
-"""The names of what is told of actions: log-probabilities and values float32 [B], and states [B, S]."""
+"""The names of the extras of actions: log-probabilities and values, float32 [B], and states [B, S]."""
 
 
 class ActingNetwork:
-    """Chooses actions on one device; in NumPy where few envs meet a small network.
+    """Chooses actions on one device, or in NumPy for a small network and few envs.
 
     Args:
       network: the network.
-      read: gives the vectors of weights that it acts by, as tensors.
+      read: returns the weight vectors to act with, as tensors.
       num_envs: training envs, all workers together.
-      on_gpu: True if a GPU computes.
+      on_gpu: True if the device is a GPU.
       at_once: parts of a forward pass that CPUs compute at the same time.
 
     Attributes:
-      in_arrays: True if NumPy can compute the network; the settings alone decide it.
+      in_arrays: True if NumPy can compute the network. It depends only on the settings.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ActingNetwork:
 
     @property
     def acts_in_arrays(self) -> bool:
-        """True if NumPy acts in the training envs, too."""
+        """True if NumPy also acts in the training envs."""
         return self.in_arrays and self._few_envs
 
     def forget(self) -> None:
-        """Notes that the weights change."""
+        """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
     def vectors(self) -> dict[str, np.ndarray]:
@@ -66,7 +66,7 @@ class ActingNetwork:
         return {name: value.numpy() for name, value in self._read().items()}
 
     def array_pass(self, observations: np.ndarray) -> np.ndarray:
-        """The first of the network's outputs, float32 [B, P], in NumPy by the present weights."""
+        """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
         if self._array_pass is None:
             self._array_pass = self.network.array_pass(self.vectors())
         return self._array_pass(observations)
@@ -74,15 +74,15 @@ class ActingNetwork:
     def act(
         self, observations: np.ndarray, noise: np.ndarray, exploration: np.ndarray | Sequence[np.float32] = ()
     ) -> np.ndarray:
-        """Actions of training envs [B, *shape] of observations [B, *shape], by noise and `exploration`."""
+        """Actions [B, *shape] of training envs for observations [B, *shape], with noise and `exploration`."""
         if self.acts_in_arrays:
             return self.network.act(self.array_pass(observations), noise, *exploration)
         return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
 
     def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K].
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
 
-        A recurrent network takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         if memory is not None:
             results = self._sample_with_states(*map(tf.convert_to_tensor, (observations, noise, memory)))
@@ -103,7 +103,9 @@ class ActingNetwork:
         return self.network.sample(self._forward(self._read(), observations), noise, *exploration)
 
     def greedy(self, observations: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """The best actions [B, *shape] of observations [B, *shape]; with memory, a pair as of `sample`."""
+        """The best actions [B, *shape] for observations [B, *shape]; with memory, a pair like that of
+        `sample`.
+        """
         if memory is not None:
             results = self._greedy_with_states(*map(tf.convert_to_tensor, (observations, memory)))
             return tuple(x.numpy() for x in results)
@@ -122,13 +124,13 @@ class ActingNetwork:
 
 
 class ActingActorCritic(ActingNetwork):
-    """An ActingNetwork that tells log-probabilities and values of its actions, as PPO and IMPALA need them.
+    """An ActingNetwork that also returns log-probabilities and values, which PPO and IMPALA need.
 
-    In NumPy a rollout keeps the policy's parameters, and `complete` adds the rest for all steps at once,
-    which costs less.
+    When NumPy acts, a rollout keeps the outputs of the policy. `complete` then adds log-probabilities and
+    values of all steps at once, which is faster.
 
     Attributes:
-      extras: the names of what `act_with_extras` tells, with their shapes for one env and step.
+      extras: the names of the extras of `act_with_extras`, with their shapes for one env and step.
     """
 
     network: ActorCritic
@@ -143,9 +145,10 @@ class ActingActorCritic(ActingNetwork):
     def act_with_extras(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape]; extras, float32 [R, B, ...].
+        """Draws actions [R, B, *shape] for observations [R, B, *shape]; also returns the extras, float32 [R,
+        B, ...].
 
-        A recurrent network takes its memory [R, B, M], and its states [R, B, S] are among the extras.
+        A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
         size = observations.shape[:2]
         arguments = (observations, noise) if memory is None else (observations, noise, memory)
@@ -167,13 +170,15 @@ class ActingActorCritic(ActingNetwork):
         return self.actions_and_extras(self._forward(self._read(), observations, *memory), noise)
 
     def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Drawn actions [B, *shape] of outputs, and the arrays of `TOLD`, of which some networks have two."""
+        """Actions [B, *shape] drawn from outputs, and the arrays that `TOLD` names; some networks have only
+        two.
+        """
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)
         return actions, policy.log_prob(actions), *outputs[1:]
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that NumPy acted by the present weights."""
+        """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
         if not self.acts_in_arrays:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
@@ -185,11 +190,12 @@ class ActingActorCritic(ActingNetwork):
 
 
 class _Behavior:
-    """A network with weights of its own on one device; a base of `experience.actor.BehaviorPolicy`s.
+    """A network on one device with its own copy of the weights; a base class for a `BehaviorPolicy` of
+    `tfrl.experience.collector`.
 
     Args:
       config: the run's settings.
-      precision: of the torso, resolved.
+      precision: the precision of the torso, float32 or bfloat16.
       at_once: parts of a forward pass that CPUs compute at the same time.
     """
 
@@ -214,7 +220,7 @@ class _Behavior:
         return {name: variable.read_value() for name, variable in self._variables.items()}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts by them from now on."""
+        """Acts with these weights from now on."""
         vectors = self._network.join(weights)
         for name, variable in self._variables.items():
             variable.assign(vectors[name])
@@ -222,7 +228,7 @@ class _Behavior:
 
 
 class ActorCriticBehavior(_Behavior):
-    """Acts on one device as `PPOAgent` does; follows `tfrl.experience.collector.BehaviorPolicy`."""
+    """Acts on one device like `PPOAgent`; implements `tfrl.experience.collector.BehaviorPolicy`."""
 
     _acting: ActingActorCritic
     _acting_class = ActingActorCritic
@@ -232,27 +238,27 @@ class ActorCriticBehavior(_Behavior):
         self.extras = self._acting.extras
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
+        """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
         config = self._config
         return rng.action_noise(config.seed, number, indices, config.steps_per_env, self._network.draw_noise)
 
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras."""
+        """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras."""
         with tf.device(self._device):
             return self._acting.act_with_extras(observations, noise, memory)
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""
+        """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
         self._acting.complete(rollout)
 
 
 class ReplayBehavior(_Behavior):
-    """Explores as `ReplayAgent` does; follows `tfrl.experience.collector.BehaviorPolicy`.
+    """Explores like `ReplayAgent`; implements `tfrl.experience.collector.BehaviorPolicy`.
 
-    A row of its noise decides the action by itself: it holds the noise of an action, the values of
-    `config.exploration`, and, where the action is random, that action.
+    A row of `draw` decides an action without further state. It holds the noise of the action, the values of
+    `config.exploration`, and the action itself if it is random.
     """
 
     _config: BufferSettings
@@ -262,7 +268,7 @@ class ReplayBehavior(_Behavior):
         self._spec = registry.specs(config)[1]
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The rows of round `number`, float32 [T, B, ...], of envs by their global indices."""
+        """The rows of round `number` for envs with these global indices, float32 [T, B, ...]."""
         config = self._config
         draw = self._network.draw_noise
         noise = rng.action_noise(config.seed, number, indices, config.steps_per_env, draw)
@@ -279,10 +285,10 @@ class ReplayBehavior(_Behavior):
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] of observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
+        """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
         size, rows = observations.shape[:2], noise.reshape(-1, noise.shape[-1])
         observations = observations.reshape(-1, *observations.shape[2:])
-        if rows[0, -1]:  # exact: actions are float32, or small numbers
+        if rows[0, -1]:  # exact, because actions are float32 or small integers
             action_size = int(np.prod(self._spec.shape))
             drawn = rows[:, -1 - action_size : -1]
             actions = exploration.allowed_actions(self._config, drawn, observations).astype(self._spec.dtype)
@@ -294,11 +300,11 @@ class ReplayBehavior(_Behavior):
         return actions.reshape(*size, *actions.shape[1:]), {}
 
     def complete(self, rollout: Rollout) -> None:
-        """Does nothing: nothing is said of actions."""
+        """Does nothing, because there are no extras."""
 
 
 def of_settings(config: RLSettings, precision: str, *, at_once: int) -> BehaviorPolicy:
-    """Makes the policy that a run's actors act by; arguments are those of `ActorCriticBehavior`."""
+    """Makes the policy of a run's actors; the arguments are those of `ActorCriticBehavior`."""
     if isinstance(config, BufferSettings):
         return ReplayBehavior(config, precision, at_once=at_once)
     return ActorCriticBehavior(config, precision, at_once=at_once)

@@ -1,4 +1,4 @@
-"""The part that all agents with an actor and a critic share: network, weights, acting and state."""
+"""The common part of all agents with an actor and a critic: network, weights, acting and state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollouts(ScheduledLearning):
-    """The hyperparameters of algorithms that learn from each rollout once."""
+    """The hyperparameters of algorithms that learn from each rollout in one update."""
 
     num_envs: Annotated[int, ENVS] = 64
     num_steps: Annotated[int, COUNT] = 256
@@ -59,7 +59,7 @@ class Rollouts(ScheduledLearning):
 
 @dataclass(frozen=True)
 class RolloutSettings(Network, Rollouts, DistributedSettings):
-    """The settings of algorithms that learn from each rollout once."""
+    """The settings of algorithms that learn from each rollout in one update."""
 
     @property
     def steps_per_update(self) -> int:
@@ -73,25 +73,25 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
             raise UserError("--normalize-random-steps needs --normalize-observations.")
         if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
             raise UserError(
-                f"--normalize-observations is for vectors, and {self.env} shows images, which the network "
-                "scales by itself; leave it out."
+                f"--normalize-observations is for vectors, and {self.env} has images, which the network "
+                "scales itself; leave it out."
             )
         product = f"--num-envs {self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}"
         if self.steps_per_update > MOST:
-            raise UserError(f"{product} is too many env steps for one update, which has at most {MOST}.")
+            raise UserError(f"{product} is more than {MOST}, the most env steps of one update.")
         if self.memory != "none" and self.sequence_length and self.num_steps % self.sequence_length:
             raise UserError(
                 f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}; "
-                f"{divisors_near(self.num_steps, self.sequence_length)} would do."
+                f"use {divisors_near(self.num_steps, self.sequence_length)}."
             )
         if self.total_steps < self.steps_per_update:
             raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
 class ActorCriticAgent:
-    """Actor, critic and their gradient steps under a strategy; follows `algorithm.RolloutAgent`.
+    """Actor, critic and their gradient steps under a strategy; implements `algorithm.RolloutAgent`.
 
-    A subclass gives `make_steps`, `uses_xla` and the update.
+    A subclass has `make_steps`, `uses_xla` and `update`.
 
     Args:
       config: the settings.
@@ -138,17 +138,17 @@ class ActorCriticAgent:
 
     @property
     def results(self) -> dict[str, object]:
-        """Nothing that is not in every run's results.json."""
+        """No entries beyond those of every results.json."""
         return {}
 
     def begin(self) -> None:
-        """Takes the torso of --torso-weights."""
+        """Loads the torso of --torso-weights."""
         if self._config.torso_weights is not None:
             for name, vector in torso_vectors(self.network, self._config.torso_weights).items():
                 self.learning.assign(name, vector)
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of another run, and its optimizer where it is there. Raises ValueError."""
+        """Loads the weights of another run, and its optimizer if it is there. Raises ValueError."""
         self.set_state({**self.get_state(), **state})
 
     # Acting
@@ -156,9 +156,9 @@ class ActorCriticAgent:
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Drawn actions [R, B, *shape] of observations [R, B, *shape], and the extras.
+        """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras.
 
-        A recurrent network takes its memory [R, B, M], and its states [R, B, S] are among the extras.
+        A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
         if self.acting.acts_in_arrays:
             return self.acting.act_with_extras(observations, noise)
@@ -168,7 +168,7 @@ class ActorCriticAgent:
         return actions, dict(zip(TOLD, told, strict=False))
 
     def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that the present weights acted in NumPy."""
+        """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
         self.acting.complete(rollout)
 
     @compiled(reduce_retracing=True)
@@ -182,24 +182,24 @@ class ActorCriticAgent:
         return self.acting.actions_and_extras(outputs, noise)
 
     def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device.
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], on one device.
 
-        A recurrent network takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         return self.acting.sample(observations, noise, memory)
 
     def greedy(
         self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
     ) -> Any:
-        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair as of `sample`."""
+        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair like that of `sample`."""
         return self.acting.greedy(observations, memory)
 
     def values(
         self, observations: np.ndarray, shape: tuple[int, ...], memory: np.ndarray | None = None
     ) -> np.ndarray:
-        """V of observations [..., *shape] by the present weights, float32 [...], on one device.
+        """V of observations [..., *shape] with the present weights, float32 [...], on one device.
 
-        A recurrent network takes its memory [..., M].
+        A recurrent network also takes its memory [..., M].
         """
         leading = observations.shape[: observations.ndim - len(shape)]
         rows = [observations.reshape(-1, *shape)]
@@ -211,7 +211,7 @@ class ActorCriticAgent:
         return self._value_pass(self._acting_weights(), *rows)
 
     def final_values(self, rollout: Rollout) -> np.ndarray:
-        """V of the last observations of truncated episodes, by the present weights, float32 [R, T, B]."""
+        """V of the last observations of truncated episodes with the present weights, float32 [R, T, B]."""
         values = np.zeros_like(rollout.rewards)
         if rollout.final_observations:
             r, t, b = at = tuple(np.array(list(rollout.final_observations)).T)
@@ -221,7 +221,7 @@ class ActorCriticAgent:
         return values
 
     def last_values(self, rollout: Rollout) -> np.ndarray:
-        """V(o_T) by the present weights, float32 [R, B]."""
+        """V(o_T) with the present weights, float32 [R, B]."""
         memory = rollout.started_memory[:, -1] if rollout.memory is not None else None
         return self.values(rollout.observations[:, -1], rollout.observations.shape[3:], memory)
 
@@ -232,7 +232,7 @@ class ActorCriticAgent:
         return self.network.split(self.learning.vectors())
 
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Standardises observations by float32 [D] each from now on."""
+        """Sets the mean and deviation of observations, float32 [D] each, for standardising them."""
         vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
         self.learning.assign("observations", vector)
         self.acting.forget()
@@ -242,7 +242,7 @@ class ActorCriticAgent:
         return state_of(self.network, self.learning)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`.
+        """Restores the arrays of `get_state`.
 
         Raises:
           ValueError, KeyError: they belong to another network.
@@ -252,13 +252,13 @@ class ActorCriticAgent:
 
 
 def num_parameters_of(network: networks.Network, learning: DataParallel) -> int:
-    """The number of trained parameters; a learned vector that is no network's has one."""
+    """The number of trained parameters; a learned vector that belongs to no network counts as one."""
     functions = network.functions
     return sum(functions[name].num_parameters if name in functions else 1 for name in learning.learned)
 
 
 def state_of(network: networks.Network, learning: DataParallel) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint: weights as `weights/NETWORK/LAYER/NAME`, all else as `agent/VECTOR`."""
+    """The arrays of a checkpoint: weights as `weights/NETWORK/LAYER/NAME`, other arrays as `agent/VECTOR`."""
     state = learning.get_state()
     weights = network.split({name: state[name] for name in network.functions})
     others = {f"agent/{name}": array for name, array in state.items() if name not in network.functions}
@@ -266,7 +266,9 @@ def state_of(network: networks.Network, learning: DataParallel) -> dict[str, np.
 
 
 def set_state_of(network: networks.Network, learning: DataParallel, state: Mapping[str, np.ndarray]) -> None:
-    """Continues from `state_of`, and ignores further arrays. Raises ValueError or KeyError if some miss."""
+    """Restores the arrays of `state_of`, and ignores others. Raises ValueError or KeyError if some are
+    missing.
+    """
     others = {
         name.removeprefix("agent/"): array for name, array in state.items() if name.startswith("agent/")
     }

@@ -1,6 +1,6 @@
-"""The agent protocol: all that collectors, learners and trainers ask of an algorithm.
+"""The agent protocol: the interface of an algorithm for collectors, learners and trainers.
 
-To add one: a file here with a class that follows `Agent`, its settings in `tfrl/config/`, and its command.
+CONTRIBUTING.md says how to add an algorithm.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tfrl.experience.rollout import Rollout
 
 
 class Agent(Protocol):
-    """A policy that learns, as one worker has it: what all learners ask of it."""
+    """A policy that learns, on one worker; the interface for all learners."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The metrics of its updates, in the order of progress.csv: `train/NAME`."""
+        """The names of the metrics of an update, such as `train/NAME`, in the order of progress.csv."""
 
     @property
     def num_parameters(self) -> int:
@@ -31,46 +31,46 @@ class Agent(Protocol):
 
     @property
     def steps_per_update(self) -> int:
-        """Gradient steps of an update, each with one such sum."""
+        """The number of gradient steps of an update; each has one all-reduce."""
 
     @property
     def summary(self) -> dict[str, str]:
-        """Descriptions of an update, by title: rows of the table that is printed before training."""
+        """Descriptions of an update by title, for the table that is printed before training."""
 
     @property
     def results(self) -> dict[str, object]:
-        """The entries of results.json that are this algorithm's alone, by name, as JSON values."""
+        """The entries of results.json that only this algorithm has: JSON values by name."""
 
     def begin(self) -> None:
-        """Takes the weights that a new run is to start from, where the settings name some."""
+        """Loads the initial weights of a new run, if the settings name any."""
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights among arrays of another run's `get_state`, and of the rest what is there.
+        """Loads the weights, and if possible more, from the arrays of another run's `get_state`.
 
         Raises:
           ValueError, KeyError: they belong to another network.
         """
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers of one env's actions in T steps, float32 [T, noise_size]."""
+        """The random numbers for T actions of one env, float32 [T, noise_size]."""
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, noise_size]; any B."""
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, noise_size], for any B."""
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The most likely actions; takes `noise` to stand in for `sample`, and ignores it."""
+        """The most likely actions. It has the arguments of `sample`, but ignores `noise`."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """The weights of all networks by name: what evaluations, exports and results read."""
+        """The weights of all networks by name, for evaluations, exports and results."""
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """All that decides its future, as arrays by name, the same on every worker and on any topology.
+        """The whole state as arrays by name, equal on every worker and on any topology.
 
-        The weights are there as `weights/NAME`, where those who read checkpoints look for them.
+        The weights have the names `weights/NAME`, as readers of checkpoints expect.
         """
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`, also on another number of replicas; further ones are ignored.
+        """Restores the arrays of `get_state`, also for another number of replicas, and ignores other arrays.
 
         Raises:
           ValueError, KeyError: they belong to another network.
@@ -78,7 +78,7 @@ class Agent(Protocol):
 
 
 class RolloutAgent(Agent, ActingPolicy, Protocol):
-    """An agent that learns from each rollout as it comes."""
+    """An agent that learns from each rollout in one update."""
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
@@ -86,16 +86,16 @@ class RolloutAgent(Agent, ActingPolicy, Protocol):
         """Learns from a rollout; a collective.
 
         Args:
-          rollout: what the envs did, with normalised rewards; its buffers are used again.
-          number: the updates before this one: what is random keys by it, and a schedule reads it.
-          on_step: called now and then with the number of gradient steps done.
+          rollout: the steps of the envs, with normalised rewards. Its buffers are reused after the call.
+          number: the number of earlier updates, which keys random numbers and decides schedules.
+          on_step: called at intervals with the number of finished gradient steps.
 
         Returns:
-          The metrics of `metric_names`, the same on every worker.
+          The metrics of `metric_names`, equal on every worker.
 
         Raises:
-          TrainingError: a loss or gradient is not finite, on all workers alike.
+          TrainingError: a loss or gradient is not finite; raised on all workers.
         """
 
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Standardises observations by float32 [D] each from now on."""
+        """Sets the mean and deviation of observations, float32 [D] each, for standardising them."""

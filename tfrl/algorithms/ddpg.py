@@ -1,4 +1,4 @@
-"""DDPG (Lillicrap et al. 2016, arXiv:1509.02971): a deterministic actor and a critic of its actions."""
+"""DDPG (Lillicrap et al. 2016, arXiv:1509.02971): a deterministic actor and a critic."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
     "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000, "policy_delay": 2},
 }
-"""The presets, by what they change in the defaults; TD3's, too."""
+"""The settings that each preset changes in Config's defaults, also for TD3."""
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DDPG, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
@@ -59,14 +59,14 @@ READER = Reader(
 
 
 class DDPGAgent(ReplayAgent):
-    """An actor and its critics, and their target networks."""
+    """An actor and its critics, each with a target network."""
 
     _config: Config
     network: ActorAndCritics
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """The critics', then the actor's."""
+        """The gradient steps of the critics and of the actor."""
         config, critics = self._config, self.network.critics
         self.target_networks, self.target_every = ("actor", *critics), config.policy_delay
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
@@ -80,17 +80,19 @@ class DDPGAgent(ReplayAgent):
         }
 
     def actions(self, weights: Weights, prefix: str, observations: tf.Tensor) -> tf.Tensor:
-        """The actor's actions, float32 [b, D], or with the prefix its target network's."""
+        """The actor's actions, float32 [b, D]. With the prefix `TARGET`, the target network's."""
         return self.network.greedy([self.network.functions["actor"](weights[prefix + "actor"], observations)])
 
     def qs(self, weights: Weights, prefix: str, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """All critics' values, float32 [N, b], or with the prefix their target networks'."""
+        """The values of all critics, float32 [N, b]. With the prefix `TARGET`, those of their target
+        networks.
+        """
         functions = self.network.functions
         values = [functions[c](weights[prefix + c], observations, actions) for c in self.network.critics]
         return tf.stack(values)
 
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
-        """Values of the next observations, float32 [b], by the target networks of actor and critic."""
+        """The values of the next observations by the target networks of actor and critic, float32 [b]."""
         observations = rows["next_observation"]
         return self.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
 

@@ -1,4 +1,4 @@
-"""DQN (Mnih et al. 2015, doi:10.1038/nature14236), also double, dueling and with prioritised replay."""
+"""DQN (Mnih et al. 2015, doi:10.1038/nature14236), with three options: double, dueling, prioritised."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "lr": 1e-3,
         "torso": "cookbook",
     },
-    # The target network follows slowly: copied every 10 or 100 steps, it fails with one seed in two.
+    # The target network moves slowly. When it was copied every 10 or 100 steps, half of the seeds failed.
     "cartpole": {
         **_CARTPOLE,
         "learning_starts": 1000,
@@ -112,7 +112,7 @@ _SUMMARIES = {
 }
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DQN, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
@@ -129,17 +129,17 @@ class Config(DQN, ReplaySettings):
 
     @property
     def prioritized_replay(self) -> bool:
-        """True if transitions are drawn by their errors."""
+        """True if transitions are drawn in proportion to their errors."""
         return self.prioritized
 
     @property
     def depends_on_length(self) -> bool:
-        """True if something follows --total-steps: the learning rate, or the weights of transitions."""
+        """True if the learning rate or the importance weights depend on --total-steps."""
         return super().depends_on_length or (self.prioritized and self.priority_beta < 1)
 
     @property
     def ineffective(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
+        """The settings that have no effect in this combination, each with the reason."""
         found = super().ineffective | {"critic_lr": "here: there is no actor"}
         if not self.prioritized:
             found |= dict.fromkeys(("priority_exponent", "priority_beta"), "without --prioritized")
@@ -167,7 +167,7 @@ READER = Reader(
 
 
 class DQNAgent(ReplayAgent):
-    """One network that values actions, and its target network."""
+    """A network for the values of actions, with a target network."""
 
     _config: Config
     metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
@@ -192,5 +192,5 @@ class DQNAgent(ReplayAgent):
         return Losses(loss, {"q_loss": loss, "q_mean": q}, target - q)
 
     def progress(self, env_steps: int) -> dict[str, float]:
-        """Metrics that follow from the number of env steps alone: the learning rate and epsilon."""
+        """The metrics that depend only on the number of env steps: the learning rate and epsilon."""
         return super().progress(env_steps) | {"train/epsilon": float(self._config.exploration(env_steps)[0])}

@@ -2,11 +2,11 @@
 
     L = L_PPO + alpha_r (G_pi + G_V)
 
-G_pi and G_V draw policy and value of an augmented observation to those of the true one (`tfrl.ops.losses`).
-Each sample is augmented anew in each pass, by a seed of (run's seed, update, env, time step) and the pass, so
-that no topology and no order changes it. With `--augment ucb` a bandit chooses one augmentation before every
-update, by the mean value target of the rollouts that were acted after each (UCB-DrAC): with `--lag`, some
-updates later.
+G_pi and G_V pull the policy and the value for an augmented observation to those for the true observation
+(`tfrl.ops.losses`). Each pass augments each sample anew, with a seed of (run's seed, update, env, time step,
+pass), so the augmentation does not depend on the topology or the order. With `--augment ucb` a bandit chooses
+one augmentation before every update (UCB-DrAC). Its reward is the mean value target of the first rollout that
+was collected after the choice; with `--lag`, this rollout comes some updates later.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _SUMMARIES = {
 }
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
@@ -82,22 +82,22 @@ class Config(DrAC, ppo.Config):
 
     @property
     def augmentations(self) -> tuple[str, ...]:
-        """The names of those that are used: one, or all that suit the env's images."""
+        """The names of the augmentations that are used: one, or all that fit the env's images."""
         return fitting(registry.specs(self)[0].image_shapes) if self.augment == UCB else (self.augment,)
 
     @property
     def ineffective(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
+        """The settings that have no effect in this combination, each with the reason."""
         unused = {"augment_coef": "with --augment-use rad"} if self.augment_use == "rad" else {}
         return super().ineffective | unused
 
     @property
     def published_as(self) -> str:
-        """The algorithm under whose name others published what these settings train."""
+        """The name under which the algorithm of these settings was published."""
         return "rad" if self.augment_use == "rad" else self.algorithm
 
     def default_preset(self) -> str:
-        """The preset of a command that names none."""
+        """The default preset of the command."""
         return self.family_preset
 
     def check(self) -> None:
@@ -105,27 +105,27 @@ class Config(DrAC, ppo.Config):
         super().check()
         observation, action = registry.specs(self)
         if not observation.image_shapes:
-            raise UserError(f"drac changes images, and {self.env} shows vectors; ppo trains it.")
+            raise UserError(f"drac augments images, and {self.env} has vector observations; use ppo.")
         if not isinstance(action, Discrete):
             raise UserError(
-                f"drac is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."
+                f"drac needs discrete actions, and {self.env} has {action.kind} actions; use ppo."
             )
         if self.augment == UCB and self.free_running:
             raise UserError(
-                "--augment ucb must know which update's weights acted a rollout, and --free-running leaves "
-                "it open; leave one of them out."
+                "--augment ucb must know which weights collected a rollout, and --free-running does not "
+                "fix them; leave one of the two out."
             )
         suited = fitting(observation.image_shapes)
         if self.augment not in (*suited, UCB):
             height, width, channels = observation.image_shapes[0]
             raise UserError(
                 f"--augment {self.augment} does not suit the images of {self.env}, {height} x {width} with "
-                f"{channels} channel(s); {', '.join(suited)} do."
+                f"{channels} channel(s); choose one of {', '.join(suited)}."
             )
 
 
 def fitting(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """The augmentations that images [H, W, C] of all these shapes can be given."""
+    """The augmentations that work for images of all these shapes [H, W, C]."""
     of_colors = all(channels == 3 for _, _, channels in shapes)
     unfit = (() if of_colors else _OF_COLORS) + (() if all(h == w for h, w, _ in shapes) else _OF_SQUARES)
     return tuple(name for name in AUGMENTATIONS if name not in unfit)
@@ -140,12 +140,12 @@ READER = Reader(
 )
 
 
-_BANDIT = "bandit/"  # of its arrays in a state
-_LAST = "last_choice"  # of --lag + 1 updates, the newest last
+_BANDIT = "bandit/"  # of the bandit's arrays in a state
+_LAST = "last_choice"  # of the last --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
-    """PPO with regularised losses; with `--augment-use rad`, its losses of what is augmented after acting.
+    """PPO with regularised losses; with `--augment-use rad`, PPO's losses for augmented observations.
 
     Args:
       config: the settings.
@@ -162,10 +162,10 @@ class DrACAgent(PPOAgent):
             self.metric_names = tuple(name for name in self.metric_names if name not in REGULARIZERS)
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
-        # Of the updates since the weights that act now, and of the one before these; the newest last.
+        # The choices since the weights that act now, and the choice before these; the newest last.
         self._choices = collections.deque[int](maxlen=1 + (config.lag or 0))
         with runtime.strategy.scope():
-            self._choice = tf.Variable(0, trainable=False, dtype=tf.int64)  # which GPUs hold, too
+            self._choice = tf.Variable(0, trainable=False, dtype=tf.int64)  # GPUs hold these arrays, too
 
     @property
     def summary(self) -> dict[str, str]:
@@ -178,10 +178,10 @@ class DrACAgent(PPOAgent):
 
     @property
     def results(self) -> dict[str, object]:
-        """The number of updates that each augmentation was chosen for, by name, where a bandit chooses."""
+        """With a bandit, the number of updates for which each augmentation was chosen, by name."""
         if self._bandit is None:
             return {}
-        # It counts a choice when it knows what came of it.
+        # The bandit counts a choice when it gets the reward of the choice.
         unknown = np.bincount(np.array(self._choices, int), minlength=len(self._augmentations))
         counts = self._bandit.counts() + unknown
         return {"augmentations": dict(zip(self._config.augmentations, counts.tolist(), strict=True))}
@@ -189,7 +189,9 @@ class DrACAgent(PPOAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """Does PPO's update; `train/augmentation` is the place in `AUGMENTATIONS` of the one in use."""
+        """Does PPO's update; the metric `train/augmentation` is the index in `AUGMENTATIONS` of the present
+        choice.
+        """
         metrics = super().update(rollout, number, on_step)
         name = self._config.augmentations[self._choices[-1] if self._choices else 0]
         metrics["train/augmentation"] = float(list(AUGMENTATIONS).index(name))
@@ -199,7 +201,9 @@ class DrACAgent(PPOAgent):
         super()._begin_update(totals, of_targets)
         if self._bandit is None:
             return
-        if len(self._choices) == self._choices.maxlen:  # else the rollout was acted by weights without any
+        if (
+            len(self._choices) == self._choices.maxlen
+        ):  # otherwise no augmentation was used for the weights of the rollout
             self._bandit.record(self._choices.popleft(), float(of_targets[1]))
         self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
@@ -212,7 +216,9 @@ class DrACAgent(PPOAgent):
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """PPO's with G_pi and G_V. RAD has zeros in their places: sums of the same size."""
+        """PPO's losses with G_pi and G_V. RAD has zeros in place of G_pi and G_V, so its sums have the same
+        size.
+        """
         augmented = self._augmented(samples.observations, samples.extra[0], index)
         if self._config.augment_use == "rad":
             loss, metrics, ratio = super()._losses(weights, samples._replace(observations=augmented), index)
@@ -226,13 +232,13 @@ class DrACAgent(PPOAgent):
         return loss, [*metrics, of_policy, of_value], ratio
 
     def _augmented(self, observations: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """Observations [b, *shape] whose images are changed, all of one in the same way."""
+        """Observations [b, *shape] with augmented images; the images of one observation change equally."""
         entrance = self.network.entrance
         images = entrance.inputs(observations)[: len(entrance.spec.image_shapes)]
         return entrance.replace_images(observations, [self._augment(x, seeds, index) for x in images])
 
     def _augment(self, images: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """Images [b, H, W, C] changed by seeds int32 [b, 2], otherwise in each pass over them."""
+        """Augments images [b, H, W, C] with seeds int32 [b, 2], differently in each pass."""
         epoch = index // self._config.steps_per_epoch
         seeds = tf.stack([seeds[:, 0], seeds[:, 1] + epoch], axis=-1)
         branches = [lambda augment=augment: augment(images, seeds) for augment in self._augmentations]
@@ -243,11 +249,11 @@ class DrACAgent(PPOAgent):
     # State
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Does as PPO; the bandit learns anew what is of use for this run's task. Raises ValueError."""
+        """Does the same as PPO; the bandit starts without experience of this task. Raises ValueError."""
         super().begin_with({name: array for name, array in state.items() if not name.startswith(_BANDIT)})
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """PPO's, and what the bandit has learned."""
+        """PPO's state and the bandit's."""
         state = super().get_state()
         if self._bandit is not None:
             state |= {f"{_BANDIT}{name}": array for name, array in self._bandit.get_state().items()}
@@ -255,7 +261,7 @@ class DrACAgent(PPOAgent):
         return state
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`. Raises ValueError or KeyError as PPO's does."""
+        """Restores the arrays of `get_state`. Raises ValueError or KeyError like PPO."""
         super().set_state(state)
         if self._bandit is not None:
             names = self._bandit.get_state()

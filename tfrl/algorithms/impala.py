@@ -1,9 +1,9 @@
-"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561): actors run ahead of the learner, V-trace puts that right.
+"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561): actors run ahead of the learner; V-trace corrects for it.
 
-A rollout is acted by weights that are some updates older than those that learn from it. A gradient step takes
-the whole rollouts of some envs: V-trace by the present weights, in the same pass as the gradient. Were it a
-stretch of time of all envs, V-trace would look no further than its end, where often only the value knows what
-an action was good for.
+The weights that collect a rollout are some updates older than the weights that learn from it. A gradient step
+takes the whole rollouts of some envs. It computes V-trace with the present weights, in the same pass as the
+gradient. If it took a few time steps of all envs instead, V-trace could not look beyond these steps, and only
+the value could tell whether an action was good.
 """
 
 from __future__ import annotations
@@ -123,30 +123,33 @@ class Config(IMPALA, RolloutSettings):
         return self.steps_per_update // self.num_minibatches
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raise UserError if the envs do not divide by replicas and minibatches, or by actors, or actors meet
-        workers."""
+        """Raises UserError if replicas, minibatches or actors do not divide the envs, or if several workers
+        use actors.
+        """
         replicas = workers * replicas_per_worker
         slices = replicas * self.num_minibatches
         if self.num_envs % slices:
             by = f"--num-minibatches {self.num_minibatches}"
             by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
             near = multiples_near(self.num_envs, slices)
-            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; {near} would do.")
+            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; use {near}.")
         self._check_micro_batch(self.num_envs // slices)
         super().check_topology(workers, replicas_per_worker)
 
     def _check_micro_batch(self, num_envs: int) -> None:
-        """Raise UserError if a part is no whole rollouts of envs, or does not divide a minibatch's envs."""
+        """Raises UserError if a part is not whole rollouts of envs, or does not divide the envs of a
+        minibatch.
+        """
         parts = [self.num_steps * n for n in range(1, num_envs + 1) if num_envs % n == 0]
         if self.micro_batch and self.micro_batch not in parts:
             nearest = min(parts, key=lambda rows: abs(rows - self.micro_batch))
             raise UserError(
-                f"--micro-batch must be rollouts of --num-steps {self.num_steps}, of as many envs as divide "
-                f"the {num_envs} of a replica's minibatch; got {self.micro_batch}; {nearest} would do."
+                f"--micro-batch must be --num-steps {self.num_steps} times a divisor of the {num_envs} "
+                f"envs of a replica's minibatch; got {self.micro_batch}; use {nearest}."
             )
 
     def default_preset(self) -> str:
-        """The preset of a command that names none: games' for all envs that show images."""
+        """The default preset of the command: procgen's for all envs with images."""
         of_vectors = registry.family(self.env).preset == "gymnasium" and not self.shows_images
         return "gymnasium" if of_vectors else "procgen"
 
@@ -164,7 +167,8 @@ READER = Reader(
 )
 
 
-# What a gradient step reports: means over its samples. The moments are of targets and of the values' errors.
+# The reports of a gradient step: means over its samples. The moments are those of the targets and of the
+# values' errors.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
 _MOMENTS = ("target", "target_square", "error", "error_square")
 
@@ -183,7 +187,7 @@ class ImpalaAgent(ActorCriticAgent):
     )
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """One step, of the whole rollouts of some envs."""
+        """One gradient step, from the whole rollouts of some envs."""
         config = self._config
         step = GradientStep(
             learned=self.network.learned,
@@ -204,7 +208,7 @@ class ImpalaAgent(ActorCriticAgent):
 
     @property
     def steps_per_update(self) -> int:
-        """One for each minibatch of envs."""
+        """One gradient step for each minibatch of envs."""
         return self._config.num_minibatches
 
     @property
@@ -219,18 +223,18 @@ class ImpalaAgent(ActorCriticAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """The gradient steps of one rollout, each from other envs.
+        """Takes the gradient steps of one rollout, each from other envs.
 
         Args:
-          rollout: what the envs did, with normalised rewards, and `log_prob` of the policy that acted.
-          number: the updates before this one, which decide its learning rate.
-          on_step: called with the number of gradient steps done.
+          rollout: the steps of the envs, with normalised rewards, and `log_prob` of the policy that acted.
+          number: the number of earlier updates, which decides the learning rate.
+          on_step: called with the number of finished gradient steps.
 
         Returns:
-          The `train/` metrics, the same on every worker.
+          The `train/` metrics, equal on every worker.
 
         Raises:
-          TrainingError: a loss or gradient is not finite. All replicas see it at the same step.
+          TrainingError: a loss or gradient is not finite; raised on all replicas at the same step.
         """
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
@@ -254,7 +258,7 @@ class ImpalaAgent(ActorCriticAgent):
 
     @compiled()
     def _learn(self, batch: tuple, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        """One gradient step, of the minibatch `index`; its means, moments and gradient norm."""
+        """One gradient step from the minibatch `index`; its means, moments and gradient norm."""
         return self._runtime.first(
             self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
         )
@@ -264,25 +268,25 @@ class ImpalaAgent(ActorCriticAgent):
 
         Args:
           batch: observations [T + 1, B, *shape], actions [T, B, *shape], log-probabilities [T, B], rewards,
-            `first`, `truncated` and final values; of a recurrent network also its memory [T + 1, B, M] and
+            `first`, `truncated` and final values. For a recurrent network also its memory [T + 1, B, M] and
             `keeps` [T + 1, B].
-          index: of the minibatch.
+          index: the index of the minibatch.
           scale: multiplies the learning rate.
         """
         config = self._config
-        # Every n-th env: of the global envs the same ones, whichever replicas they are on.
+        # Every n-th env, so that a minibatch has the same global envs on any number of replicas.
         rows = config.num_envs // self._runtime.replicas // config.num_minibatches
         envs = index + config.num_minibatches * tf.range(rows)
         outcome = self.learning.gradient_step("update", envs, batch, scale)
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
     def _part_envs(self, num_envs: int) -> int:
-        """Envs whose gradients are taken at once, with all their steps; they divide those of a minibatch."""
+        """The number of envs of a part, with all their steps; it divides the envs of a minibatch."""
         most = max(1, self._runtime.micro_batch(self._config) // self._config.num_steps)
         return max(d for d in range(1, min(most, num_envs) + 1) if num_envs % d == 0)
 
     def _loss(self, weights: Weights, envs: tf.Tensor, data: Sequence[tf.Tensor]) -> Losses:
-        """The losses of the samples of some envs, by their indices int32 [b]."""
+        """The losses of all samples of the envs with indices int32 [b]."""
         config = self._config
         observations, actions, acted_log_probs, rewards, first, truncated, final_values, *memory = (
             tf.gather(x, envs, axis=1)
@@ -317,7 +321,7 @@ class ImpalaAgent(ActorCriticAgent):
 
 
 def _metrics(means: np.ndarray) -> dict[str, float]:
-    """The metrics of an update, of the means of its gradient steps."""
+    """The metrics of an update from the means of its gradient steps."""
     named = dict(zip(_MEANS, means.tolist(), strict=False))
     target, target_square, error, error_square, norm = means[len(_MEANS) :].tolist()
     varies, unexplained = max(0.0, target_square - target**2), max(0.0, error_square - error**2)
@@ -328,5 +332,5 @@ def _metrics(means: np.ndarray) -> dict[str, float]:
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
-    """[U, b, ...] as [U * b, ...]."""
+    """Reshapes [U, b, ...] to [U * b, ...]."""
     return tf.reshape(x, (-1, *x.shape[2:]))

@@ -1,12 +1,13 @@
-"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO, and between its phases an auxiliary one.
+"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO with auxiliary phases between its
+updates.
 
 A policy phase is N updates of PPO. The auxiliary phase then passes over all of their rollouts with
 
     L = 1/2 (V_aux - R)^2 + beta_clone KL(pi_old, pi) + 1/2 (V - R)^2
 
-so that the actor's torso learns what values need, the policy stays as it was, and the critic gets more
-training. R are the value targets of the policy phase. Which rollouts and in what order is the business of
-`tfrl.training.phasic`; here are its steps.
+So the actor's torso learns features for values, the policy stays unchanged, and the critic gets more
+training. R are the value targets of the policy phase. `tfrl.training.phasic` decides which rollouts come in
+which order; this file has the gradient steps.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from tfrl.networks.actor_critic import PhasicActorCritic
     from tfrl.networks.memory import Sequences
 
-_SEQUENCES_A_PART = 2  # of the old policy's forward pass, on any topology: a product rounds by its rows
+# Of the old policy's forward pass; fixed, because a matrix product rounds by its number of rows.
+_SEQUENCES_A_PART = 2
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class PPG:
     """Weight of the loss that keeps the policy unchanged in the auxiliary phase."""
 
 
-# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two things
-# of it are no settings here. They scale the initial weights of every unit to a norm; ours are as PPO's. And
-# their minibatches, in both phases, are whole rollouts of 256 steps of a few envs; ours, of as many samples,
-# are random steps of all envs, so that no topology moves them.
+# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two
+# differences are not settings: they scale the initial weights of every unit to a norm, and ours are those of
+# PPO; their minibatches are whole rollouts of 256 steps of a few envs, and ours are as many random steps of
+# all envs, because then no topology changes them.
 _AUTHORS = {
     "epochs": 1,
     "clip_value": False,
@@ -89,14 +91,14 @@ _SUMMARIES = {
 }
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(PPG, ppo.Config):
     """All settings of a run of phasic policy gradient. One field a flag.
 
-    With --share-torso it is the variant of a single network of the authors' code: the value's gradient never
-    reaches the torso, which only the auxiliary head teaches to tell values. (In the paper's, the value's own
-    gradient reaches it in the auxiliary phase.)
+    --share-torso gives the single-network variant of the authors' code: the gradient of the value never
+    reaches the torso, which learns values only from the auxiliary head. (In the paper, the gradient of the
+    value reaches the torso in the auxiliary phase.)
     """
 
     algorithm: ClassVar[str] = "ppg"
@@ -107,12 +109,12 @@ class Config(PPG, ppo.Config):
 
     @property
     def updates_alike(self) -> int:
-        """The updates of a phase."""
+        """The number of updates of a phase."""
         return self.policy_updates
 
     @property
     def auxiliary_sequence(self) -> int:
-        """Steps in a row that a recurrent network learns from in the auxiliary phase; 1 without memory."""
+        """The length of the sequences of a recurrent network in the auxiliary phase; 1 without memory."""
         if self.memory == "none":
             return 1
         return math.gcd(self.sequence_steps, self.num_steps // self.aux_minibatches)
@@ -123,9 +125,9 @@ class Config(PPG, ppo.Config):
         return self.steps_per_update // self.aux_minibatches
 
     def auxiliary_step(self, replicas: int) -> StepSize:
-        """Sizes of such a gradient step on so many replicas, all workers together.
+        """The sizes of an auxiliary gradient step on `replicas` replicas, all workers together.
 
-        Its parts have --micro-batch rows, or a divisor of that where a replica's share needs one.
+        Its parts have --micro-batch rows, or a divisor of --micro-batch that divides a replica's share.
         """
         rows = self.auxiliary_rows
         micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
@@ -133,7 +135,7 @@ class Config(PPG, ppo.Config):
 
     @property
     def phase_bytes(self) -> int:
-        """The size of a phase's observations, targets, logits and memory, all workers together."""
+        """The bytes of a phase's observations, targets, logits and memory, all workers together."""
         observation, action = registry.specs(self)
         each = (
             math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.encoded_size
@@ -143,7 +145,7 @@ class Config(PPG, ppo.Config):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what these settings come to that nobody may have meant."""
+        """Warnings about consequences of these settings that the user may not expect."""
         if self.num_updates >= self.policy_updates:
             return super().notes
         return (
@@ -155,16 +157,16 @@ class Config(PPG, ppo.Config):
 
     @property
     def rollouts_on_disk(self) -> int:
-        """Rollouts that may be there at a time: of this phase, and of those that checkpoints go on with."""
+        """The largest number of rollouts on disk: those of this phase, and those that checkpoints need."""
         older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
         return min((1 + min(self.keep_checkpoints, older)) * self.policy_updates, self.num_updates)
 
     def disk_bytes(self, rollouts: int) -> int:
-        """The size of so many rollouts."""
+        """The bytes of these rollouts."""
         return rollouts * self.phase_bytes // self.policy_updates
 
     def default_preset(self) -> str:
-        """The preset of a command that names none."""
+        """The default preset of the command."""
         return self.family_preset
 
     def check(self) -> None:
@@ -172,17 +174,16 @@ class Config(PPG, ppo.Config):
         super().check()
         if self.is_ahead or self.actor_timeout != Actors.actor_timeout:
             raise UserError(
-                "ppg steps its envs and learns in turn: leave --actors, --actor-timeout and --lag out."
+                "ppg collects and learns in turn, without actors or lag; leave --actors, --actor-timeout "
+                "and --lag out."
             )
         if not isinstance(action := registry.specs(self)[1], Discrete):
-            raise UserError(
-                f"ppg is for discrete actions, and those of {self.env} are {action.kind}; ppo trains it."
-            )
+            raise UserError(f"ppg needs discrete actions, and {self.env} has {action.kind} actions; use ppo.")
         if self.num_steps % self.aux_minibatches:
             divisor = math.lcm(self.num_minibatches, self.aux_minibatches)
             raise UserError(
                 f"--num-steps must be divisible by --aux-minibatches {self.aux_minibatches}; got "
-                f"{self.num_steps}; {multiples_near(self.num_steps, divisor)} would do."
+                f"{self.num_steps}; use {multiples_near(self.num_steps, divisor)}."
             )
 
 
@@ -207,7 +208,7 @@ class PPGAgent(PPOAgent):
       runtime: the strategy and this worker's place in it.
 
     Attributes:
-      targets: the value targets of the last update's rollout, float32 [R, T, B].
+      targets: the value targets of the last rollout, float32 [R, T, B].
     """
 
     _config: Config
@@ -220,7 +221,7 @@ class PPGAgent(PPOAgent):
         self.targets = np.empty(0, np.float32)
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """PPO's, and one of the auxiliary phase, which has an optimizer of its own."""
+        """PPO's gradient step, and that of the auxiliary phase, which has its own optimizer."""
         config, learned = self._config, (*self.network.learned, "auxiliary")
         auxiliary = GradientStep(
             learned=learned,
@@ -236,7 +237,7 @@ class PPGAgent(PPOAgent):
         return super().make_steps() | {"auxiliary": auxiliary}
 
     def _auxiliary_part_rows(self) -> int:
-        """Samples whose gradients are taken at once: whole sequences of a recurrent network."""
+        """The number of samples of a part: whole sequences for a recurrent network."""
         config, replicas = self._config, self._runtime.replicas
         most, length = self._runtime.micro_batch(config.auxiliary_step(replicas)), config.auxiliary_sequence
         share = config.auxiliary_rows // replicas // length
@@ -262,9 +263,9 @@ class PPGAgent(PPOAgent):
     # The auxiliary phase
 
     def logits(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
-        """The policy's logits by the weights of now, float32 [R, b, A], of observations [R, b, *shape].
+        """The policy's logits with the present weights, float32 [R, b, A], for observations [R, b, *shape].
 
-        A recurrent network takes sequences, and its memory [R, b, M + 1], as `auxiliary_step` does.
+        A recurrent network takes sequences, and its memory [R, b, M + 1], like `auxiliary_step`.
         """
         results = self._logits(*map(self._runtime.per_replica, (observations, *memory)))
         return np.stack([x.numpy() for x in self._runtime.local_results(results)])
@@ -290,7 +291,9 @@ class PPGAgent(PPOAgent):
         return tf.reshape(logits, (-1, size))
 
     def _sequences_of(self, remembered: tf.Tensor) -> Sequences:
-        """`Sequences` of memory and `keeps` float32 [S * n, M + 1], first the first steps of all."""
+        """`Sequences` from memory and `keeps`, float32 [S * n, M + 1]; the first steps of all sequences are
+        first.
+        """
         count = remembered.shape[0] // self._config.auxiliary_sequence
         return self.network.sequences(remembered[:, :-1], remembered[:, -1], count)
 
@@ -300,14 +303,14 @@ class PPGAgent(PPOAgent):
         """One gradient step of the auxiliary phase, a collective.
 
         Args:
-          observations: [R, b, *shape], in the order of the global envs.
-          targets: float32 [R, b], R.
-          old_logits: float32 [R, b, A], of the policy when the phase began.
-          memory: of a recurrent network, float32 [R, b, M + 1]: its memory before each step, and last
-            `Rollout.keeps`. The samples are then sequences of `auxiliary_sequence` steps, one after another.
+          observations: [R, b, *shape] in the order of the global envs.
+          targets: R of the equation, float32 [R, b].
+          old_logits: the policy's logits at the start of the phase, float32 [R, b, A].
+          memory: only for a recurrent network: its memory before each step, then `Rollout.keeps`, float32 [R,
+            b, M + 1]. The samples are sequences of `auxiliary_sequence` steps, one after another.
 
         Returns:
-          The metrics of `AUXILIARY`, float32 [4], the same on every worker; they may be no numbers.
+          The metrics of `AUXILIARY`, float32 [4], equal on every worker; they may be NaN.
         """
         self.acting.forget()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits, *memory))
@@ -322,7 +325,7 @@ class PPGAgent(PPOAgent):
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
     def _auxiliary_loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
-        """L of the module's docstring, of some rows."""
+        """L of the module's docstring for some rows."""
         memory = []
         if self.network.state_size:
             length = self._config.auxiliary_sequence
@@ -341,6 +344,6 @@ class PPGAgent(PPOAgent):
 
 
 def _by_time(x: tf.Tensor) -> tf.Tensor:
-    """[n, S, ...] as [S * n, ...]: first the first steps of all sequences."""
+    """Reshapes [n, S, ...] to [S * n, ...]; the first steps of all sequences are first."""
     x = tf.transpose(x, (1, 0, *range(2, x.shape.rank)))
     return tf.reshape(x, (-1, *x.shape[2:]))

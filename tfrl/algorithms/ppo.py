@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), the same on any number of replicas.
 
-Losses are sums divided by the global minibatch. Gradients are summed over replicas once a minibatch, together
-with the metrics, and clipped after that; so N replicas or workers take the step that one would.
+A loss is a sum divided by the size of the global minibatch. Once in each minibatch, gradients and metrics are
+summed over all replicas. The sum is then clipped. So N replicas or workers take the same step as one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tfrl.networks.memory import Sequences
 
-# Gymnasium envs: rollouts as short as they learn from, a small network for each of policy and value.
+# For Gymnasium's envs: short rollouts, and a small network each for policy and value.
 _GYMNASIUM = {
     "total_steps": 1_000_000,
     "num_envs": 8,
@@ -136,11 +136,11 @@ _SUMMARIES: Mapping[str, str] = {
 }
 
 _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
-"""The default presets of single envs, whose rewards need other settings than their family's."""
+"""The default presets of envs whose rewards need other settings than the rest of their family."""
 
 
-# The sections are the groups of --help. `Config` joins them into one flat set of fields; the text under a
-# field is its help.
+# The classes of settings are the groups of --help. `Config` joins their fields. The text under a field is its
+# help.
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class PPO(Rollouts):
     never."""
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(PPO, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
 
-    `parse` gives checked ones with `run_name` filled in.
+    `READER.parse` returns checked settings with a `run_name`.
     """
 
     algorithm: ClassVar[str] = "ppo"
@@ -204,23 +204,25 @@ class Config(PPO, RolloutSettings):
 
     @property
     def sequence_steps(self) -> int:
-        """Steps of a sequence that a recurrent network learns from as one."""
+        """The length of the sequences that a recurrent network learns from; 1 without memory."""
         return self.sequence_length or self.num_steps
 
     @property
     def envs_per_block(self) -> int:
-        """Neighbouring envs that share their sequences out to the minibatches; 1 without memory."""
+        """Neighbouring envs whose sequences are spread over the minibatches; 1 without memory."""
         if self.memory == "none":
             return 1
         return self.num_minibatches // math.gcd(self.num_minibatches, self.num_steps // self.sequence_steps)
 
     @property
     def least_parts(self) -> int:
-        """Equal parts of a minibatch on CPUs; of a small network as many as replicas, up to 4."""
+        """The least number of equal parts of a minibatch on CPUs. For small networks, the number of replicas,
+        up to 4.
+        """
         return math.gcd(4, self.num_envs) if self.small_network else 4
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raises UserError if the envs, or a replica's minibatch, do not divide by what there is."""
+        """Raises UserError if envs or minibatches do not divide over workers, replicas and parts."""
         super().check_topology(workers, replicas_per_worker)
         if self.memory != "none":
             self._check_sequences(workers * replicas_per_worker)
@@ -228,44 +230,47 @@ class Config(PPO, RolloutSettings):
         if self.micro_batch and share % self.micro_batch:
             raise UserError(
                 f"--micro-batch must divide a replica's minibatch of {share} samples; got "
-                f"{self.micro_batch}; {divisors_near(share, self.micro_batch)} would do."
+                f"{self.micro_batch}; use {divisors_near(share, self.micro_batch)}."
             )
 
     def _check_sequences(self, replicas: int) -> None:
-        """Raises UserError if minibatches, or their parts, are not whole sequences of as many envs."""
+        """Raises UserError if minibatches or their parts are not whole sequences."""
         block, length = self.envs_per_block, self.sequence_steps
         if self.num_envs % (replicas * block):
             of_replicas = f" on each of {replicas} replicas" if replicas > 1 else ""
             raise UserError(
-                f"--num-minibatches {self.num_minibatches} of sequences of {length} steps need a --num-envs "
-                f"that is a multiple of {block}{of_replicas}; got {self.num_envs}; "
-                f"{multiples_near(self.num_envs, replicas * block)} would do, or a smaller --sequence-length."
+                f"--num-minibatches {self.num_minibatches} with sequences of {length} steps needs "
+                f"--num-envs to be a multiple of {block}{of_replicas}; got {self.num_envs}; use "
+                f"{multiples_near(self.num_envs, replicas * block)}, or a smaller --sequence-length."
             )
         if self.micro_batch % length:
             raise UserError(
                 f"--micro-batch must be whole sequences of {length} steps with --memory {self.memory}; got "
-                f"{self.micro_batch}; {multiples_near(self.micro_batch, length)} would do."
+                f"{self.micro_batch}; use {multiples_near(self.micro_batch, length)}."
             )
 
     @property
     def family_preset(self) -> str:
-        """The preset of the env's family, or that of games where a Gymnasium env shows images."""
+        """The preset of the env's family. Gymnasium envs with images get the preset of games."""
         preset = registry.family(self.env).preset
         return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     def default_preset(self) -> str:
-        """The preset of a command that names none: the env's own, or its family's."""
+        """The default preset of the command: that of the env, or of its family."""
         return _OF_ENVS.get(registry.own_name(self.env)) or self.family_preset
 
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that go with given ones, in place of the preset's. Raises UserError."""
+        """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
         found: dict[str, Any] = {}
         if "anneal_lr" in given:
             found["lr_schedule"] = asked = "linear" if given["anneal_lr"] else "constant"
             schedule = given.get("lr_schedule", asked)
             if given["anneal_lr"] and schedule != asked:
-                raise UserError(f"--anneal-lr is --lr-schedule linear, not {schedule}; give one of them.")
+                raise UserError(
+                    f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {schedule}; give one of "
+                    "the two."
+                )
         if "num_minibatches" in given:
             found["minibatch_size"] = 0
         if given.get("critic_lr") is not None:
@@ -275,7 +280,7 @@ class Config(PPO, RolloutSettings):
         return found
 
     def complete(self) -> Self:
-        """The settings with what follows from others filled in, the schedule of --anneal-lr too."""
+        """The settings with all derived values, such as the schedule of --anneal-lr."""
         linear = self.anneal_lr and self.lr_schedule == "constant"
         return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()
 
@@ -284,31 +289,34 @@ class Config(PPO, RolloutSettings):
         super().check()
         if self.critic_lr is not None and self.share_torso:
             raise UserError(
-                f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso learns at --lr alone."
+                f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso uses only --lr."
             )
         if self.anneal_lr and self.lr_schedule not in ("constant", "linear"):
-            raise UserError(f"--anneal-lr is --lr-schedule linear, not {self.lr_schedule}; give one of them.")
+            raise UserError(
+                f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {self.lr_schedule}; give "
+                "one of the two."
+            )
         if self.minibatch_size % self.num_envs:
             raise UserError(
                 f"--minibatch-size must be a multiple of --num-envs {self.num_envs}; got "
-                f"{self.minibatch_size}; {multiples_near(self.minibatch_size, self.num_envs)} would do."
+                f"{self.minibatch_size}; use {multiples_near(self.minibatch_size, self.num_envs)}."
             )
         if self.minibatch_size > self.steps_per_update:
             raise UserError(
-                f"--minibatch-size {self.minibatch_size} is more than a rollout of --num-envs "
-                f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update} has."
+                f"--minibatch-size {self.minibatch_size} is more than a whole rollout: --num-envs "
+                f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}."
             )
         if self.memory != "none" and self.minibatch_size:
             raise UserError(
-                f"--minibatch-size is not for --memory {self.memory}, whose minibatches are whole sequences; "
-                "give --num-minibatches."
+                f"--minibatch-size cannot be used with --memory {self.memory}, whose minibatches are whole "
+                "sequences; give --num-minibatches."
             )
         if self.memory == "none" and not self.minibatch_size and self.num_steps % self.num_minibatches:
             raise UserError(
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
-                f"{self.num_steps}; {multiples_near(self.num_steps, self.num_minibatches)} would do."
+                f"{self.num_steps}; use {multiples_near(self.num_steps, self.num_minibatches)}."
             )
-        # What fails for one worker fails for more: their shares are fractions of its own.
+        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
@@ -326,11 +334,11 @@ parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
 
 @dataclass
 class Totals:
-    """The steps of an update so far, and what they came to."""
+    """The gradient steps of an update so far, and their sums."""
 
-    names: Sequence[str]  # of the means over minibatches; the gradient's norm follows them
+    names: Sequence[str]  # the means over minibatches; the gradient's norm follows
     steps: int = 0
-    ended: bool = False  # before all epochs: by --target-kl, or because something is no number
+    ended: bool = False  # the update ended early, by --target-kl or because a value is NaN
     sums: np.ndarray = field(init=False)  # float32 [names + 1]
     first_error: float = 0.0
     explained_variance: float = 0.0
@@ -339,15 +347,15 @@ class Totals:
         self.sums = np.zeros(len(self.names) + 1, np.float32)
 
     def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
-        """Takes in the steps of one call.
+        """Adds the steps of one call.
 
-        Its sums go on from those before, so that they are the same however many steps a call has.
+        The sums of the call continue those before it, so they do not depend on the number of steps of a call.
         """
         self.first_error = first_error if self.steps == 0 else self.first_error
         self.steps, self.ended, self.sums = self.steps + steps, ended, sums
 
     def metrics(self) -> dict[str, float]:
-        """Means over the steps, named as in progress.csv. Raises TrainingError for what is no number."""
+        """The means over the steps, named as in progress.csv. Raises TrainingError if one is not finite."""
         means = (self.sums / np.float32(self.steps)).tolist()
         metrics = dict(zip((*self.names, "grad_norm"), means, strict=True))
         metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
@@ -372,22 +380,22 @@ def estimate(
 
     Args:
       config: the settings.
-      gae: `returns.gae`, or a compiled one.
-      rewards, first, truncated, values: of the replica's part of the rollout, [T, B].
+      gae: `returns.gae`, or a compiled version of it.
+      rewards, first, truncated, values: the replica's part of the rollout, [T, B] each.
       last_values: V(o_T), [B].
-      final_values: V of the last observation where an episode was truncated, [T, B].
-      rows: of each minibatch in the [T * B] arrays, int32 [E * M, b].
+      final_values: V of the last observation of each truncated episode, at its last step, [T, B].
+      rows: the rows of each minibatch in the [T * B] arrays, int32 [E * M, b].
 
     Returns:
-      Advantages float32 [T * B], value targets float32 [T * B], mean and deviation of the advantages of every
-      minibatch, float32 [E * M, 2], and the explained variance and the mean of all targets, float32 [2].
+      Advantages and value targets, float32 [T * B] each; the mean and deviation of the advantages of every
+      minibatch, float32 [E * M, 2]; the explained variance and the mean of all targets, float32 [2].
     """
     rewards, discounts = returns.rewards_and_discounts(
         rewards, first, truncated, final_values, gamma=config.gamma
     )
     advantages, targets = gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
     flat_advantages = tf.reshape(advantages, [-1])
-    # float64: sums of squares must not depend on how the samples are spread over replicas.
+    # float64, because sums of squares must not depend on the distribution of samples over replicas.
     shuffled = tf.cast(tf.gather(flat_advantages, rows), tf.float64)  # [E * M, b]
     wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
     sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
@@ -409,24 +417,25 @@ def estimate(
 
 
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
-    """Sum and sum of squares, stacked in the last dimension."""
+    """The sum and the sum of squares, stacked in the last dimension."""
     return tf.stack([tf.reduce_sum(x, axis), tf.reduce_sum(tf.square(x), axis)], axis=-1)
 
 
 def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and population variance from `_two_sums`."""
+    """The mean and population variance from `_two_sums`."""
     mean = sums[..., 0] / count
     return mean, tf.maximum(sums[..., 1] / count - tf.square(mean), 0.0)
 
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
-# Samples times parameters of one compiled call: about a second of a small network. The terminal then moves.
+# Samples times parameters of one compiled call: about a second for a small network, so the progress line
+# moves often.
 _WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
 
 
 class Samples(NamedTuple):
-    """The samples of a minibatch, [b, ...] each; advantages are normalised."""
+    """The samples of a minibatch, [b, ...] each, with normalised advantages."""
 
     observations: tf.Tensor
     actions: tf.Tensor
@@ -445,10 +454,10 @@ class PPOAgent(ActorCriticAgent):
       config: the settings.
       runtime: the strategy and this worker's place in it.
 
-    An algorithm with another loss extends this class by its own `_losses`, `_extra_inputs` and `means`.
+    An algorithm with another loss extends this class and overrides `_losses`, `_extra_inputs` and `means`.
 
     Attributes:
-      means: what a minibatch reports, means over all replicas.
+      means: the names of the metrics of a minibatch; each is a mean over all replicas.
     """
 
     _config: Config
@@ -466,7 +475,7 @@ class PPOAgent(ActorCriticAgent):
         return self.network.is_small and not self._runtime.uses_gpu
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """One step, of a minibatch."""
+        """One gradient step, from a minibatch."""
         config = self._config
         critic_rate = config.lr if config.critic_lr is None or config.share_torso else config.critic_lr
         rates = [critic_rate if name.startswith("critic") else config.lr for name in self.network.learned]
@@ -484,7 +493,7 @@ class PPOAgent(ActorCriticAgent):
         return {"update": step}
 
     def _part_rows(self) -> int:
-        """Samples whose gradients are taken at once, or whole sequences of a recurrent network."""
+        """The number of samples of a part: whole sequences for a recurrent network."""
         config, most = self._config, self._runtime.micro_batch(self._config)
         if not self.network.state_size:
             return most
@@ -494,12 +503,12 @@ class PPOAgent(ActorCriticAgent):
 
     @property
     def allreduce_floats(self) -> int:
-        """The number of float32 values that one gradient step sums: gradients, metrics, ratio errors."""
+        """The number of float32 values of one all-reduce: gradients, metrics, ratio errors."""
         return self.learning.allreduce_floats("update")
 
     @property
     def steps_per_update(self) -> int:
-        """One for each minibatch of each epoch, where `target_kl` does not end the update early."""
+        """One gradient step for each minibatch of each epoch; `target_kl` may end the update earlier."""
         return self._config.epochs * self._config.steps_per_epoch
 
     @property
@@ -514,18 +523,18 @@ class PPOAgent(ActorCriticAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """All epochs and minibatches of one update.
+        """Takes the gradient steps of one update: all epochs and minibatches.
 
         Args:
-          rollout: what the envs did, with normalised rewards.
-          number: the updates before this one, which decide its minibatches and its learning rate.
-          on_step: called now and then with the number of minibatches done.
+          rollout: the steps of the envs, with normalised rewards.
+          number: the number of earlier updates, which decides the minibatches and the learning rate.
+          on_step: called at intervals with the number of finished minibatches.
 
         Returns:
-          The `train/` metrics, the same on every worker.
+          The `train/` metrics, equal on every worker.
 
         Raises:
-          TrainingError: a loss or gradient is not finite. All replicas see it at the same minibatch.
+          TrainingError: a loss or gradient is not finite; raised on all replicas at the same minibatch.
         """
         config, per_replica = self._config, self._runtime.per_replica
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
@@ -554,17 +563,17 @@ class PPOAgent(ActorCriticAgent):
         return totals.metrics() | {"train/learning_rate": config.lr * scale}
 
     def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
-        """Takes note of the explained variance and the mean target, float32 [2], of all replicas."""
+        """Called with the explained variance and the mean target of all replicas, float32 [2]."""
         totals.explained_variance = float(of_targets[0])
 
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
-        """What the losses need of each sample beside PPO's arrays: [R, T, B, ...] each."""
+        """Further inputs of the losses for each sample, [R, T, B, ...] each."""
         return ()
 
     def _epoch(self, epoch: int, batch: tuple, totals: Totals, on_step: Callable[[int], None]) -> None:
-        """The minibatches of one pass, some in each compiled call, so that the terminal moves in between.
+        """Takes the minibatches of one pass, several in each compiled call.
 
-        Raises TrainingError if the workers do not take equally many in a call.
+        Raises TrainingError if the workers take different numbers of steps in a call.
         """
         index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
         while index < end and not totals.ended:
@@ -577,18 +586,18 @@ class PPOAgent(ActorCriticAgent):
             on_step(int(index))
 
     def _steps_a_call(self) -> int:
-        """The gradient steps of one compiled call.
+        """The number of gradient steps of one compiled call.
 
-        The settings and the device decide it, because it must be equal on all workers. TensorFlow pairs their
-        sums by the turn of the loop, and loops of different lengths wait for each other for ever.
+        It depends only on settings and the device, because it must be equal on all workers. TensorFlow
+        matches the all-reduces by loop iteration, so loops of different lengths would wait for ever.
         """
         work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
         return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
     def _minibatches(self, number: int) -> np.ndarray:
-        """Time steps of an update's minibatches, int32 [R, E, M, B, b], for B envs in each replica.
+        """The time steps of all minibatches of an update, int32 [R, E, M, B, b], for B envs of each replica.
 
-        Of a recurrent network: the rows of its sequences' first steps, int32 [R, E, M, q].
+        For a recurrent network: the rows of the first steps of sequences, int32 [R, E, M, q].
         """
         config, runtime = self._config, self._runtime
         if self.network.state_size:
@@ -618,9 +627,9 @@ class PPOAgent(ActorCriticAgent):
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
         """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
 
-        Values float32 [R, T + 1, B] are of the acting weights, or, where advantages are renewed, of the
-        present ones. The last, of o_T, and those of the last observations of truncated episodes always are of
-        the present ones.
+        Values float32 [R, T + 1, B] come from the weights that acted, or from the present weights if
+        advantages are computed again. The values of o_T and of the last observations of truncated episodes
+        always come from the present weights.
         """
         values_and_last = values[:, :-1], values[:, -1]
         final_values = self.final_values(rollout)
@@ -636,7 +645,7 @@ class PPOAgent(ActorCriticAgent):
         return estimate(self._config, self._gae, *[*experience, self._rows(steps)])
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows of each minibatch [E * M, b] in the [T * B] arrays, of its `_minibatches`."""
+        """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""
         if self.network.state_size:
             rows = self._rows_of_sequences(tf.reshape(steps, (self.steps_per_update, -1)))
             return tf.reshape(rows, (self.steps_per_update, -1))
@@ -645,25 +654,25 @@ class PPOAgent(ActorCriticAgent):
         return tf.reshape(rows, (self.steps_per_update, -1))
 
     def _rows_of_sequences(self, starts: tf.Tensor) -> tf.Tensor:
-        """Rows [..., L, n] of all steps of sequences, by the rows int32 [..., n] of their first steps."""
+        """Rows [..., L, n] of all steps of sequences from the rows of their first steps, int32 [..., n]."""
         num_envs = self._config.num_envs // self._runtime.replicas
         return starts[..., None, :] + num_envs * tf.range(self._config.sequence_steps)[:, None]
 
     def _take_steps(
         self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """Minibatches `index` ... `end` - 1 of the update, or up to the one that ends it.
+        """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the update.
 
-        Returns their number, whether the update ends, whether all workers have the same `end`, the sums of
-        all metrics so far, of which `sums` are those before, and, where the first minibatch is among them,
-        its largest |ratio - 1|.
+        Returns the number of minibatches, True if the update ends, True if all workers have the same `end`,
+        the sums of all metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the
+        first minibatch of the update.
         """
         config, began = self._config, index
         train_step = tf.autograph.experimental.do_not_convert(self._train_step)
         ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
         while index < end and not ended:
             outcome = self._runtime.strategy.run(train_step, args=(*batch, index, end))
-            # Summed over replicas, so all hold the same numbers, and all workers stop together.
+            # These are sums over all replicas, so all workers stop together.
             means, error, ends = (self._runtime.first(x) for x in outcome)
             agreed = tf.reduce_all(ends == tf.cast(end, tf.float32))
             ended = not agreed or not tf.reduce_all(tf.math.is_finite(means))
@@ -676,18 +685,20 @@ class PPOAgent(ActorCriticAgent):
 
     def _train_step(
         self,
-        kept: Sequence[tf.Tensor],  # [T, B, ...]: observations, actions, log-probabilities, values, further
+        kept: Sequence[
+            tf.Tensor
+        ],  # [T, B, ...]: observations, actions, log-probabilities, values, extra inputs
         advantages: tf.Tensor,  # [T * B], like the next
         targets: tf.Tensor,
         moments: tf.Tensor,  # [E * M, 2]
         steps: tf.Tensor,  # [E, M, B, b]
-        scale: tf.Tensor,  # of the learning rates
+        scale: tf.Tensor,  # multiplies the learning rates
         index: tf.Tensor,
         end: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """One minibatch: its means with the gradient's norm, its largest |ratio - 1|, and `end`.
+        """Takes one minibatch; its means with the gradient's norm, its largest |ratio - 1|, and `end`.
 
-        The last is of every replica, float32 [replicas].
+        `end` comes from every replica, float32 [replicas].
         """
         kept = [_flat(x) for x in kept]
         data = [*kept[:4], advantages, targets, *kept[4:]]
@@ -703,9 +714,9 @@ class PPOAgent(ActorCriticAgent):
         return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
 
     def _loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
-        """The losses of some samples, by their rows int32 [b] in the arrays of the rollout.
+        """The losses of the samples at rows int32 [b] of the rollout's arrays.
 
-        Of a recurrent network: of some sequences, by the rows of their first steps.
+        For a recurrent network, the rows are the first steps of sequences.
         """
         data, moments, index = shared
         memory = None
@@ -726,7 +737,7 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """The loss of each sample, its metrics in the order of `means`, and its ratio; [b] each.
 
-        `index` is the minibatch's in the update, int32.
+        `index` is the number of the minibatch in the update, int32.
         """
         outputs = self.network.outputs(weights, samples.observations, samples.memory)
         return self._losses_of(samples, *outputs[:2])
@@ -734,7 +745,7 @@ class PPOAgent(ActorCriticAgent):
     def _losses_of(
         self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """The same of the network's outputs for these samples."""
+        """The same as `_losses`, from the network's outputs for these samples."""
         config = self._config
         policy = self.network.distribution(parameters)
         log_ratio = policy.log_prob(samples.actions) - samples.log_probs
@@ -756,5 +767,5 @@ class PPOAgent(ActorCriticAgent):
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
-    """[T, B, ...] as [T * B, ...]."""
+    """Reshapes [T, B, ...] to [T * B, ...]."""
     return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))

@@ -1,4 +1,4 @@
-"""REINFORCE (Williams 1992): the policy gradient of whole episodes, with their returns normalised."""
+"""REINFORCE (Williams 1992): the policy gradient of whole episodes with normalised returns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class REINFORCE(Learning):
 
 @dataclass(frozen=True)
 class Observers:
-    """The processes that step the envs. The result does not depend on them."""
+    """The processes that step the envs. The result does not depend on their number."""
 
     observers: Annotated[int, Range(0, 1024)] = 2
     """Processes on Ray that step the envs; each has its share. 0: this process steps them."""
@@ -103,29 +103,29 @@ class Config(Observers, REINFORCE, RLSettings):
 
     @property
     def steps_per_update(self) -> int:
-        """Env steps of one update at the most."""
+        """The largest number of env steps of one update."""
         return self.num_envs * self.max_steps
 
     @property
     def rows_per_step(self) -> int:
-        """Samples of one gradient step at the most."""
+        """The largest number of samples of one gradient step."""
         return self.steps_per_update
 
     @property
     def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on."""
+        """The settings that may have other values when the run resumes."""
         return super().may_change | {"observers", "ray_address", "observer_timeout"}
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raise UserError for more than one learner."""
         if workers * replicas_per_worker > 1:
             raise UserError(
-                "REINFORCE learns in one process, on one device: leave --replicas and TF_CONFIG out; "
-                "--observers share the envs out."
+                "REINFORCE learns in one process, on one device: leave --replicas and TF_CONFIG out, and "
+                "use --observers to step the envs in several processes."
             )
 
     def complete(self) -> Self:
-        """The settings with what follows from others filled in, the env's own threshold too."""
+        """The settings with all derived values, such as the env's own threshold."""
         config = super().complete()
         if config.solved_at is not None:
             return config
@@ -137,15 +137,15 @@ class Config(Observers, REINFORCE, RLSettings):
         if self.steps_per_update > MOST:
             raise UserError(
                 f"--num-envs {self.num_envs} x --max-steps {self.max_steps} = {self.steps_per_update} is "
-                f"too many env steps for one update, which has at most {MOST}."
+                f"more than {MOST}, the most env steps of one update."
             )
         if self.observers and self.num_envs % self.observers:
             raise UserError(
                 f"--num-envs must be divisible by --observers {self.observers}; got {self.num_envs}; "
-                f"{multiples_near(self.num_envs, self.observers)} would do."
+                f"use {multiples_near(self.num_envs, self.observers)}."
             )
         if self.ray_address is not None and not self.observers:
-            raise UserError("--ray-address needs --observers: without them nothing runs on Ray.")
+            raise UserError("--ray-address needs --observers: without observers nothing runs on Ray.")
         self.check_topology(workers=1, replicas_per_worker=max(1, self.replicas))
 
 
@@ -158,12 +158,13 @@ READER = Reader(
 
 
 _SUMS = ("policy_loss", "entropy")
-# Steps whose gradients are taken at once, with a small network and with one for images.
+# The number of steps of a part, for a small network and for an image network.
 _ROWS, _ROWS_OF_IMAGES = 1024, 64
 
 
 class ReinforceAgent:
-    """An actor that chooses the actions of all observers' envs in one batch, and learns from their episodes.
+    """An actor that chooses the actions for the envs of all observers in one batch, and learns from their
+    episodes.
 
     Args:
       config: the settings.
@@ -189,7 +190,7 @@ class ReinforceAgent:
             loss=self._loss,
             metrics=_SUMS,
             optimizer=optimizers.of_settings(config),
-            batch_rows=1,  # the loss has each row's share of the mean: the number of rows varies
+            batch_rows=1,  # the loss gives each row its share of the mean, because the number of rows varies
             part_rows=self._rows,
             max_norm=config.max_grad_norm,
             errors="largest",
@@ -218,31 +219,33 @@ class ReinforceAgent:
 
     @property
     def summary(self) -> dict[str, str]:
-        """The kind of its updates, by title."""
+        """Descriptions of an update by title."""
         config = self._config
         by = f"{config.observers} observers on Ray" if config.observers else "this process"
         return {"envs": f"{config.num_envs}, an episode of each an update", "observers": by}
 
     @property
     def results(self) -> dict[str, object]:
-        """Nothing that is not in every run's results.json."""
+        """No entries beyond those of every results.json."""
         return {}
 
     def begin(self) -> None:
-        """Does nothing: there is nothing else that a run could start from."""
+        """Does nothing, because no setting names initial weights."""
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of another run, and its optimizer where it is there. Raises ValueError."""
+        """Loads the weights of another run, and its optimizer if it is there. Raises ValueError."""
         self.set_state({**self.get_state(), **state})
 
     # Acting
 
     def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The numbers that one env's actions in training are drawn by, float32 [steps, K]."""
+        """The random numbers for the training actions of one env, float32 [steps, K]."""
         return self.network.draw_training_noise(generator, steps)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drawn actions [N, *shape] of all envs' observations [N, *shape]; their log-probabilities [N]."""
+        """Actions [N, *shape] drawn for the observations [N, *shape] of all envs, and their log-probabilities
+        [N].
+        """
         actions, log_probs = self._act(
             self.learning.weights()["actor"], tf.constant(observations), tf.constant(noise)
         )
@@ -255,7 +258,7 @@ class ReinforceAgent:
         return policy.sample_with_log_prob(noise[:, : self.network.noise_size])
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], without dropout."""
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], without dropout."""
         return self._acting.sample(observations, noise)
 
     def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
@@ -267,7 +270,7 @@ class ReinforceAgent:
     def update(
         self, episodes: Episodes, on_part: Callable[[float], None] = lambda share: None
     ) -> dict[str, float]:
-        """One gradient step of all envs' episodes; `on_part` gets the share that is done.
+        """Takes one gradient step from the episodes of all envs; `on_part` gets the finished share.
 
         Raises:
           TrainingError: the loss or the gradient is not finite.
@@ -279,7 +282,7 @@ class ReinforceAgent:
         rows = (*map(taken, fields), advantages)
         size, sums, error = len(advantages), np.zeros(len(_SUMS)), 0.0
         gradient = tf.zeros_like(self.learning.weights()["actor"])
-        for begin in range(0, size, self._rows):  # each added to those before, in the order of envs and time
+        for begin in range(0, size, self._rows):  # the sum goes in the order of envs and time
             part = [_filled(x[begin : begin + self._rows], self._rows) for x in rows]
             share = np.full(self._rows, 1.0 / size, np.float32)
             share[size - begin :] = 0.0
@@ -298,10 +301,11 @@ class ReinforceAgent:
         return {f"train/{name}": value for name, value in found.items()}
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
-        """The share that each row has of the loss, and its |ratio - 1| to the log_probs that acted.
+        """The share of each row in the loss, and its |ratio - 1| to the log-probability of the policy that
+        acted.
 
-        `rows` are observations, actions, noise, log_probs, advantages, and each row's share of the mean over
-        all steps: 0 for rows that only fill a part.
+        `rows` are observations, actions, noise, log-probabilities, advantages, and the share of each row in
+        the mean over all steps, which is 0 for rows that only fill a part.
         """
         observations, actions, noise, log_probs, advantages, share = rows
         policy = self.network.distribution(self.network.parameters(weights["actor"], observations, noise))
@@ -322,13 +326,13 @@ class ReinforceAgent:
         return state_of(self.network, self.learning)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`. Raises ValueError or KeyError where they do not fit."""
+        """Restores the arrays of `get_state`. Raises ValueError or KeyError if they do not fit."""
         set_state_of(self.network, self.learning, state)
         self._acting.forget()
 
 
 def _filled(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows [n, ...], and zeros up to [count, ...]."""
+    """Rows [n, ...] with zeros appended, [count, ...]."""
     if len(rows) == count:
         return rows
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])

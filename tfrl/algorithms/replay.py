@@ -243,8 +243,7 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
             if value % self.num_envs:
                 near = value // self.num_envs * self.num_envs or self.num_envs
                 raise UserError(
-                    f"{flag(name)} must be divisible by --num-envs {self.num_envs}; got {value}; "
-                    f"{near} would do."
+                    f"{flag(name)} must be divisible by --num-envs {self.num_envs}; got {value}; use {near}."
                 )
         rows = self.replay_size // self.num_envs
         if self.n_step > min(rows, self.learning_starts // self.num_envs):

@@ -50,7 +50,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
@@ -65,7 +65,7 @@ class Config(SAC, ReplaySettings):
 
     @property
     def ineffective(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
+        """The settings that have no effect in this combination, each with the reason."""
         of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
         return super().ineffective | dict.fromkeys(of_learning, "with a fixed --alpha")
 
@@ -74,7 +74,7 @@ class Config(SAC, ReplaySettings):
         super().check()
         if self.noise_correlation and isinstance(registry.specs(self)[1], Discrete):
             raise UserError(
-                f"--noise-correlation is for continuous actions, and {self.env} has discrete ones; "
+                f"--noise-correlation is for continuous actions, and {self.env} has discrete actions; "
                 "leave it out."
             )
 
@@ -88,7 +88,8 @@ READER = Reader(
 
 
 _LOG_ALPHA = "log_alpha"
-_SHARE = 0.98  # of the entropy of uniform actions: the target of discrete ones (Christodoulou 2019)
+# The entropy target of discrete actions, as a share of the entropy of uniform actions (Christodoulou 2019).
+_SHARE = 0.98
 
 
 class SACAgent(ReplayAgent):
@@ -102,7 +103,7 @@ class SACAgent(ReplayAgent):
     )
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """The critics', then the actor's and the temperature's."""
+        """The gradient steps of the critics, and of the actor with the temperature."""
         config = self._config
         self.target_networks = critics = self.network.critics
         action_spec = self.network.distribution.action_spec
@@ -125,17 +126,17 @@ class SACAgent(ReplayAgent):
         }
 
     def initial(self) -> dict[str, np.ndarray]:
-        """The networks' vectors, and the logarithm of the temperature, which is 1 at first."""
+        """The networks' vectors, and the logarithm of the temperature, which is 1 initially."""
         alpha = 1.0 if self._config.alpha is None else self._config.alpha
         return super().initial() | {_LOG_ALPHA: np.array(math.log(alpha), np.float32)}
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes what another run has learned, but not its temperature where ours is fixed."""
+        """Loads the state of another run, but not its temperature if this run has a fixed one."""
         fixed = self._config.alpha is not None
         super().begin_with({n: a for n, a in state.items() if not (fixed and n == f"agent/{_LOG_ALPHA}")})
 
     def _qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
-        """All critics' values, [N, B] or of discrete actions [N, B, A]."""
+        """The values of all critics, [N, B], or [N, B, A] for discrete actions."""
         functions = self.network.functions
         return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.network.critics])
 
@@ -179,7 +180,7 @@ class SACAgent(ReplayAgent):
     def _with_temperature(
         self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor, target: float | tf.Tensor
     ) -> Losses:
-        """The losses of the actor and of the temperature: neither has a gradient in the other's weights."""
+        """The losses of the actor and the temperature; neither has a gradient in the other's weights."""
         log_alpha = weights[_LOG_ALPHA]
         both = loss + q_learning.temperature_loss(log_alpha, entropy, target)
         alpha = tf.broadcast_to(tf.exp(log_alpha), tf.shape(loss))

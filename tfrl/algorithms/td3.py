@@ -30,7 +30,7 @@ class TD3(DDPG):
     """Bound of that noise."""
 
 
-# A dataclass collects its fields from the last base to the first.
+# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
@@ -49,17 +49,17 @@ READER = Reader(
 
 
 class TD3Agent(DDPGAgent):
-    """An actor and two critics, and their target networks."""
+    """An actor and two critics, each with a target network."""
 
     _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """DDPG's, and noise for the smoothed targets."""
+        """DDPG's gradient steps, with noise for the smoothed targets."""
         self.update_noise = self.network.noise_size
         return super().make_steps()
 
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
-        """The least of the target critics' values of the target actor's noisy actions; float32 [b]."""
+        """The smaller value of the two target critics for the target actor's noisy actions, float32 [b]."""
         config, observations = self._config, rows["next_observation"]
         actions = q_learning.smoothed_action(
             self.actions(weights, TARGET, observations),

@@ -28,7 +28,7 @@ def multiples_near(value: int, divisor: int) -> str:
 
 
 def divisors_near(value: int, wanted: int) -> str:
-    """The divisors of `value` on both sides of `wanted`, in words."""
+    """The nearest divisors of `value` below and above `wanted`, as text."""
     below = next((str(d) for d in range(min(wanted, value + 1) - 1, 0, -1) if value % d == 0), None)
     above = next((str(d) for d in range(wanted + 1, value + 1) if value % d == 0), None)
     return " or ".join(filter(None, (below, above)))

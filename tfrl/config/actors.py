@@ -106,17 +106,18 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
         if self.actors and self.num_envs % self.actors:
             raise UserError(
                 f"--num-envs must be divisible by --actors {self.actors}; got {self.num_envs}; "
-                f"{multiples_near(self.num_envs, self.actors)} would do."
+                f"use {multiples_near(self.num_envs, self.actors)}."
             )
         if self.ray_address is not None and not self.actors and self.learners == 1:
-            raise UserError("--ray-address needs --actors or --learners: without them nothing runs on Ray.")
+            raise UserError("--ray-address needs --actors or --learners: without these nothing runs on Ray.")
         if self.learners > 1 and self.strategy not in ("auto", "multi-worker"):
             raise UserError(
-                f"--learners {self.learners} are workers of --strategy multi-worker; got {self.strategy}."
+                f"--learners {self.learners} needs --strategy multi-worker or auto; got {self.strategy}."
             )
         if self.free_running and not self.lag:
             raise UserError(
-                "--free-running needs a --lag of 1 or more, the most that rollouts may be behind."
+                "--free-running needs a --lag of 1 or more: the number of updates that a rollout may be "
+                "behind."
             )
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
@@ -126,12 +127,12 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
             made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
             raise UserError(
                 f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
-                f"got {self.num_envs}; {multiples_near(self.num_envs, replicas)} would do."
+                f"got {self.num_envs}; use {multiples_near(self.num_envs, replicas)}."
             )
         if self.actors % workers:
             raise UserError(
                 f"--actors must be divisible by the number of learners, {workers}; got {self.actors}; "
-                f"{multiples_near(self.actors, workers)} would do."
+                f"use {multiples_near(self.actors, workers)}."
             )
 
     @property
@@ -156,8 +157,8 @@ def leads(config: RLSettings) -> TypeGuard[DistributedSettings]:
         return False
     if os.environ.get("TF_CONFIG", "").strip():
         raise UserError(
-            f"--learners {learners} starts workers of its own, and TF_CONFIG has made this process one of a "
-            "run's already: leave one of the two out."
+            f"--learners {learners} starts its own workers, but TF_CONFIG makes this process a worker "
+            "already: leave one of the two out."
         )
     return True
 

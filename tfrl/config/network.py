@@ -65,8 +65,8 @@ class Torso:
         words = self.hidden.replace(" ", "").split(",")
         if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
             raise UserError(
-                f"--hidden must be units with commas between, 256,256 say, each from 1 to {_MOST_UNITS}; got "
-                f"{self.hidden!r}."
+                "--hidden must list the units of each layer, such as 256,256, each from 1 to "
+                f"{_MOST_UNITS}; got {self.hidden!r}."
             )
         if len(words) > _MOST_LAYERS:
             raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
@@ -164,7 +164,7 @@ def check(config: RLSettings) -> None:
     if isinstance(config, Network) and config.memory_size % 16:
         raise UserError(
             f"--memory-size must be a multiple of 16; got {config.memory_size}; "
-            f"{multiples_near(config.memory_size, 16)} would do."
+            f"use {multiples_near(config.memory_size, 16)}."
         )
 
 
@@ -194,4 +194,4 @@ def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
         try:
             resnet.check_size(torso, height, width)
         except ValueError as error:
-            raise UserError(f"{spelled} {torso} does not suit --env {env}: {error}") from None
+            raise UserError(f"{spelled} {torso} does not fit --env {env}: {error}") from None

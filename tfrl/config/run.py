@@ -226,7 +226,7 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         task.check(self)
         if self.env_processes and registry.family(self.env).names:
             raise UserError(
-                f"--env-processes is for Gymnasium's envs, and {self.env} has threads: leave it out."
+                f"--env-processes is only for Gymnasium's envs, and {self.env} uses threads: leave it out."
             )
         if self.env_processes > self.num_envs:
             raise UserError(
@@ -234,7 +234,9 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
             )
         apart = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(self, name, 0))]
         if self.env_processes and apart:
-            raise UserError(f"{apart[0]} are processes that step the envs: leave --env-processes out.")
+            raise UserError(
+                f"{apart[0]} already starts processes that step the envs: leave --env-processes out."
+            )
         network.check(self)
 
 

@@ -103,7 +103,7 @@ def check(task: Task) -> None:
     _check_levels(task)
     if task.start_level and not task.has_unseen_levels:
         why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"
-        raise UserError(f"--start-level {task.start_level} would do nothing: {why}; leave it out.")
+        raise UserError(f"--start-level use {task.start_level} nothing: {why}; leave it out.")
 
 
 def _check_levels(task: Task) -> None:
@@ -113,7 +113,7 @@ def _check_levels(task: Task) -> None:
         for name in ("distribution_mode", "num_levels", "start_level"):
             if getattr(task, name) != plain[name]:
                 flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is procgen's; {task.env} has no levels: leave it out.")
+                raise UserError(f"--{flag} is only for procgen, and {task.env} has no levels: leave it out.")
         return
     if task.distribution_mode not in modes:
         raise UserError(

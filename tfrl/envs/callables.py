@@ -61,7 +61,7 @@ def find(name: str) -> Callable[..., Any]:
             f"{name} cannot be imported here ({type(error).__name__}: {lines[0].rstrip('.')})"
         ) from error
     if not callable(found):
-        raise ValueError(f"{name} is a value of type {type(found).__name__}, and no function")
+        raise ValueError(f"{name} has the type {type(found).__name__} and is not a function")
     return found
 
 

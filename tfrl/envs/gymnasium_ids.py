@@ -147,8 +147,8 @@ def make_env(
     if atari_images:
         if taken := _NO_SKIP.keys() & options.keys():
             raise ValueError(
-                f"the preprocessing of {env_id} sets {min(taken)}, which --env-kwargs may not (--frame-skip "
-                "chooses how often each action is taken)"
+                f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it "
+                "(--frame-skip sets how often each action is repeated)"
             )
         options |= _NO_SKIP
     if render:
@@ -171,7 +171,7 @@ def make_env(
     if not atari_images and frame_skip not in (None, 1):
         env = FrameSkip(env, frame_skip)
     if render and not (shown and _has_pictures(env)):
-        raise ValueError(f"{env_id} gives no pictures: it has no render mode rgb_array")
+        raise ValueError(f"{env_id} cannot be drawn: it has no render mode rgb_array")
     if env_id.startswith("dm_control/") and isinstance(env.observation_space, gymnasium.spaces.Dict):
         env = gymnasium.wrappers.FlattenObservation(env)
     return env
@@ -192,11 +192,13 @@ def _call(name: str, kwargs: dict[str, Any], *, render: bool) -> gymnasium.Env:
         raise ValueError(f"{name} cannot be made{given}: {_cause(error)}") from error
     if not isinstance(env, gymnasium.Env):
         raise ValueError(
-            f"{name} gives {_kind(env)}, and must give a gymnasium.Env (Gymnasium {gymnasium.__version__})"
+            f"{name} returns {_kind(env)}, but must return a gymnasium.Env (Gymnasium "
+            f"{gymnasium.__version__})"
         )
     if render and env.render_mode != "rgb_array":
         raise ValueError(
-            f"{name} gives no pictures: it must take render_mode, and its env's render_mode must be rgb_array"
+            f"{name} cannot be drawn: the function must accept render_mode and make an env whose "
+            "render_mode is rgb_array"
         )
     return _without_checks(env)
 
@@ -275,7 +277,7 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     try:
         namespace, base, version = parse_env_id(name)
     except gymnasium.error.Error:
-        raise ValueError(f"{env_id!r} is no id of an env: they look like CartPole-v1") from None
+        raise ValueError(f"{env_id!r} is not the id of an env; ids look like CartPole-v1") from None
     if module:
         _import(module, env_id)
     elif namespace in _PLUGINS:
@@ -499,9 +501,7 @@ def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
             return _image_spec(env_id, space)
     parts = list(_parts(env_id, space, ()))
     if not sum(part.size for part in parts):
-        raise ValueError(
-            f"{env_id} shows {_describe(space)} without any numbers, and there is nothing to see"
-        )
+        raise ValueError(f"{env_id} has empty observations: {_describe(space)} without any numbers")
     return ArraySpec.of_parts(parts)
 
 
@@ -530,8 +530,8 @@ def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> It
     else:
         where = f" at {'/'.join(keys)}" if keys else ""
         raise ValueError(
-            f"{env_id} shows {_describe(space)}{where}, which cannot be learned from: observations must be "
-            "Box, Discrete, MultiBinary, MultiDiscrete or Text, or a Dict or Tuple of them"
+            f"{env_id} shows {_describe(space)}{where}, which is not supported: observations must be Box, "
+            "Discrete, MultiBinary, MultiDiscrete or Text, or a Dict or Tuple of them"
         )
 
 
@@ -584,13 +584,13 @@ def _box(env_id: str, space: spaces.Box) -> Actions | None:
     if len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         return None
     if not space.is_bounded():
-        raise ValueError(f"{env_id} takes actions without bounds, and agents here act between bounds")
+        raise ValueError(f"{env_id} takes actions without bounds; give its action_space finite bounds")
     low, high = (np.asarray(x, space.dtype) for x in (space.low, space.high))
     middle, half = low / 2 + high / 2, high / 2 - low / 2  # in this order no bound overflows by itself
     if (half > np.finfo(np.float32).max / 2).any():
         raise ValueError(
-            f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which is as good as "
-            "without bounds, and agents here act between bounds"
+            f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which are hardly "
+            "bounds; give its action_space smaller ones"
         )
 
     def inputs(actions: np.ndarray) -> np.ndarray:
@@ -671,27 +671,27 @@ def mask_of(env_id: str, info: Mapping[str, Any], spec: ActionSpec, *, ends: boo
     given = info.get(ACTION_MASK)
     if given is None and not ends:
         raise EnvError(
-            f'{env_id} gives no info["{ACTION_MASK}"], and gave one at its first reset: let each reset and '
-            "step give it, or use --action-masks never"
+            f'{env_id} gives no info["{ACTION_MASK}"], but gave one at its first reset: give one at each '
+            "reset and step, or use --action-masks never"
         )
     if given is None:
         return np.ones(spec.mask_size, np.uint8)
     mask = flat_mask(given).ravel()
     if mask.size != spec.mask_size:
         raise EnvError(
-            f'{env_id} gives an info["{ACTION_MASK}"] of {mask.size} flags, and its actions need '
+            f'{env_id} gives an info["{ACTION_MASK}"] of {mask.size} flags, but its actions need '
             f"{spec.mask_size}"
         )
     begins = np.cumsum((0, *spec.mask_counts[:-1]))
     if not np.maximum.reduceat(mask, begins).all():
         if ends:
             return np.ones(spec.mask_size, np.uint8)
-        raise EnvError(f'{env_id} forbids every action by its info["{ACTION_MASK}"]')
+        raise EnvError(f'{env_id} forbids every action in its info["{ACTION_MASK}"]')
     return mask
 
 
 def _breach(env_id: str, call: str, does: str, must: str) -> EnvError:
-    return EnvError(f"{env_id} does not keep to Gymnasium's interface: its {call} {does}, and {must}")
+    return EnvError(f"{env_id} does not follow Gymnasium's interface: its {call} {does}, but {must}")
 
 
 def _kind(value: Any) -> str:

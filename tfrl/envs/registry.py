@@ -145,7 +145,7 @@ def check(task: EnvSettings) -> None:
         for name in ("env_kwargs", "frame_skip"):
             if getattr(task, name):
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is none: leave it out")
+                raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
     elif not (
         callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
     ):  # Gymnasium's ids look so; anything else stands for a game
@@ -172,8 +172,8 @@ def name_of(env: str | Callable[..., Any]) -> str:
         return env
     if not callable(env):
         raise ValueError(
-            f"env must be an id or a function that makes an env, not a {type(env).__name__}: give "
-            "lambda: gymnasium.make(...), say"
+            f"env must be an id or a function that makes an env, not a {type(env).__name__}: for example "
+            "lambda: gymnasium.make(...)"
         )
     name, changed = callables.give(env)
     _forget(name)

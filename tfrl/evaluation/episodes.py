@@ -218,7 +218,8 @@ def check_plays(config: Task, task: Task) -> None:
     check(task)
     if registry.specs(task) != registry.specs(config):
         raise UserError(
-            f"{task.env} and {config.env} have other observations or actions: this policy cannot play both."
+            f"{task.env} and {config.env} have different observations or actions, so this policy cannot "
+            "play both."
         )
 
 

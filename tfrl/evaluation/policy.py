@@ -79,7 +79,7 @@ class Policy:
         try:
             vectors = self._network.join(weights)
         except ValueError as error:
-            raise UserError(f"{error}, which the settings of this run describe.") from None
+            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
         for name, variable in self._weights.items():
             variable.assign(vectors[name])
 

@@ -106,7 +106,7 @@ class PhaseFiles:
                 array = _read(path)
             except (OSError, ValueError, EOFError):
                 raise UserError(
-                    f"{path} is damaged, and the run cannot go on with its phase; choose another --run-name."
+                    f"{path} is damaged, so the run cannot resume its phase; choose another --run-name."
                 ) from None
             arrays.append(array[wanted - first : self._envs.stop - first])
             wanted = end
@@ -119,8 +119,8 @@ class PhaseFiles:
             if found and int(found["first"]) <= env < int(found["end"]):
                 return path, int(found["first"]), int(found["end"])
         raise UserError(
-            f"{self._folder} lacks rollouts of update {update + 1}, which the checkpoint needs to go on with "
-            "its phase; choose another --run-name."
+            f"{self._folder} lacks rollouts of update {update + 1}, which are needed to resume its phase; "
+            "choose another --run-name."
         )
 
 
@@ -128,7 +128,7 @@ def _read(path: Path) -> np.ndarray:
     """The array of a file, mapped into memory. Raises OSError, ValueError, EOFError where it is damaged."""
     content = np.memmap(path, np.uint8, mode="r")
     if _checksum(content[:-_CHECKSUM]) != content[-_CHECKSUM:].tobytes():
-        raise ValueError("the checksum is another one")
+        raise ValueError("the checksum does not match")
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -183,7 +183,7 @@ def check_disk(config: PhaseSettings, checkpoint: int = 0) -> None:
     if size + checkpoints > free:
         beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
         raise UserError(
-            f"up to {rollouts} rollouts of --policy-updates {config.policy_updates} take {words.size(size)} "
-            f"of disk{beside}, and {there} has {words.size(free)}; lower --policy-updates, "
-            "--checkpoint-every or --keep-checkpoints, or choose another --logdir."
+            f"up to {rollouts} rollouts of --policy-updates {config.policy_updates} need "
+            f"{words.size(size)} of disk space{beside}, and {there} has {words.size(free)}; lower "
+            "--policy-updates, --checkpoint-every or --keep-checkpoints, or choose another --logdir."
         )

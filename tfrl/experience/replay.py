@@ -425,6 +425,6 @@ def check_memory(config: BufferSettings, workers: int, here: int = 1) -> None:
     fits -= fits % 10 ** (len(str(fits)) - 1)  # one digit, rounded down
     held = "" if workers == 1 else f" for {here} of {workers} workers"
     raise UserError(
-        f"--replay-size {config.replay_size} needs {words.size(needed)}{held}, and of the "
-        f"{words.size(memory)} of memory here a replay may have {_SHARE:.0%}; {fits} would fit."
+        f"--replay-size {config.replay_size} needs {words.size(needed)}{held}, and a replay may use "
+        f"{_SHARE:.0%} of this machine's memory of {words.size(memory)}; use at most {fits}."
     )

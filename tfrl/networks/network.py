@@ -107,12 +107,12 @@ class Packing:
         """One vector of arrays by name. Raises ValueError if they are another network's."""
         odd = sorted({*self.names} ^ arrays.keys())
         if odd:
-            raise ValueError(f"the weights are of another network: {odd[0]} is in one of them alone")
+            raise ValueError(f"the weights belong to another network: only one of the two has {odd[0]}")
         flat = [] if self.names else [np.zeros(self.size)]
         for name, shape, padding in zip(self.names, self._shapes, self._padding, strict=True):
             if arrays[name].shape != shape:
                 shapes = f"{arrays[name].shape}, the network needs {shape}"
-                raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
+                raise ValueError(f"the weights belong to another network: {name} has shape {shapes}")
             flat += [arrays[name].reshape(-1), np.zeros(padding)]
         return np.concatenate(flat).astype(np.float32)
 
@@ -296,7 +296,7 @@ class Network:
         for path, array in arrays.items():
             network, _, name = path.partition("/")
             if network not in split:
-                raise ValueError(f"the weights are of another network: {path} is in one of them alone")
+                raise ValueError(f"the weights belong to another network: only one of the two has {path}")
             split[network][name] = array
         vectors = {}
         for network, function in self.functions.items():

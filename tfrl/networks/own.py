@@ -44,7 +44,7 @@ def build(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Mod
         random.setstate(state)
         keras.config.set_dtype_policy(policy)
     if not keras.backend.is_keras_tensor(features) or len(features.shape) != 2 or features.shape[1] is None:
-        raise ValueError(f"it must return features [B, F], a Keras tensor, and gives {_in_words(features)}")
+        raise ValueError(f"it must return features [B, F], a Keras tensor, but returns {_in_words(features)}")
     features = keras.layers.Activation("linear", dtype="float32", name="own_features")(features)
     model = keras.Model(inputs, features, name="own_torso")
     layers = layers_of(model)
@@ -92,13 +92,14 @@ def _check_stateless(layers: Sequence[Any]) -> None:
         state = getattr(layer, "non_trainable_variables", ())
         if any("seed" in variable.name for variable in state):
             raise ValueError(
-                f"{layer.name} draws random numbers, as dropout does, so that what is learned from would not "
-                "be the policy that acted: leave it out"
+                f"{layer.name} draws random numbers, like dropout, so the policy that is trained would "
+                "differ from the policy that acted: remove this layer"
             )
         if state:
             raise ValueError(
-                f"{layer.name} has state besides its trained weights, as batch normalization does, so that "
-                "an action's probability would depend on other observations: use layer normalization, say"
+                f"{layer.name} has state besides its trained weights, like batch normalization, so an "
+                "action's probability would depend on other observations: use layer normalization, for "
+                "example"
             )
 
 

@@ -51,11 +51,11 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
     """
     if set(variables) != set(weights):
         odd = sorted(set(variables) ^ set(weights))[0]
-        raise ValueError(f"the weights are of another network: {odd} is in one of them alone")
+        raise ValueError(f"the weights belong to another network: only one of the two has {odd}")
     for name, variable in variables.items():
         if tuple(variable.shape) != weights[name].shape:
             shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
-            raise ValueError(f"the weights are of another network: {name} has shape {shapes}")
+            raise ValueError(f"the weights belong to another network: {name} has shape {shapes}")
         variable.assign(weights[name])
 
 
@@ -145,13 +145,13 @@ def check_torso(config: Network) -> None:
     # Without settings, or of another trainer: the weights' shapes will tell.
     if model is not None and (model, width) != (config.torso, config.torso_width):
         raise UserError(
-            f"--torso-weights {run} is of another network: give --torso {model} --torso-width {width}, as it "
-            f"was trained, instead of {config.torso} and {config.torso_width}."
+            f"--torso-weights {run} belongs to another network: give --torso {model} --torso-width "
+            f"{width}, as in its training, instead of {config.torso} and {config.torso_width}."
         )
     if settings.get("per_image_standardization"):
         raise UserError(
-            f"--torso-weights {run} was trained on standardised images, and agents see plain ones; train it "
-            "without --per-image-standardization."
+            f"--torso-weights {run} was trained on standardised images, but agents see plain images; train "
+            "it without --per-image-standardization."
         )
 
 
@@ -178,9 +178,7 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
             "ratio; train it with `python -m resnet.train --normalization group`."
         )
     if not weights:
-        raise UserError(
-            f"--torso-weights {run} has no torso of its own in {path}; give a run of resnet.train."
-        )
+        raise UserError(f"--torso-weights {run} has no torso in {path}; give a run of resnet.train.")
     return weights
 
 
@@ -204,12 +202,13 @@ def _check_shapes(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapp
     if odd:
         where = "this torso" if odd[0] in shapes else "that run"
         raise UserError(
-            f"--torso-weights {run} is of another network: only {where} has the weights {odd[0]}; "
-            "give --torso the name that run was trained with as --model, and the same normalization, group."
+            f"--torso-weights {run} belongs to another network: only {where} has the weights {odd[0]}; "
+            "give as --torso the --model of that run, and train that run with --normalization group."
         )
     for name, shape in shapes.items():
         if weights[name].shape != shape:
             raise UserError(
-                f"--torso-weights {run} is of another network: {name} has the shape {weights[name].shape} "
-                f"there and {shape} here; train it on images of this env's size and with this --torso-width."
+                f"--torso-weights {run} belongs to another network: {name} has the shape "
+                f"{weights[name].shape} there and {shape} here; train it on images of this env's size and "
+                "with this --torso-width."
             )

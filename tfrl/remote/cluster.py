@@ -84,8 +84,8 @@ class Cluster:
             self.close()
             who = " and ".join(f"{flag} {count}" for flag, count in needs.items())
             raise UserError(
-                f"{who} need {wanted} CPUs, and the Ray at {address} has {free} of its {cpus} free: start "
-                "fewer processes, or more of Ray."
+                f"{who} need {wanted} CPUs, and the Ray at {address} has {free} of its {cpus} CPUs free: "
+                "start fewer processes, or add nodes to Ray."
             )
 
     @property
@@ -109,7 +109,9 @@ class Cluster:
         if LEARNER in os.environ:
             raise PeerError("the Ray of this run has died")
         whose = "the run's own Ray" if self._folder is not None else "the Ray that this run has joined"
-        raise TrainingError(f"{whose} has died; the same command goes on from the last checkpoint")
+        raise TrainingError(
+            f"{whose} has died; run the same command again to continue from the last checkpoint"
+        )
 
     def is_alive(self) -> bool:
         """True if Ray's processes run that this one cannot do without: this machine's, and the head's."""
@@ -140,8 +142,8 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
-                f"there is no Ray to join at --ray-address {address}, or it wants a token, which takes "
-                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (docs/distributed.md): {first}"
+                f"there is no Ray to join at --ray-address {address}, or it needs a token (set "
+                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, see docs/distributed.md): {first}"
             ) from None
 
     def _make_token(self, path: Path) -> None:

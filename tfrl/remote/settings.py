@@ -136,13 +136,13 @@ def plan(
     grid, sampled = [_grid(text, reader) for text in grids], [_sampled(text, reader) for text in samples]
     names = [name for name, _ in grid] + [each.name for each in sampled]
     if not names:
-        raise UserError("a sweep needs --grid or --sample: --grid lr=5e-4,1e-3, say.")
+        raise UserError("a sweep needs --grid or --sample, for example --grid lr=5e-4,1e-3.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{flag(twice[0])} is varied twice; give it once.")
     if not sampled and trials > 1:
         raise UserError(f"--trials {trials} needs --sample: each point of a grid is one trial.")
     if scheduler == "pbt" and not sampled:
-        raise UserError("--scheduler pbt needs --sample: those settings are what it changes.")
+        raise UserError("--scheduler pbt needs --sample: it changes the sampled settings.")
     _check_flags(flags, reader)
     generator = np.random.default_rng(seed)
     made = []
@@ -155,7 +155,7 @@ def plan(
     on_the_way = configs[0].eval_every or configs[0].eval_every_steps
     if scheduler != "none" and not on_the_way and metric.startswith("eval"):
         raise UserError(
-            f"--scheduler {scheduler} compares trials on their way: give --eval-every after the --."
+            f"--scheduler {scheduler} compares trials during their training: give --eval-every after the --."
         )
     if scheduler == "pbt":
         _check_exploits(grids, sampled, configs)
@@ -168,8 +168,8 @@ def _check_flags(flags: Sequence[str], reader: Reader) -> None:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and reader.kind.aliases.get(name, name).removeprefix("no_") in _OURS:
             raise UserError(
-                f"a sweep gives its trials {flag(name)} itself: leave it out after the --, before which "
-                "--logdir may stand."
+                f"a sweep chooses {flag(name)} of its trials: leave it out after the --; --logdir may "
+                "stand before the --."
             )
 
 
@@ -177,23 +177,23 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
     """Raises UserError where a trial could not go on from another's weights, as PBT has it do."""
     if grids:
         raise UserError(
-            f"--scheduler pbt takes over another trial's settings, so --grid {grids[0]} would not stay as it "
-            "is: give --sample instead."
+            "--scheduler pbt copies another trial's settings, so a trial would not keep its value of "
+            f"--grid {grids[0]}: give --sample instead."
         )
     if fixed := [each.name for each in sampled if each.name in (*DECIDE_WEIGHTS, *DECIDE_MLP, "env")]:
         raise UserError(
-            f"--scheduler pbt has trials go on from each other's weights, which {flag(fixed[0])} decides: it "
-            "cannot be sampled."
+            f"--scheduler pbt copies weights between trials, so {flag(fixed[0])}, which changes the "
+            "network, cannot be sampled."
         )
     config = configs[0]
     if hasattr(config, "learning_starts"):
         raise UserError(
-            f"--scheduler pbt is not for {config.algorithm}: a run that begins with another's weights has an "
-            "empty replay."
+            f"--scheduler pbt is not for {config.algorithm}: a run that starts with the weights of another "
+            "run has an empty replay."
         )
     for name in ("start_from", "torso_weights"):
         if any(getattr(each, name, None) is not None for each in configs):
-            raise UserError(f"--scheduler pbt gives trials each other's weights: leave {flag(name)} out.")
+            raise UserError(f"--scheduler pbt copies weights between trials: leave {flag(name)} out.")
 
 
 def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str, Any]]:

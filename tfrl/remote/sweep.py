@@ -41,7 +41,9 @@ try:
     from ray.tune.progress_reporter import TrialProgressCallback
     from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
 except ImportError:
-    raise UserError(f"sweeps need Ray Tune, of which packages are missing: {how_to_install_ray()}") from None
+    raise UserError(
+        f"sweeps need Ray Tune, and some of its packages are missing: {how_to_install_ray()}"
+    ) from None
 
 # A trial that fails is told in our words; these two would add pages of their own.
 for _logger in ("ray.tune", "ray.train"):

@@ -178,7 +178,7 @@ def _evaluated(run: Path, env_steps: int) -> Checkpoint:
         except UserError:  # pruned since, or damaged
             continue
     if not found:
-        raise TrainingError(f"{run} has no checkpoint that another trial could go on from")
+        raise TrainingError(f"{run} has no checkpoint for another trial to start from")
     return next((each for each in found if each.env_steps >= env_steps), found[-1])
 
 

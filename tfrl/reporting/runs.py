@@ -190,7 +190,7 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
     columns = np.array(table, np.float64).reshape(-1, len(header)).T
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
-        raise UserError(f"{path} is damaged: its {STEPS} do not grow from row to row.")
+        raise UserError(f"{path} is damaged: its {STEPS} do not increase from row to row.")
     return dict(zip(header, columns, strict=True))
 
 

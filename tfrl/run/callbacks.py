@@ -1,4 +1,4 @@
-"""Callbacks: what happens in a run beside learning. The product's own and a user's have the same form."""
+"""Callbacks: work beside training. Those of tfrl and those of users have the same interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunOfCallback(Protocol):
     Attributes:
       config: the settings.
       folder: the run's folder.
-      metrics: of the last update, by name; empty before the first one.
+      metrics: the metrics of the last update by name; empty before the first update.
     """
 
     config: Settings
@@ -29,7 +29,7 @@ class RunOfCallback(Protocol):
 
     @property
     def updates(self) -> int:
-        """Finished updates."""
+        """The number of finished updates."""
 
     @property
     def env_steps(self) -> int:
@@ -37,36 +37,37 @@ class RunOfCallback(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, in all processes of the run."""
+        """The seconds of training in all processes of the run."""
 
     @property
     def is_chief(self) -> bool:
-        """True on the one worker that is to write files."""
+        """True on the one worker that may write files."""
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name, float32."""
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K].
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
 
-        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
 
     def memory(self, envs: int) -> Any:
-        """The memory of so many envs, a `tfrl.experience.memory.Memory`, if the policy is recurrent."""
+        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one env, float32 [steps, K]."""
+        """The random numbers for the actions of one env, float32 [steps, K]."""
 
     def stop(self, why: str) -> None:
-        """Ends the run after the present update: with an evaluation, the export and the results."""
+        """Ends the run after the present update, with an evaluation, an export and results."""
 
 
 class Callback:
     """Called by the loop of a run. Each method does nothing unless a subclass overrides it.
 
-    Every worker has the same callbacks and calls them in the same order. A checkpoint holds the state of the
-    chief's. A run that was killed goes on from its last checkpoint: its callbacks see again what came after.
+    Every worker has the same callbacks and calls them in the same order. A checkpoint has the state of the
+    chief's callbacks. A killed run resumes from its last checkpoint, so its callbacks see the later updates
+    again.
     """
 
     def on_start(self, run: RunOfCallback) -> None:
@@ -76,13 +77,13 @@ class Callback:
         """Called after each update, and after the evaluation that belongs to it.
 
         Args:
-          run: the run; `run.stop` ends it.
-          metrics: of the update, and of the evaluation if there was one. What a callback adds, a float by
-            name, gets a column in progress.csv and a curve in TensorBoard.
+          run: the run. `run.stop` ends it.
+          metrics: the metrics of the update, and of the evaluation if there was one. A callback may add
+            floats by name; each becomes a column of progress.csv and a curve in TensorBoard.
         """
 
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
-        """Called after each evaluation with its metrics: `eval_test/return`, say."""
+        """Called after each evaluation with its metrics, such as `eval_test/return`."""
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
         """Called once, when the run is complete, with the content of results.json."""
@@ -92,11 +93,11 @@ class Callback:
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` gave."""
+        """Continues from a state of `get_state`."""
 
 
 def get_states(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:
-    """The states of callbacks as arrays of a checkpoint."""
+    """The states of all callbacks as arrays of a checkpoint."""
     found = {}
     for name, callback in _named(callbacks).items():
         state = callback.get_state()
@@ -108,7 +109,7 @@ def get_states(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:
 
 
 def set_states(callbacks: Sequence[Callback], state: Mapping[str, np.ndarray]) -> None:
-    """Gives callbacks the states that `get_states` found in them. Those without one keep their own."""
+    """Restores the callbacks' states from `get_states`. A callback without a saved state keeps its own."""
     for name, callback in _named(callbacks).items():
         of_it = f"{_PREFIX}{name}"
         found = unpack_json(state[of_it]) if of_it in state else {}
@@ -118,6 +119,6 @@ def set_states(callbacks: Sequence[Callback], state: Mapping[str, np.ndarray]) -
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Callbacks by class, and by number among those of the same class."""
+    """Callbacks by class and by their number within the class."""
     kinds = [type(callback).__name__ for callback in callbacks]
     return {f"{kind}.{kinds[:k].count(kind)}": callbacks[k] for k, kind in enumerate(kinds)}

@@ -353,7 +353,9 @@ class CheckpointStore:
         if update is not None:
             if update not in folders:
                 there = ", ".join(map(str, folders)) or "none"
-                raise UserError(f"{self._directory} has no checkpoint of update {update}; there: {there}.")
+                raise UserError(
+                    f"{self._directory} has no checkpoint of update {update}; its checkpoints: {there}."
+                )
             folders = {update: folders[update]}
         if not folders:
             return None
@@ -447,7 +449,7 @@ def _read_folder(folder: Path, update: int, *, with_shards: bool) -> Checkpoint:
     try:
         manifest = _read_manifest(folder / MANIFEST)
         if manifest["update"] != update:
-            raise FaultError(f"its manifest is of update {manifest['update']}")
+            raise FaultError(f"its manifest belongs to update {manifest['update']}")
         arrays = []
         for name in _file_names(manifest["topology"]["num_workers"]):
             data, entry = (folder / name).read_bytes(), manifest["files"][name]

@@ -56,18 +56,18 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
         return config
     if config.resume == "never":
         raise UserError(
-            f"{run} already holds a run, which --resume never leaves alone; choose another --run-name."
+            f"{run} already holds a run, and --resume never does not continue it; choose another --run-name."
         )
     if not (run / SETTINGS_FILE).exists():
         raise UserError(
-            f"{run} holds a run without its {SETTINGS_FILE}, so it cannot go on; choose another --run-name."
+            f"{run} holds a run without its {SETTINGS_FILE}, so the run cannot be resumed; choose another "
+            "--run-name."
         )
     check_same_trainer(config)
     existing = read(run / SETTINGS_FILE)
     if is_of_earlier_version(run / SETTINGS_FILE):
         raise UserError(
-            f"{run} holds a run that tfrl 0.1.0 began, and only tfrl 0.1.0 can go on with it; choose another "
-            "--run-name."
+            f"{run} holds a run of tfrl 0.1.0, and only tfrl 0.1.0 can resume it; choose another --run-name."
         )
     config = as_it_began(config, existing)
     if not goes_on:
@@ -111,8 +111,8 @@ def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run
             differing.append(f"{flag(name)} {there} there, {here} here")
     if differing:
         raise UserError(
-            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. "
-            f"Give the same ones to go on with it, or another {instead}."
+            f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. Give the same "
+            f"settings to resume it, or choose another {instead}."
         )
     return config
 
@@ -172,7 +172,9 @@ def _check_unused(run: Path) -> None:
     """Raise UserError if the folder holds other programs' files of the names that a run's have."""
     found = [path.name for name in _OTHERS for path in sorted(run.glob(name))[:1]]
     if found:
-        raise UserError(f"{run} holds no run, but {', '.join(found)}; choose another --run-name.")
+        raise UserError(
+            f"{run} holds files that belong to no run ({', '.join(found)}); choose another --run-name."
+        )
 
 
 def _check_young(run: Path, existing: Settings) -> None:
@@ -184,7 +186,7 @@ def _check_young(run: Path, existing: Settings) -> None:
         found.append(f"{steps:,} steps in its {PROGRESS_FILE}")
     if found:
         raise UserError(
-            f"{run} holds a run without its checkpoints, so it cannot go on, but with {', '.join(found)}; "
+            f"{run} holds a run without checkpoints, but with {', '.join(found)}, so it cannot be resumed; "
             "choose another --run-name, or remove the folder."
         )
 

@@ -114,7 +114,8 @@ def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
         except HeldError as held:
             if time.monotonic() >= end:
                 raise (PeerError if patience else UserError)(
-                    f"{run} is in use: {held} {does} it; wait for its end, or choose another {instead}."
+                    f"{run} is in use: {held} {does} it; wait until that process ends, or choose another "
+                    f"{instead}."
                 ) from None
             if patience and not told:
                 tell(f"waiting for {held}, which {does} {run}")

@@ -1,4 +1,4 @@
-"""The loop of every run: update, evaluate, call the callbacks, save; and exact resume."""
+"""The loop of every run: update, evaluate, call the callbacks, save, and resume exactly."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ from tfrl.workers.tf_config import TFConfig
 
 @dataclass(frozen=True)
 class Update:
-    """The results of an update that are to be written; JSON in the checkpoint of one not yet evaluated."""
+    """The results of an update, before they are written. A checkpoint has them as JSON while the evaluation
+    is pending.
+    """
 
     metrics: dict[str, float]
 
 
 class Learner(ABC):
-    """An algorithm and the data that it learns from, as the loop uses them. All workers make the same calls.
+    """An algorithm and its data, as the loop uses them. All workers make the same calls.
 
-    The loop counts nothing itself: `session.step` is the number of finished updates, or gradient steps of a
-    supervised run, and `steps_done` is the place on the x-axis of all curves.
+    `session.step` counts the finished updates, or the gradient steps of a supervised run. `steps_done` is the
+    x-axis of all curves.
 
     Attributes:
       step_column: the first column of progress.csv: `env_steps`, or `images`.
-      unit: what it counts, for people.
-      highlights: gives the texts of the progress line for an update's metrics; None: speed and return.
+      unit: the name of this count in messages.
+      highlights: makes the texts of the progress line from the metrics of an update. None: speed and return.
       notes: warnings about the settings of a new run.
       callbacks: the product's own, called before the user's.
     """
@@ -54,26 +56,26 @@ class Learner(ABC):
     # Learning
 
     def begin(self) -> None:
-        """Gives a new run its first weights; a run that goes on has its own. A collective."""
+        """Sets the first weights of a new run; a resumed run has weights already. A collective."""
 
     @abstractmethod
     def update(self) -> Update | None:
         """Learns for one row of progress.csv; counts `session.step` and seconds. A collective.
 
-        None where there is more to learn before the step counts, and the run may be saved or stopped first:
-        the next call goes on.
+        Returns None at a pause within the step, where the run may be saved or stopped. The next call
+        continues the step.
 
         Raises:
-          Stopped: on all workers, of which one was told to stop.
+          Stopped: on all workers, if one of them got a signal to stop.
         """
 
     @abstractmethod
     def is_evaluation_due(self, before: tuple[int, int]) -> bool:
-        """True if an evaluation is due after an update that began at `before`: step and steps done."""
+        """True if an evaluation is due after an update that began at `before` (step, steps done)."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """The metrics of an evaluation of the present weights. A collective. Raises Stopped as `update`."""
+        """Evaluates the present weights; the metrics by name. A collective. Raises Stopped like `update`."""
 
     @abstractmethod
     def weights(self) -> dict[str, np.ndarray]:
@@ -102,37 +104,37 @@ class Learner(ABC):
 
     @property
     def steps_within(self) -> int:
-        """Env steps of the update that is under way, all workers together; 0 between two updates."""
+        """Env steps of the unfinished update, all workers together; 0 between two updates."""
         return 0
 
     @property
     @abstractmethod
     def total_steps(self) -> int:
-        """The steps at which the run ends."""
+        """The number of steps at which the run ends."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """The place of the run, for people: "update 4", say."""
+        """The place of the run in messages, such as "update 4"."""
 
     @property
     def position(self) -> float:
-        """The steps to show as done; within an update that takes long, how much of it is done."""
+        """The steps to show as done; also grows within a long update."""
         return self.steps_done
 
     def work(self, steps: float) -> float:
-        """The time that a run of so many steps takes, in any unit: the time left goes by it."""
+        """The time that `steps` steps take, in any unit. The displayed time left is computed from it."""
         return steps
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """True, on all workers, if no update is to follow. An update under way is never the end."""
+        """True on all workers if no update follows. False within an unfinished update."""
 
     def check_length(self, found_steps: int) -> None:
-        """Raises UserError where the run's checkpoint is at more steps than the settings want."""
+        """Raises UserError if the checkpoint has more steps than --total-steps."""
 
-    # What people see
+    # Output for the user
 
     @property
     @abstractmethod
@@ -141,10 +143,10 @@ class Learner(ABC):
 
     @abstractmethod
     def summary(self, logged: int) -> dict[str, str]:
-        """The rows of the table before training; `logged` is the number of steps that progress.csv has."""
+        """The rows of the table before training; `logged` is the number of steps in progress.csv."""
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Tells TensorBoard the settings of a new run."""
+        """Writes the settings of a new run for TensorBoard."""
 
     @abstractmethod
     def completed(self, stopped: str | None) -> str:
@@ -154,10 +156,12 @@ class Learner(ABC):
 
     @abstractmethod
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays of a checkpoint: those that are the same on all workers, and this worker's own."""
+        """The arrays of a checkpoint: those that are equal on all workers, and this worker's own."""
 
     def shards(self) -> Sequence[CheckpointShard]:
-        """The parts of this worker's state that are written once, for this checkpoint and later ones."""
+        """The shards of this worker's state. A shard is written once and belongs to this and later
+        checkpoints.
+        """
         return ()
 
     @abstractmethod
@@ -167,36 +171,38 @@ class Learner(ABC):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` and `shards` gave on all workers, be they more or fewer now.
+        """Restores the results of `get_state` and `shards` of all workers, also for another number of
+        workers.
 
-        Raises UserError on all workers if the network is another one, or if envs then show something else
-        than they did.
+        Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
+        show
+        other observations.
         """
 
     # The end
 
     def finish(self) -> None:
-        """Removes, when the run is over, the files of its own that only older checkpoints need."""
+        """Removes the files that only older checkpoints need, at the end of the run."""
 
     @abstractmethod
     def export(self, folder: Path) -> None:
-        """Writes the trained network; on the chief alone. Raises OSError."""
+        """Exports the trained network; called only on the chief. Raises OSError."""
 
     @abstractmethod
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-        """The learner's own entries of results.json, from the last update's metrics and evaluation."""
+        """The learner's entries of results.json, from the metrics of the last update and evaluation."""
 
     @abstractmethod
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
-        """The last words of a finished run, from the content of its results.json."""
+        """The last output of a finished run, from the content of its results.json."""
 
     def close(self) -> None:
-        """Stops what it has started."""
+        """Ends the processes and threads that it started."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The last words of a finished run: sentences, a table, and the commands to type next."""
+    """The last output of a finished run: sentences, a table, and commands to continue with."""
 
     sentences: Sequence[str]
     header: Sequence[str]
@@ -213,19 +219,19 @@ def train(
     step_name: str = "update",
     saves: str = "at the end of this update",
 ) -> int:
-    """Runs or continues the run that `config` describes; the process's exit code.
+    """Starts or resumes the run of `config`; returns the exit code of the process.
 
     Args:
       config: checked settings.
-      cluster: what TF_CONFIG says; None for a single process.
+      cluster: the content of TF_CONFIG; None for a single process.
       make_learner: makes the learner from the settings and the session.
-      callbacks: the user's, the same on all workers; called after the product's own.
-      step_name: what one step of the session is called.
-      saves: when a signal makes it save, for the sentence that answers one.
+      callbacks: the user's callbacks, the same on all workers; called after those of the learner.
+      step_name: the name of one step in messages.
+      saves: the moment at which the run saves after a signal, for the message that answers the signal.
 
     Raises:
       UserError: the settings do not fit this machine or cluster, or the checkpoints cannot be read.
-      TrainingError: the run failed: a NaN, say.
+      TrainingError: the run failed, because of a NaN, for example.
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
     with join(config, cluster) as (runtime, watchdog):
@@ -237,20 +243,20 @@ def train(
 
 
 class Run:
-    """One run in one process, and its loop. All workers go through the same calls in the same order.
+    """One run in one process, and its loop. All workers make the same calls in the same order.
 
     Callbacks see it as `tfrl.run.callbacks.RunOfCallback`.
 
     Args:
-      config, session: the run's.
-      learner: what it trains.
+      config, session: the settings and the session of the run.
+      learner: the algorithm with its data.
       callbacks: the user's.
-      followed: an evaluator follows the run, so that this process evaluates at the end only.
+      followed: an evaluator process follows the run, so this process evaluates only at the end.
 
     Attributes:
-      config, folder: the settings; the run's folder.
-      metrics: of the last update, by name; empty before the first one in this process.
-      evaluation: metrics of the last evaluation in this process.
+      config, folder: the settings and the run's folder.
+      metrics: the metrics of the last update by name; empty before the first update of this process.
+      evaluation: the metrics of the last evaluation of this process.
     """
 
     def __init__(
@@ -268,11 +274,11 @@ class Run:
         self._session, self._learner, self._followed = session, learner, followed
         self._users = callbacks
         self._callbacks = [*learner.callbacks, *callbacks]
-        self._unsaved = 0  # updates, and parts of them, since the last checkpoint or this process began
-        self._pending: Update | None = None  # whose evaluation is not done
+        self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
+        self._pending: Update | None = None  # the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
         self._evaluated_at = -1  # steps done
-        self._stopped: str | None = None  # why a callback has stopped the run
+        self._stopped: str | None = None  # the reason that a callback gave to stop the run
 
     # For callbacks
 
@@ -283,12 +289,12 @@ class Run:
 
     @property
     def is_chief(self) -> bool:
-        """True on the one worker that writes."""
+        """True on the one worker that writes files."""
         return self._session.runtime.is_chief
 
     @property
     def env_steps(self) -> int:
-        """Env steps of all finished updates, all workers together; images of a supervised run."""
+        """Env steps of all finished updates, all workers together. In a supervised run, images."""
         return self._learner.steps_done
 
     @property
@@ -301,28 +307,28 @@ class Run:
         return self._learner.weights()
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K].
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
 
-        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         return self._learner.act(observations, noise, *memory)
 
     def memory(self, envs: int) -> Any:
-        """The memory of so many envs, a `tfrl.experience.memory.Memory`, if the policy is recurrent."""
+        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
         return self._learner.memory(envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one env, float32 [steps, K]."""
+        """The random numbers for the actions of one env, float32 [steps, K]."""
         return self._learner.draw_noise(generator, steps)
 
     def stop(self, why: str) -> None:
-        """Ends the run after the present update, on all workers though one alone may have called this."""
+        """Ends the run after the present update, on all workers, even if only one of them calls it."""
         self._stopped = self._stopped or why
 
     # The loop
 
     def run(self) -> int:
-        """Trains to the end or until told to stop; the exit code."""
+        """Trains until the run is complete or stopped; returns the exit code."""
         session, learner = self._session, self._learner
         logged = logged_steps(self.folder / PROGRESS_FILE)
         self._restore(logged)
@@ -331,19 +337,21 @@ class Run:
             return session.leave(0)
         self._begin(logged)
         try:
-            if self._pending is not None:  # killed or stopped while it evaluated
+            if self._pending is not None:  # the run was killed or stopped during an evaluation
                 self._conclude(self._pending)
             while not self._is_over:
                 session.raise_if_stopped()
                 self._before = session.step, self.env_steps
                 update = learner.update()
-                if update is None:  # there is more of it
+                if update is None:  # the update is at a pause
                     self._note_part()
                 else:
                     self._conclude(update)
             if self._stopped is not None:
                 self._save()
-            if self._evaluated_at != self.env_steps:  # stopped by a callback, or where --total-steps now ends
+            if (
+                self._evaluated_at != self.env_steps
+            ):  # a callback stopped the run, or --total-steps is lower now
                 self.metrics = {}
                 self._evaluate()
                 session.writer.scalars(self.env_steps, self.evaluation)
@@ -357,10 +365,11 @@ class Run:
         session, learner = self._session, self._learner
         self.metrics = update.metrics
         due = not self._followed and learner.is_evaluation_due(self._before)
-        # A pending evaluation is left out where the run goes on with another --eval-every.
+        # If the run resumes with another --eval-every, a pending evaluation may not be due any more.
         self._pending = update if due or self._is_over else None
         if self._pending is not None:
-            # An evaluation takes long, so what it needs is saved first: a kill during it costs nothing else.
+            # An evaluation takes long, so the run is saved first: a kill during the evaluation loses nothing
+            # else.
             self._save()
             self._evaluate()
             self.metrics = update.metrics | self.evaluation
@@ -369,7 +378,7 @@ class Run:
             callback.on_update(self, self.metrics)
         if self._users and session.runtime.any_worker(self._stopped is not None):
             self._stopped = self._stopped or "a callback of another worker asked for it"
-            session.changed()  # the checkpoint before the evaluation does not know of it
+            session.changed()  # the checkpoint before the evaluation does not contain its results
         session.writer.write(self.env_steps, self.metrics)
         session.console.update(self.env_steps, self.metrics)
         self._unsaved += 1
@@ -378,14 +387,16 @@ class Run:
             self._save()
 
     def _evaluate(self) -> None:
-        """Evaluates. Raises Stopped where it is broken off; a resume does the whole evaluation."""
+        """Evaluates. Raises Stopped if it is interrupted; a resumed run repeats the whole evaluation."""
         self.evaluation = self._learner.evaluate()
         self._evaluated_at = self.env_steps
         for callback in self._callbacks:
             callback.on_evaluation(self, self.evaluation)
 
     def _note_part(self) -> None:
-        """Saves as often among the parts of an update as among updates: they may take as long."""
+        """Saves as often at pauses of an update as after updates, because the parts may take as long as an
+        update.
+        """
         self._session.changed()
         self._session.console.taken(self._steps_taken)
         self._unsaved += 1
@@ -394,12 +405,12 @@ class Run:
 
     @property
     def _is_over(self) -> bool:
-        """True, on all workers, between two updates of which there is to be no further one."""
+        """True on all workers if no update follows."""
         return self._learner.is_over or (self._stopped is not None and not self._learner.steps_within)
 
     @property
     def _steps_taken(self) -> int:
-        """Steps so far, also those of the update that is under way."""
+        """Steps so far, with those of the unfinished update."""
         return self.env_steps + self._learner.steps_within
 
     # Checkpoints
@@ -418,7 +429,7 @@ class Run:
         self._session.save(self._steps_taken, state, part, progress, self._learner.shards())
 
     def _restore(self, logged: int) -> None:
-        """Goes on from the newest checkpoint, or begins; `logged` is where progress.csv ends."""
+        """Restores the newest checkpoint if there is one; `logged` is the last step of progress.csv."""
         session, learner = self._session, self._learner
         found = session.restore()
         if found is None:
@@ -428,19 +439,20 @@ class Run:
         learner.set_state(found.learner, found.parts, found.shards)
         set_states(self._users, found.learner)
         self._before = tuple(session.progress["before"])
-        self._stopped = session.progress["stopped"] if self._users else None  # else the user wants more
-        # An evaluation that was pending then has been done if the row that it belongs to is there.
+        # Without callbacks, the user resumes the run for more steps.
+        self._stopped = session.progress["stopped"] if self._users else None
+        # A pending evaluation of the checkpoint is finished if progress.csv has its row.
         done = session.runtime.any_worker(session.runtime.is_chief and logged >= found.env_steps)
         pending = session.progress["pending"]
-        # The last one is done once more, in place of what it wrote: results.json needs all it finds. So is
-        # one whose update the callbacks of this checkpoint have not seen.
+        # The last evaluation is repeated and replaces its row, because results.json needs all of its results.
+        # An evaluation is also repeated if the callbacks of this checkpoint have not seen its update.
         if pending is not None and (not done or self._is_over or self._users):
             self._pending = Update(**pending)
 
-    # Beginning and end
+    # Start and end
 
     def _begin(self, logged: int) -> None:
-        """Opens the run's folder, and tells what is about to be trained."""
+        """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
         within = 0 if session.found is None else session.found.env_steps - self.env_steps
         again = within + (self._pending is not None)
@@ -462,7 +474,7 @@ class Run:
             callback.on_start(self)
 
     def _finish(self) -> int:
-        """Exports, and writes and shows the results."""
+        """Exports the policy, and writes and prints the results."""
         session, weights = self._session, self.weights()
         self._learner.finish()
         with session.finishing():

@@ -144,7 +144,8 @@ class Session:
         if newest.min() < 0 <= newest.max():
             raise PeerError(
                 f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
-                f"{newest.argmax()} that of {self._step_name} {newest.max()}: all must share one disk"
+                f"{newest.argmax()} sees that of {self._step_name} {newest.max()}: all workers must share "
+                "one disk"
             )
         # All workers skip the same ones where the files are damaged, and the chief tells that for all.
         if self.runtime.is_chief or mine < newest.max():

@@ -1,1 +1,1 @@
-"""The training loops, and what a run does beside learning."""
+"""The learners of all algorithms, and the evaluations and other work beside training."""

@@ -1,6 +1,6 @@
-"""The duties of a run beside learning: its evaluations, and what happens after updates and evaluations.
+"""Work beside training: evaluations, and what follows updates and evaluations.
 
-None of it touches the training envs or the run's random numbers, so a run takes the same steps without it.
+It does not touch the training envs or the run's random numbers, so the training does not depend on it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.session import Session
 
 _VIDEO_STEPS = 300
-# By what the algorithms call them, in order: the first one that an update has is shown.
+# The names that the algorithms give these metrics. The first one that an update has is shown.
 _CRITIC = ("train/value_loss", "train/q_loss")
 _ACTOR = ("train/policy_loss", "train/actor_loss")
 
 WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
-"""The metrics that say how learner and actors, side by side, waited for each other."""
+"""The metrics that say how long learner and actors waited for each other."""
 
 
 def of_run(config: RLSettings, session: Session) -> list[Callback]:
-    """The callbacks of every run, in the order of their calls. All workers have them; the chief writes."""
+    """The callbacks of every run, in call order. All workers have them; only the chief writes."""
     found = [
         EnvFacts(config),
         EvaluationTable(config, session),
@@ -57,7 +57,7 @@ class Evaluation:
 
     Args:
       config: the settings.
-      session: this process's part of the run, its folder open by the time of the first call.
+      session: this process's part of the run. Its folder is open before the first call.
     """
 
     def __init__(self, config: RLSettings, session: Session) -> None:
@@ -66,14 +66,14 @@ class Evaluation:
         self._runtime = session.runtime
 
     def evaluate(self, player: Player) -> dict[str, float]:
-        """Metrics of all level sets; every worker plays its share of the envs.
+        """The metrics of all level sets. Every worker plays its share of the envs.
 
         Args:
           player: the policy.
 
         Raises:
-          Stopped: a worker was told to stop. One that got a signal breaks off at once, the others when they
-            have played the level set.
+          Stopped: a worker got a signal to stop. That worker stops at once; the others stop at the end of the
+            level set.
         """
         metrics: dict[str, float] = {}
         self._session.raise_if_stopped()
@@ -84,13 +84,13 @@ class Evaluation:
         return with_gap(self._config, metrics)
 
     def _on(self, level_set: str) -> str:
-        """Which levels, in words; nothing where there are none."""
+        """A text that names the levels; empty for envs without levels."""
         return f" on {level_set} levels" if TRAIN in self._config.level_sets else ""
 
     def _play(self, player: Player, level_set: str) -> Episodes:
         num_envs, each = split_episodes(self._config.eval_episodes)
         mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
-        # Returns, lengths and solved, of which every worker fills in those of its envs.
+        # Returns, lengths and solved flags. Every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))
         if mine:
             spec = level_spec(self._config, level_set, num_envs)
@@ -102,27 +102,27 @@ class Evaluation:
                 broken_off=lambda: self._session.stop.signalled,
             )
             found[:, mine] = played.returns, played.lengths, played.solved
-        self._session.phase(f"gathering episodes{self._on(level_set)}")  # the other workers may still play
-        self._session.raise_if_stopped()  # before anything is used of episodes that may have been broken off
+        self._session.phase(f"gathering episodes{self._on(level_set)}")  # other workers may still be playing
+        self._session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
         returns, lengths, solved = self._runtime.sum_over_workers(found)
         return Episodes(returns, lengths, solved > 0)
 
 
 class EnvFacts(Callback):
-    """Writes what a policy must know of its env into the run's folder, on the chief."""
+    """Writes the facts about the env that a policy needs into the run's folder, on the chief."""
 
     def __init__(self, config: RLSettings) -> None:
         self._facts = facts_file.text(config)
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Writes the file; where a full disk does not take it, whoever loads the policy makes an env."""
+        """Writes the file. If the disk is full, loading the policy makes an env instead."""
         if run.is_chief and self._facts is not None:
             with contextlib.suppress(OSError):
                 files.write(run.folder / facts_file.FILE, self._facts)
 
 
 class EvaluationTable(Callback):
-    """Prints a row for each evaluation; the header stands above the first row of a process."""
+    """Prints a row for each evaluation, with a header above the first row of a process."""
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._level_sets = config.level_sets
@@ -130,7 +130,7 @@ class EvaluationTable(Callback):
         self._widths: list[int] = []
 
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
-        """Shows returns and lengths with their standard deviations, and the losses of the last update."""
+        """Prints returns and lengths with standard deviations, and the losses of the last update."""
         metrics = {**run.metrics, **evaluation}
         cells = {"env steps": f"{run.env_steps:,}", "seconds": f"{run.seconds:,.0f}"}
         for level_set in self._level_sets:
@@ -154,12 +154,12 @@ class EvaluationTable(Callback):
 
 
 def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
-    """The mean of the episodes and their standard deviation."""
+    """The mean and the standard deviation over the episodes."""
     return f"{metrics[name]:.{digits}f} \u00b1 {metrics[f'{name}_std']:.{digits}f}"
 
 
 class BestPolicy(Callback):
-    """Keeps the weights apart from the rolling checkpoints, if no earlier evaluation scored as high."""
+    """Keeps the weights of the best evaluation, beside the rolling checkpoints."""
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._session = session
@@ -187,21 +187,21 @@ class LearningCurve(Callback):
         self._session = session
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
-        """Draws the curves of progress.csv, which is complete by now."""
+        """Draws the curves of the complete progress.csv."""
         if not self._session.runtime.is_chief:
             return
         try:
             from tfrl.reporting import plots, runs  # matplotlib takes a second
 
             plots.save_learning_curve(runs.load(run.folder))
-        except Exception as error:  # nothing that a finished run should fail of
+        except Exception as error:  # a finished run must not fail because of its plot
             self._session.console.warn(
                 f"The learning curve could not be drawn ({error or type(error).__name__})."
             )
 
 
 class Videos(Callback):
-    """Records a short video every --record-every updates, of games on unseen levels."""
+    """Records a short video of unseen levels every --record-every updates."""
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._config = config
@@ -209,13 +209,13 @@ class Videos(Callback):
         self._warn = once(session.console.warn)
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Records where it is time."""
+        """Records if it is time."""
         if run.updates % self._config.record_every == 0:
             self.record(run, run.env_steps)
 
     def record(self, player: Player, env_steps: int) -> None:
         """Writes a video in the run's `videos` folder."""
-        self._session.phase("recording")  # on all workers, which compare the phases they are in
+        self._session.phase("recording")  # on all workers, because they compare their phases
         if not self._session.runtime.is_chief:
             return
         options = Recording(episodes=1, max_steps=_VIDEO_STEPS)
@@ -236,17 +236,17 @@ class Videos(Callback):
 
 
 class Waits(Callback):
-    """Averages how long learner and actors, side by side, waited for each other in this process."""
+    """Averages the times for which learner and actors waited for each other in this process."""
 
     def __init__(self) -> None:
         self._shares: dict[str, list[float]] = {}
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Takes the shares of an update, where it has any."""
+        """Adds the shares of an update, if it has any."""
         for name in WAITS:
             if name in metrics:
                 self._shares.setdefault(name.removeprefix("time/"), []).append(metrics[name])
 
     def means(self) -> dict[str, float]:
-        """The mean shares by their names in results.json; nothing where no actors run beside the learner."""
+        """The mean shares by their names in results.json; empty without actors beside the learner."""
         return {name: float(np.mean(shares)) for name, shares in self._shares.items()}

@@ -1,6 +1,6 @@
-"""The course of `python -m tfrl.ALGORITHM`, from its arguments to the end of a run.
+"""The command `python -m tfrl.ALGORITHM`, from its arguments to the end of the run.
 
-Nothing here imports TensorFlow before all settings are checked: that takes seconds."""
+It checks all settings before it imports TensorFlow, because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -46,32 +46,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """The command `python -m tfrl.ALGORITHM`: its `main`.
+    """The `main` of `python -m tfrl.ALGORITHM`.
 
     Attributes:
       reader: reads the algorithm's settings.
-      agent: the algorithm's class, made of the settings and the runtime.
+      agent: the class of the algorithm; it takes the settings and the runtime.
     """
 
     reader: Reader[Any]
     agent: MakeAgent
 
     def __call__(self, arguments: Sequence[str]) -> int:
-        """Trains with the settings of the command line; the exit code."""
+        """Trains with the settings of the command line; returns the exit code."""
         with endings.before_training():
             config = settings.parse(self.reader, arguments)
         return self.train(config, arguments)
 
     def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
-        """Trains with settings; the exit code. The Python library calls it, too.
+        """Trains with given settings; returns the exit code. The Python library also calls this.
 
-        Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
-        takes seconds.
+        Errors in settings and TF_CONFIG are found before TensorFlow is imported, which takes seconds.
 
         Args:
-          config: the settings that the arguments stand for.
-          arguments: of the command line that trains the same; --learners start it.
-          callbacks: called by the loop, in this process.
+          config: the settings.
+          arguments: the same settings as a command line, with which --learners starts workers.
+          callbacks: called by the loop in this process.
         """
         reader, agent = self.reader, self.agent
         with endings.before_training():
@@ -92,7 +91,8 @@ class Command:
         if leads(config):
             return launch_workers(config, reader.prog.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
-            # Several workers find out together, in the trainer: a shared disk may show a file to one first.
+            # Several workers check this together in the trainer, because a shared disk may show a file to one
+            # of them first.
             if cluster is None and (told := told_complete(config)):
                 Console(enabled=True).message(told)
                 return 0
@@ -109,7 +109,7 @@ def _names(callbacks: str | None) -> list[str]:
 
 
 def _made(callbacks: str | None) -> list[Callback]:
-    """The callbacks that --callbacks names. Raises UserError where there is none of a name."""
+    """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
     made = []
     for name in _names(callbacks):
         try:
@@ -126,15 +126,15 @@ def _made(callbacks: str | None) -> list[Callback]:
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
-    """Raises UserError where the settings do not fit this machine or its workers, or the run's folder."""
+    """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
     check_ray(config)
-    if leads(config):  # on this machine, or spread over the nodes of a Ray
+    if leads(config):  # on this machine, or on the nodes of a Ray cluster
         workers, here = config.learners, 1 if config.ray_address else config.learners
     else:
         workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
-    check_run_folder(config)  # first: the disk of a folder that cannot be made has no room either
+    check_run_folder(config)  # checked first, because a folder that cannot be made has no free space either
     _check_memory(config, workers, here)
     if isinstance(config, ppg.Config) and not results.are_of_all(results.read(config.run_dir), config):
         phase.check_disk(config)
@@ -143,7 +143,7 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
 
 
 def check_callables(config: RLSettings, workers: int) -> None:
-    """Raises UserError where processes could not import what settings name: a local function."""
+    """Raises UserError if other processes cannot import a function of the settings, like a local one."""
     given = {"an env": config.env, "a torso": config.torso, "a critic_torso": config.critic_torso or ""}
     local = {what: name for what, name in given.items() if is_name(name) and not is_importable(name)}
     if not local:
@@ -156,13 +156,13 @@ def check_callables(config: RLSettings, workers: int) -> None:
     several = [f"{flag(name)} {n}" for name, n in numbers.items() if n > (name == "learners")]
     if several:
         raise UserError(
-            f"{several[0]} needs {what} that other processes can import, and {name} is a lambda, a "
-            "local function or one of a notebook: put the function into a module of its own."
+            f"{several[0]} needs {what} that other processes can import, and {name} is a lambda, a local "
+            "function or a function of a notebook: put it into a module."
         )
 
 
 def _check_beginning(config: RLSettings) -> None:
-    """Raises UserError where what a new run is to begin with is not there, or does not fit."""
+    """Raises UserError if the initial weights of a new run do not exist or do not fit."""
     if config.start_from is not None:
         start_from.check(config)
     if isinstance(config, Network) and config.torso_weights is not None:
@@ -170,7 +170,7 @@ def _check_beginning(config: RLSettings) -> None:
 
 
 def _check_memory(config: RLSettings, workers: int, here: int) -> None:
-    """Raises UserError where the memory has no room for the replay or the rollouts of a worker."""
+    """Raises UserError if the replay or the rollouts of a worker do not fit into memory."""
     if isinstance(config, replay.BufferSettings):
         replay.check_memory(config, workers, here)
     else:
@@ -178,21 +178,21 @@ def _check_memory(config: RLSettings, workers: int, here: int) -> None:
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
 
 
-_RESTARTS = 3  # in a row without a new checkpoint
-_RESTART_WAIT = 5.0  # seconds before the first of them
+_RESTARTS = 3  # restarts in a row without a new checkpoint
+_RESTART_WAIT = 5.0  # seconds before the first restart
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a failure
 
 
 def launch_workers(config: DistributedSettings, module: str, arguments: Sequence[str]) -> int:
-    """Trains with --learners, each the same command as a worker of TF_CONFIG; the exit code.
+    """Trains with --learners: starts the same command once for each worker of a TF_CONFIG; returns the exit
+    code.
 
-    They are the workers that `cluster.launch` would start, so all that holds of those holds of them. Nothing
-    here imports TensorFlow.
+    The workers are started like those of `cluster.launch`. This function does not import TensorFlow.
 
     Args:
       config: checked settings.
-      module: of the command, tfrl.impala say; with its first argument of a user's algorithm.
-      arguments: of the command line.
+      module: the module of the command, such as tfrl.impala; for a user's algorithm, with its first argument.
+      arguments: the arguments of the command.
     """
     places: _Here | Nodes = _Here(config) if config.ray_address is None else _on_nodes(config)
     with contextlib.closing(places):
@@ -207,16 +207,16 @@ def launch_workers(config: DistributedSettings, module: str, arguments: Sequence
 
 
 class _Here:
-    """Places on this machine, beside a Ray of the run's own where it has actors."""
+    """Places for learners on this machine, with a Ray of the run if it has actors."""
 
     def __init__(self, config: DistributedSettings) -> None:
         self._config = config
         self._cluster: Cluster | None = None
 
     def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
-        """The learners' places.
+        """The places of the learners.
 
-        Raises UserError for too few GPUs, and TrainingError if Ray could not be started.
+        Raises UserError for too few GPUs, and TrainingError if Ray cannot be started.
         """
         config, address = self._config, ""
         if config.actors:
@@ -230,7 +230,7 @@ class _Here:
                 )
             address = self._cluster.address
         places = local_places(config.learners, None)
-        # They import functions of the user's program from where it found them: its own folder, say.
+        # The learners import the user's functions from the same folders as the user's program.
         own = {LEARNER: address, "PYTHONPATH": search_path()}
         marked = ({**place.environment, **own} for place in places)
         return [
@@ -253,9 +253,9 @@ def _on_nodes(config: DistributedSettings) -> Nodes:
 
 
 def told_complete(config: RLSettings) -> str | None:
-    """The sentence for a run that is complete: its results are of its newest checkpoint. Otherwise None.
+    """The sentence for a complete run, whose results belong to its newest checkpoint; None otherwise.
 
-    Raises UserError as `check_length` does, and where no checkpoint is valid.
+    Raises UserError like `check_length`, and if no checkpoint is valid.
     """
     found = policy_files.results_of_newest(config.run_dir)
     if found is None or not results.are_of_all(found, config):
@@ -265,19 +265,19 @@ def told_complete(config: RLSettings) -> str | None:
 
 
 def check_length(config: RLSettings, env_steps: int) -> None:
-    """Raises UserError where the run is at more env steps than the settings want."""
-    beyond = config.steps_per_update - 1 if config.updates_vary else 0  # how far its end may be
+    """Raises UserError if the run has more env steps than --total-steps."""
+    beyond = config.steps_per_update - 1 if config.updates_vary else 0  # the largest possible end of the run
     if env_steps > config.run_steps + beyond:
         raise UserError(
-            f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} "
-            "is less; give at least as many to go on with it, or another --run-name."
+            f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} is "
+            "less; give at least as many to resume it, or choose another --run-name."
         )
 
 
 def complete_sentence(config: RLSettings, env_steps: int, episodes: float, stopped: str | None = None) -> str:
-    """Says that the run is complete after so many env steps and episodes, and how to go on with it.
+    """The sentence that says that the run is complete, and how to extend it.
 
-    `stopped` is why a callback stopped it, None if none did.
+    `stopped` is the reason of the callback that stopped the run, or None.
     """
     if stopped is not None:
         return f"{config.run_dir} is complete, stopped by a callback ({stopped}); without it, it would go on."

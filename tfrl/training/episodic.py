@@ -1,4 +1,4 @@
-"""REINFORCE's learner: observers' envs play an episode each, one agent chooses all actions, and learns."""
+"""REINFORCE's learner: every env plays an episode, and one agent chooses all actions and learns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
 
-_DRAWN_AT_ONCE = 64  # steps of an env's random numbers
-_COLLECTING = 0.9  # of an update's time, for the terminal
+_DRAWN_AT_ONCE = 64  # steps for which an env's random numbers are drawn at once
+_COLLECTING = 0.9  # share of an update's time, for the progress line
 
 
 class Observers(Protocol):
-    """All envs of the run, wherever they are; `Observer` is one process's.
+    """All envs of the run, in this or other processes; an `Observer` has those of one process.
 
     Attributes:
-      observation: [N, *shape]: what the envs show.
+      observation: the current observations, [N, *shape].
     """
 
     observation: np.ndarray
@@ -37,23 +37,23 @@ class Observers(Protocol):
         """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""
+        """Steps the envs that are `playing`, bool [N], by actions [N, *shape]."""
 
     def settle(self) -> None:
-        """Says that all episodes have ended, or are broken off: from here on envs would be played again."""
+        """Marks the end of all episodes of an update. Replaced envs repeat the steps from here on."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices and, for each, the env's state, observation and `first` flag, as of `settle`."""
+        """Global env indices; the state, observation and `first` flag of each env at the last `settle`."""
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
+        """Restores states by global env index."""
 
     def close(self) -> None:
         """Stops the envs, and their processes."""
 
 
 class EpisodicLearner(EnvLearner):
-    """Learns from an episode of every env at a time.
+    """Learns from one episode of every env in each update.
 
     Args:
       config: the settings of REINFORCE.
@@ -121,7 +121,7 @@ class EpisodicLearner(EnvLearner):
         return Update(metrics)
 
     def play(self) -> Episodes:
-        """An episode of every env, or as much of it as --max-steps allows. The console moves with it."""
+        """Plays an episode in every env, at most --max-steps of it, and shows the progress."""
         config, session = self._config, self._session
         session.phase("collecting")
         playing, ended = np.ones(config.num_envs, bool), np.zeros(config.num_envs, bool)
@@ -147,7 +147,7 @@ class EpisodicLearner(EnvLearner):
         return Episodes(shown, actions, noise, log_probs, rewards, played, ended)
 
     def _noise(self) -> Iterator[np.ndarray]:
-        """The random numbers of each step of an update, float32 [N, K], up to --max-steps of them."""
+        """The random numbers of each step of an update, float32 [N, K], for up to --max-steps steps."""
         config, update = self._config, self._session.step
         generators = [rng.generator(config.seed, rng.Use.ACTION, update, i) for i in range(config.num_envs)]
         for begin in range(0, config.max_steps, _DRAWN_AT_ONCE):
@@ -161,7 +161,7 @@ class EpisodicLearner(EnvLearner):
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The agent's, the episodes', and the envs'."""
+        """The state of the agent, the episodes and the envs."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
         return state | {"env_steps": np.array(self._steps_done)}, pack_envs(self.observers)
 
@@ -171,7 +171,7 @@ class EpisodicLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` gave. Raises UserError as all learners' do."""
+        """Restores the result of `get_state`. Raises UserError like other learners."""
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._steps_done = int(state["env_steps"])

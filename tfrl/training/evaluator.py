@@ -1,7 +1,7 @@
-"""The evaluator of a cluster: follows a run's checkpoints beside the workers, which need not wait for it.
+"""The evaluator of a cluster: evaluates the checkpoints of a run while its workers train.
 
-It takes no part in the strategy. TF_CONFIG's task type `evaluator` makes a process one:
-`docs/distributed.md` shows how. Its metrics go to an event file of its own in the run's folder.
+It takes no part in the strategy. The task type `evaluator` of TF_CONFIG makes a process an evaluator
+(docs/distributed.md). Its metrics go to its own event file in the run's folder.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tfrl.run.console import Console
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import EventFile
 
-POLL_EVERY = 2.0  # seconds between two looks for a checkpoint
+POLL_EVERY = 2.0  # seconds between two searches for a checkpoint
 
 
 def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Evaluates the newest checkpoint whenever there is a new one, until the run is complete.
+    """Evaluates each new checkpoint until the run is complete.
 
     With --eval-every and --eval-every-steps it waits for a checkpoint at or after the next multiple of these.
-    The last update is left to the workers, which evaluate it for results.json.
+    The workers evaluate the last update for results.json.
 
     Args:
-      config: the settings; those of the network come from the run's own config.yaml.
-      sleep: waits for that many seconds.
+      config: the settings; the settings of the network come from the run's config.yaml.
+      sleep: a function that waits for a number of seconds.
 
     Returns:
-      The exit code, 0. A signal just ends it: there is nothing to save.
+      The exit code, 0. A signal ends the evaluator without saving, because it has no state.
     """
     console = Console(enabled=True)
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
@@ -53,7 +53,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
             source = _find(config, updates[-1], warn)
             if source is not None:
                 evaluated = now
-                if player is None:  # built once: to trace again for each checkpoint would take seconds
+                if player is None:  # built once, because tracing takes seconds
                     with quiet_start():
                         player = policy.load(source, greedy=config.eval_greedy)
                 else:
@@ -61,7 +61,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
                 found = _evaluate(player, source, config)
                 try:
                     events.scalars(source.env_steps, found)
-                except OSError as error:  # as in training, a full disk costs a point of the curves
+                except OSError as error:  # as in training, a full disk only loses a point of the curves
                     warn(
                         f"TensorBoard's events in {config.run_dir} cannot be written ({files.reason(error)})."
                     )
@@ -74,12 +74,12 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
 
 
 def _is_between(config: RLSettings, store: CheckpointStore, update: int) -> bool:
-    """True if the newest checkpoint's weights are between two updates: the next one's env steps are taken."""
+    """True if the newest checkpoint was saved within an update."""
     return store.env_steps() >= (update + 1) * config.steps_per_update
 
 
 def _ended_early(config: RLSettings) -> bool:
-    """True if the run has ended before its last update, at --max-episodes or --solved-at."""
+    """True if the run ended early, at --max-episodes or --solved-at."""
     if config.solved_at is None and config.max_episodes is None:
         return False
     results = config.run_dir / RESULTS_FILE
@@ -87,7 +87,7 @@ def _ended_early(config: RLSettings) -> bool:
 
 
 def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
-    """That checkpoint's policy; None for one that cannot be read, or was pruned: there will be another."""
+    """The policy of the checkpoint; None if the checkpoint is unreadable or already removed."""
     try:
         return policy_files.find(config.run_dir, str(update), warn)
     except UserError as error:
@@ -98,7 +98,7 @@ def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> polic
 def _evaluate(
     player: policy.Policy, source: policy_files.PolicySource, config: RLSettings
 ) -> dict[str, float]:
-    """The metrics that the workers would write: the same envs and random numbers."""
+    """The same metrics as an evaluation by the workers: the same envs and random numbers."""
     found: dict[str, float] = {}
     num_envs, each = split_episodes(config.eval_episodes)
     for level_set in config.level_sets:

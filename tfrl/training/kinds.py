@@ -1,4 +1,4 @@
-"""The learner of a run, by what its algorithm learns from and where that is made. Imports TensorFlow."""
+"""Chooses the learner of a run by its algorithm and its settings. Imports TensorFlow."""
 
 from __future__ import annotations
 

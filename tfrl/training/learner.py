@@ -1,4 +1,4 @@
-"""The part that all learners from envs have in common."""
+"""The common part of all learners from envs."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ MakeAgent = Callable[[Any, Runtime], Agent]
 
 
 class Envs(Protocol):
-    """A worker's slice of the global envs, a `Collector` say."""
+    """A worker's slice of the global envs, such as a `Collector`."""
 
     @property
     def exact_state(self) -> bool:
         """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices and, for each, the env's state, observation and `first` flag."""
+        """Global env indices, and the state, observation and `first` flag of each env."""
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index; it may hold more envs than this worker's."""
+        """Restores states by global env index; there may be states of other workers' envs."""
 
     def close(self) -> None:
         """Stops the envs."""
 
 
 class EnvLearner(Learner):
-    """Experience of envs, an agent that learns from it, and their state. All workers make the same calls.
+    """Envs, an agent that learns from them, and their state. All workers make the same calls.
 
-    A kind of learner adds `update`, `get_state`, `set_state`, `close` and its `time_columns`.
+    A subclass adds `update`, `get_state`, `set_state`, `close` and its `time_columns`.
 
     Args:
       config: the settings.
@@ -62,7 +62,7 @@ class EnvLearner(Learner):
 
     Attributes:
       agent: the agent.
-      time_columns: the metrics of `update` that the agent does not give, in the order of progress.csv.
+      time_columns: the metrics of `update` that do not come from the agent, in the order of progress.csv.
     """
 
     _config: RLSettings
@@ -75,7 +75,7 @@ class EnvLearner(Learner):
         self._runtime = session.runtime
         try:
             self.agent = make_agent(config, session.runtime)
-        except ValueError as error:  # the zoo: an image too small for the network, say
+        except ValueError as error:  # an error of the zoo, such as too small an image for the network
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
@@ -85,7 +85,7 @@ class EnvLearner(Learner):
         self.notes = config.notes
 
     def begin(self) -> None:
-        """Gives a new run its first weights; a run that goes on has its own. A collective."""
+        """Sets the first weights of a new run; a resumed run has weights already. A collective."""
         self.agent.begin()
         if self._config.start_from is None:
             return
@@ -97,9 +97,9 @@ class EnvLearner(Learner):
             raise start_from.refused(self._config, error) from None
 
     def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes what another run has learned from the arrays of its checkpoint, or its weights alone.
+        """Loads the state of another run's checkpoint, or only its weights.
 
-        Raises ValueError or KeyError where they are of another network.
+        Raises ValueError or KeyError if they belong to another network.
         """
         self.agent.begin_with(state)
 
@@ -114,20 +114,20 @@ class EnvLearner(Learner):
         return self._evaluation.evaluate(self)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
-        """Actions of an evaluation [B, *shape] of observations [B, *shape], by noise [B, K].
+        """Actions [B, *shape] of an evaluation for observations [B, *shape], by noise [B, K].
 
-        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         self._session.watchdog.beat()
         choose: Callable[..., Any] = self.agent.greedy if self._config.eval_greedy else self.agent.sample
         return choose(observations, noise, *remembered)
 
     def memory(self, envs: int) -> Memory | None:
-        """The memory of so many evaluation envs, if the policy is recurrent."""
+        """The memory of `num_envs` evaluation envs; None if the policy is not recurrent."""
         return memory.of_settings(self._config, envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one evaluation env, float32 [steps, K]."""
+        """The random numbers for the actions of one evaluation env, float32 [steps, K]."""
         return self.agent.draw_noise(generator, steps)
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -143,27 +143,26 @@ class EnvLearner(Learner):
 
     @property
     def total_steps(self) -> int:
-        """The env steps at which the run ends, if nothing ends it earlier."""
+        """The number of env steps at which the run ends at the latest."""
         return self._config.run_steps
 
     @property
     def place(self) -> str:
-        """The place of the run, for people: "update 4", or within which one."""
+        """The place of the run in messages, such as "update 4"."""
         step = self._session.step
         return f"within update {step + 1}" if self.steps_within else f"update {step}"
 
     @property
     def is_solved(self) -> bool:
-        """True, on all workers, where the last 100 episodes have come to --solved-at."""
+        """True on all workers if the mean return of the last 100 episodes is --solved-at or more."""
         wanted = self._config.solved_at
         return wanted is not None and self._episodes.is_full and self._episodes.mean_return >= wanted
 
     @property
     def is_over(self) -> bool:
-        """True, on all workers, at --total-steps, --max-episodes or --solved-at.
+        """True on all workers at --total-steps, --max-episodes or --solved-at.
 
-        An update that is under way is never the end: its weights are neither those of the update before nor
-        those that it will leave.
+        False within an unfinished update, because its weights are not those of a finished update.
         """
         if self.steps_within:
             return False
@@ -176,8 +175,8 @@ class EnvLearner(Learner):
     def episode_metrics(self) -> dict[str, float]:
         """The `rollout/` metrics, in the order of progress.csv.
 
-        Means are of the last 100 episodes; `mean_reward`, of an env step, and `longest_episode`, in env steps
-        so far, are of the last update alone.
+        Means are over the last 100 episodes. `mean_reward` of an env step and `longest_episode` so far in env
+        steps are only of the last update.
         """
         config, mean = self._config, self._episodes.mean_return
         score = normalized_return(config.env, config.distribution_mode, mean)
@@ -190,7 +189,7 @@ class EnvLearner(Learner):
             "rollout/longest_episode": self._episodes.longest,
         }
 
-    # What people see
+    # Output for the user
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -203,45 +202,45 @@ class EnvLearner(Learner):
         )
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Tells TensorBoard the settings of a new run."""
+        """Writes the settings of a new run for TensorBoard."""
         resolved = dataclasses.replace(self._config, precision=self._runtime.precision)
         writer.hyperparameters(settings.hyperparameters(resolved))
 
     def summary(self, logged: int) -> dict[str, str]:
-        """The settings that matter."""
+        """The rows of the table before training."""
         place = f"{self.steps_done + self.steps_within:,} {self.unit} ({self.place})"
         return summary.rows(self._config, self._session, self.agent, logged, place)
 
     def check_length(self, found_steps: int) -> None:
-        """Raises UserError where --total-steps is less than what the checkpoint has."""
+        """Raises UserError if the checkpoint has more env steps than --total-steps."""
         command.check_length(self._config, found_steps)
 
     def completed(self, stopped: str | None) -> str:
-        """The sentence for a run that is complete, and how to go on with it."""
+        """The sentence that says that the run is complete, and how to extend it."""
         episodes = self.episode_metrics()["rollout/episodes"]
         return command.complete_sentence(self._config, self.steps_done, episodes, stopped)
 
     # State
 
     def _set_agent(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises UserError where a checkpoint's arrays are of another network."""
+        """Restores the agent. Raises UserError if the arrays belong to another network."""
         try:
             self.agent.set_state(state)
         except (ValueError, KeyError):
             raise UserError(
-                f"the checkpoints in {self._config.run_dir} are of another network; "
-                "choose another --run-name."
+                f"the checkpoints in {self._config.run_dir} belong to another network; choose another "
+                "--run-name."
             ) from None
 
     def _restore_envs(self, envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray | None:
-        """Continues from `pack_envs` of all workers, of which there may have been more or fewer.
+        """Restores the envs from `pack_envs` of all workers, also of another number of workers.
 
-        Envs that cannot go on exactly begin new episodes, and the chief says so. Raises UserError on all
-        workers if other envs then show something else than they did.
+        Envs without exact state begin new episodes, and the chief prints a warning. Raises UserError on all
+        workers if other envs show other observations than those saved.
 
         Returns:
-          bool [N] of all envs, the same on all workers: those that stand at the beginning of an episode. None
-          where all go on exactly.
+          bool [N] for all envs, equal on all workers: True where an env is at the first step of an episode.
+          None if all envs continue exactly.
         """
         states: dict[int, bytes] = {}
         for part in parts:
@@ -257,24 +256,24 @@ class EnvLearner(Learner):
             return self._runtime.gather_envs(mine).astype(bool)
         if not self._runtime.all_agree(all(map(np.array_equal, found, shown_envs(parts, indices)))):
             raise UserError(
-                f"the envs of {self._config.run_dir} do not show what they did when its checkpoint was "
-                f"saved, so {self._config.env} is another build here; go on where the run began, or choose "
-                "another --run-name."
+                f"the envs of {self._config.run_dir} do not show the observations of its checkpoint, so "
+                f"{self._config.env} is another build here; resume on the machine where the run began, or "
+                "choose another --run-name."
             )
         return None
 
     def _forget(self, envs: np.ndarray) -> None:
-        """Forgets what was summed up of the present episodes of some envs, bool [N] of all."""
+        """Drops the running sums of the present episodes of some envs, a bool [N] over all envs."""
         self._episodes.forget(envs)
 
     # The end
 
     def export(self, folder: Path) -> None:
-        """Writes the weights and the policy, as `tfrl.networks.weights.export` says."""
+        """Writes the weights and the policy with `tfrl.networks.weights.export`."""
         export(folder, self._config, self.weights(), precision=self._runtime.precision)
 
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-        """The entries that tell what was trained and what it came to."""
+        """The entries of results.json about the settings and the results of the training."""
         config, session, episodes = self._config, self._session, self.episode_metrics()
         found = {
             "algorithm": config.algorithm,
@@ -298,7 +297,7 @@ class EnvLearner(Learner):
         return found | self._waits.means() | self.agent.results
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
-        """The reason for the end, the returns, and the commands that show them."""
+        """The reason for the end of the run, the returns, and commands that show them."""
         config, sentences = self._config, []
         if waits := self._waits.means():
             learner, actors = (f"{share:.0%}" for share in waits.values())
@@ -324,7 +323,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         config,
         num_envs=config.num_envs,
         seed=config.seed,
-        # A few step tens of thousands of frames a second, and the network needs the cores.
+        # A few threads step tens of thousands of frames per second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
         num_processes=config.env_processes,
     )
@@ -341,17 +340,17 @@ def pack_envs(envs: Envs) -> dict[str, np.ndarray]:
 def shown_envs(
     parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Observations [B, *shape] and `first` flags [B] of some global envs, of all that `pack_envs` gave."""
+    """Observations [B, *shape] and `first` flags [B] of some global envs, from the results of `pack_envs`."""
     saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
     found = [saved[i] for i in envs]
     return tuple(np.stack([part[name][k] for part, k in found]) for name in ("observations", "first"))
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays by PREFIX + name."""
+    """The arrays with the prefix added to their names."""
     return {prefix + name: array for name, array in arrays.items()}
 
 
 def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with the prefix, by the rest of the name: the inverse of `with_prefix`."""
+    """The arrays whose names begin with the prefix, without the prefix: the inverse of `with_prefix`."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Algorithms that learn from each rollout as it comes. Rollouts may be prefetched while they learn."""
+"""Learners that learn from each rollout in one update. Rollouts may be prefetched during an update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_en
 from tfrl.training.prefetch import COLUMNS, Prefetch, make_prefetch_collector
 from tfrl.workers.strategy import Runtime
 
-# The part of an update's time that collecting takes: an eighth with the default network and settings.
+# The share of an update's time for collecting: an eighth with the default network and settings.
 _COLLECTING = 1 / 8
 
 
@@ -64,7 +64,7 @@ class OnPolicyLearner(EnvLearner):
         return update
 
     def take(self) -> Update:
-        """The same without counting it."""
+        """Does the same as `update` without counting it."""
         config, session, began = self._config, self._session, time.perf_counter()
         rollout = self.collect()
         metrics = self.learn(rollout) | self.episode_metrics()
@@ -86,7 +86,7 @@ class OnPolicyLearner(EnvLearner):
         return self._collector
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """How an update that took `seconds` spent them, by the names of its columns."""
+        """How an update of `seconds` spent its time, by the names of its columns."""
         return {"time/update_seconds": seconds - rollout.seconds}
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class OnPolicyLearner(EnvLearner):
     # One update
 
     def collect(self) -> Rollout:
-        """A rollout, with the rewards to learn from. The console moves with the env steps."""
+        """Collects a rollout with processed rewards, and shows the progress."""
         config, session = self._config, self._session
         session.phase("collecting")
 
@@ -111,7 +111,7 @@ class OnPolicyLearner(EnvLearner):
         return rollout
 
     def _take_in_rewards(self, rollout: Rollout) -> None:
-        """Counts its episodes; scales, shifts and normalises its rewards in place. A collective."""
+        """Counts the episodes; scales, shifts and normalises the rewards in place. A collective."""
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
@@ -122,9 +122,9 @@ class OnPolicyLearner(EnvLearner):
         rollout.rewards[:] = rollout.by_replica(rewards[:, self._indices])
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Takes the update's gradient steps, with which the console moves; its metrics.
+        """Takes the gradient steps of the update, and shows the progress; returns the metrics.
 
-        Raises TrainingError where a loss is no number.
+        Raises TrainingError if a loss is not finite.
         """
         session, steps = self._session, self.agent.steps_per_update
         session.phase("updating")
@@ -140,13 +140,13 @@ class OnPolicyLearner(EnvLearner):
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
 
     def _at(self, share: float) -> float:
-        """The env steps to show when a part of the present update is done."""
+        """The env steps to show when a share of the present update is done."""
         return (self._session.step + share) * self._config.steps_per_update
 
     # Observations
 
     def _begun_observations(self) -> ObservationNormalizer:
-        """Takes mean and deviation from random steps, where the settings say so, alike on all workers."""
+        """Computes mean and deviation from random steps if the settings say so, equally on all workers."""
         steps, normalizer = self._config.normalize_random_steps, ObservationNormalizer(self._spec.num_numbers)
         if steps:
             observations = self._spec.numbers(random_observations(self._config, steps))
@@ -155,7 +155,7 @@ class OnPolicyLearner(EnvLearner):
         return normalizer
 
     def _take_in_observations(self, rollout: Rollout) -> None:
-        """Updates mean and deviation. Training uses those that the rollout was collected with."""
+        """Updates mean and deviation. Training uses the statistics that the rollout was collected with."""
         if self._observations is None or self._config.normalize_random_steps:
             return
         numbers = self._spec.numbers(rollout.observations[:, :-1])
@@ -170,9 +170,9 @@ class OnPolicyLearner(EnvLearner):
     # State
 
     def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes what another run has learned, and the moments of rewards and observations that belong to it.
+        """Loads the state of another run, with its moments of rewards and observations.
 
-        Raises ValueError or KeyError where it is of another network.
+        Raises ValueError or KeyError if it belongs to another network.
         """
         super()._begin_with(state)
         if rewards := under("normalizer/", state):
@@ -180,14 +180,14 @@ class OnPolicyLearner(EnvLearner):
         if self._observations is not None:
             if moments := under("observations/", state):
                 self._observations.set_state(moments)
-            else:  # of an export, whose weights have what they come to
+            else:  # an export: its weights contain the mean and deviation
                 constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
                 steps = (self._session.started_from or {})["env_steps"]
                 self._observations.begin_with(*constants, count=steps)
             self._scale_by(self._observations)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are the same on all workers, and this worker's envs."""
+        """The arrays that are equal on all workers, and this worker's envs."""
         state = self.agent.get_state()
         state |= with_prefix("normalizer/", self._rewards.get_state())
         state |= with_prefix("episodes/", self._episodes.get_state())
@@ -201,10 +201,10 @@ class OnPolicyLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` gave on all workers, of which there may have been more or fewer.
+        """Restores the results of `get_state` of all workers, also of another number of workers.
 
-        Raises UserError on all workers if the network is another one, or if envs then show something else
-        than they did.
+        Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
+        show other observations.
         """
         self._set_agent(state)
         self._rewards.set_state(under("normalizer/", state))
@@ -242,21 +242,23 @@ class PrefetchingLearner(OnPolicyLearner):
         return collector
 
     def collect(self) -> Rollout:
-        """The rollout of this update, with normalised rewards; the actors go on by the weights of now."""
+        """Returns the rollout of this update with normalised rewards, and gives the actors the present
+        weights.
+        """
         self._session.phase("collecting")
         rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
         self._take_in_rewards(rollout)
         return rollout
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """How learner and actors, side by side, spent an update that took the learner `seconds`."""
+        """How learner and actors spent the time of an update that took the learner `seconds`."""
         times = {"time/update_seconds": seconds - self._prefetch.waited}
         return times | self._prefetch.metrics(self._session.step, rollout, seconds)
 
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are the same on all workers, older weights among them, and this worker's envs."""
+        """The arrays that are equal on all workers, with the older weights, and this worker's envs."""
         state, part = super().get_state()
         return state | self._prefetch.get_state(self._session.step), part
 
@@ -266,13 +268,13 @@ class PrefetchingLearner(OnPolicyLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` gave. Raises UserError as `OnPolicyLearner`'s does."""
+        """Restores the result of `get_state`. Raises UserError like `OnPolicyLearner`."""
         super().set_state(state, parts, shards)
         self._prefetch.set_state(state)
 
 
 def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:
-    """Observations [steps, 1, *shape] of an env of its own, played at random: the same on every worker."""
+    """Observations [steps, 1, *shape] of a separate env with random actions, equal on every worker."""
     env = registry.make(
         dataclasses.replace(env_spec(config), num_envs=1, seed=rng.env_seed(config.seed, rng.Use.WARM_UP))
     )
@@ -292,7 +294,7 @@ def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:
 
 
 def make_collector(config: RolloutSettings, runtime: Runtime) -> Collector:
-    """This worker's envs, and the buffers of the rollouts that are held at once. Raises UserError."""
+    """Makes this worker's envs, with buffers for all rollouts that exist at a time. Raises UserError."""
     held = config.rollouts_held
     try:
         return Collector(

@@ -1,7 +1,8 @@
-"""Phasic policy gradient's learner: updates of PPO, and an auxiliary phase in parts after every N of them.
+"""The learner of phasic policy gradient: N updates of PPO, then an auxiliary phase in parts.
 
-A part takes no longer than an update: the old policy of one rollout, or a rollout's share of gradient steps.
-After each one the trainer may save or stop, so that a kill costs no more than among the updates.
+A part is the old policy's outputs for one rollout, or the gradient steps of one rollout's size, and takes no
+longer than an update. The run may be saved or stopped after each part, so a kill loses no more than during
+updates.
 """
 
 from __future__ import annotations
@@ -35,34 +36,36 @@ class PhasicLearner(OnPolicyLearner):
     def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._files = PhaseFiles(config.run_dir / "phase", session.runtime.local_envs(config.num_envs))
-        self._held: Update | None = None  # of the last update of a phase, until its auxiliary phase is done
+        self._held: Update | None = (
+            None  # the metrics of the last update of a phase, until its auxiliary phase is done
+        )
         self._parts_done = 0
-        self._sums = _NO_SUMS  # of the auxiliary steps' metrics
+        self._sums = _NO_SUMS  # sums of the metrics of auxiliary steps
 
     @property
     def _updates(self) -> range:
-        """The updates of the present phase, by their numbers."""
+        """The numbers of the updates of the present phase."""
         length = self._config.policy_updates
         first = self._session.step // length * length
         return range(first, first + length)
 
     @property
     def _inputs(self) -> tuple[str, ...]:
-        """The kinds of files that the network's inputs are in."""
+        """The kinds of files that contain the inputs of the network."""
         return ("observations",) if self._config.memory == "none" else ("observations", "memory")
 
     @property
     def _parts(self) -> int:
-        """The parts of an auxiliary phase."""
+        """The number of parts of an auxiliary phase."""
         return self._config.policy_updates * (1 + self._config.aux_epochs)
 
     @property
     def steps_within(self) -> int:
-        """Env steps of an update whose auxiliary phase is not done, all workers together."""
+        """Env steps of the last update while its auxiliary phase is not finished, all workers together."""
         return 0 if self._held is None else self._config.steps_per_update
 
     def update(self) -> Update | None:
-        """An update, or a part of the auxiliary phase that belongs to it: then None, until it is done."""
+        """Takes an update, or a part of its auxiliary phase; None until the auxiliary phase is finished."""
         if self._held is None:
             update = self.take()
             if self._session.step < self._updates[-1]:
@@ -82,7 +85,7 @@ class PhasicLearner(OnPolicyLearner):
         return dataclasses.replace(update, metrics=metrics)
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Learns as PPO does, and keeps what the auxiliary phase will learn from."""
+        """Learns like PPO, and keeps the data for the auxiliary phase."""
         metrics = super().learn(rollout)
         self._tidy()
         observations = rollout.by_env(rollout.observations[:, :-1])  # [T, B, ...]
@@ -95,9 +98,9 @@ class PhasicLearner(OnPolicyLearner):
         return metrics
 
     def _keep(self, kind: str, update: int, array: np.ndarray) -> None:
-        """Writes [B, T, ...]; where the disk is full, once more without what is not needed any longer.
+        """Writes arrays [B, T, ...]. If the disk is full, it removes unneeded files and tries once more.
 
-        Raises TrainingError if it is full even so.
+        Raises TrainingError if the disk is still full.
         """
         try:
             self._files.add(kind, update, array)
@@ -113,20 +116,20 @@ class PhasicLearner(OnPolicyLearner):
         self._keep_phases_of({self._session.step, *self._session.saved_steps()})
 
     def _keep_phases_of(self, steps: Collection[int]) -> None:
-        """Removes all rollouts but those of the phases that runs of so many updates are in."""
+        """Removes all rollouts except those of the phases that contain these numbers of updates."""
         length = self._config.policy_updates
         updates = {u for step in steps for u in range(step // length * length, step + 1)}
         if self._session.runtime.is_chief:
             self._files.keep(lambda _, update: update in updates)
 
     def finish(self) -> None:
-        """Removes the rollouts of all phases but the one that the last checkpoint is within, if it is."""
+        """Removes the rollouts of all phases except an unfinished phase of the last checkpoint."""
         self._keep_phases_of(self._session.saved_steps()[-1:])
 
     # The auxiliary phase
 
     def _auxiliary_part(self, held: Update) -> None:
-        """The next part. A collective."""
+        """Takes the next part of the auxiliary phase. A collective."""
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
         name = "keeping the policy" if self._parts_done < length else "distilling"
         session.phase(name, f", part {self._parts_done + 1} of {self._parts}")
@@ -146,7 +149,7 @@ class PhasicLearner(OnPolicyLearner):
         metrics["time/env_steps_per_second"] = self._config.steps_per_update / whole
 
     def _keep_policy(self, update: int) -> None:
-        """Keeps the logits of the policy, as the phase finds it, for one rollout."""
+        """Saves the logits of the policy at the start of the auxiliary phase for one rollout."""
         at_once = self._config.num_steps // self._config.aux_minibatches
         parts = []
         for t in range(0, self._config.num_steps, at_once):
@@ -157,14 +160,14 @@ class PhasicLearner(OnPolicyLearner):
         self._keep("logits", update, np.concatenate(parts, axis=1))
 
     def _learn_share(self, epoch: int, share: int) -> None:
-        """A rollout's share of the gradient steps of a pass."""
+        """Takes one rollout's share of the gradient steps of a pass."""
         config, session, updates = self._config, self._session, self._updates
         each = config.num_steps // config.aux_minibatches
         envs = session.runtime.local_envs(config.num_envs)
         phase, steps = updates.start // len(updates), len(updates) * config.num_steps
         length = config.auxiliary_sequence
         orders = rng.auxiliary_orders(config.seed, phase, epoch, envs, steps // length)
-        orders = orders[..., None] * length + np.arange(length)  # steps of sequences
+        orders = orders[..., None] * length + np.arange(length)  # the steps of the sequences
         orders = orders.reshape(len(orders), steps)
         begin = share * config.aux_minibatches
         for k in range(begin, begin + config.aux_minibatches):
@@ -181,21 +184,24 @@ class PhasicLearner(OnPolicyLearner):
             self._sums = [total + float(x) for total, x in zip(self._sums, metrics, strict=True)]
 
     def _advance_to(self, share: float) -> None:
-        """Moves the console within a part of the auxiliary phase."""
+        """Shows the progress within a part of the auxiliary phase."""
         self._session.watchdog.beat()
         self._session.console.advance_to(self._at(share))
 
     def _at(self, share: float) -> float:
-        """The env steps to show: the auxiliary phase and the update before it share those of an update."""
+        """The env steps to show. The auxiliary phase and the update before it share the env steps of this
+        update.
+        """
         if self._session.step == self._updates[-1]:
             done = 0 if self._held is None else 1 + self._parts_done
             share = self._passes(done + share) / self._passes(1 + self._parts)
         return super()._at(share)
 
     def _passes(self, parts: float) -> float:
-        """The passes through torsos of so many parts of a phase's end: its last update, which is one, and on.
+        """The cost of the first `parts` parts of a phase's end, in passes through torsos; the last update is
+        one part.
 
-        A gradient is worth three, and keeping the old policy passes through its torso alone.
+        A gradient costs three passes. Saving the old policy passes through the torso of the policy alone.
         """
         config, torsos = self._config, 1 if self._config.share_torso else 2
         update, distilled = torsos * (1 + 3 * config.epochs), parts - 1 - config.policy_updates
@@ -204,38 +210,39 @@ class PhasicLearner(OnPolicyLearner):
 
     @property
     def place(self) -> str:
-        """The place of the run, for people: "update 4", or in whose auxiliary phase."""
+        """The place of the run in messages: "update 4", or the auxiliary phase of which update."""
         return super().place.replace("within", "in the auxiliary phase of")
 
     @property
     def position(self) -> float:
-        """The env steps to show as done, with the share of the last update that its auxiliary phase has."""
+        """The env steps to show as done, with the finished share of the auxiliary phase."""
         return self._at(0.0)
 
     def work(self, env_steps: float) -> float:
-        """The time that a run of so many env steps takes with its auxiliary phases, in updates."""
+        """The time that `steps` env steps take with their auxiliary phases, in updates."""
         config = self._config
         auxiliary = self._passes(1 + self._parts) / self._passes(1) - 1
         updates = env_steps / config.steps_per_update
         phases, updates_within = divmod(updates, config.policy_updates)
-        of_last = max(0.0, updates_within - (config.policy_updates - 1))  # its time is spread over the phase
+        # The time of an auxiliary phase is spread over the last update of its phase.
+        of_last = max(0.0, updates_within - (config.policy_updates - 1))
         return updates + (phases + of_last) * auxiliary
 
     def _by_replica(self, array: np.ndarray) -> np.ndarray:
-        """[R * B, b, ...] as [R, B * b, ...]."""
+        """Reshapes [R * B, b, ...] to [R, B * b, ...]."""
         replicas = self._session.runtime.local_replicas
         return array.reshape(replicas, -1, *array.shape[2:])
 
     # State
 
     def begin(self) -> None:
-        """Does as PPO's, without what a run that was killed before its first checkpoint has left."""
+        """Does the same as PPO, and removes files of a run that was killed before its first checkpoint."""
         super().begin()
         self._keep_phases_of(())
         self._check_disk()
 
     def _check_disk(self) -> None:
-        """Raises UserError on all workers if there is no room for checkpoints beside the rollouts."""
+        """Raises UserError on all workers if the disk is too small for checkpoints and rollouts."""
         failure: UserError | None = None
         try:
             check_disk(self._config, num_bytes(self.agent.get_state()))
@@ -244,12 +251,12 @@ class PhasicLearner(OnPolicyLearner):
         self._agree(failure, f"another worker finds no room on the disk of {self._config.run_dir}.")
 
     def _agree(self, failure: UserError | None, of_others: str) -> None:
-        """Raises UserError on all workers if one of them has failed: its own, or a sentence. A collective."""
+        """Raises UserError on all workers if one failed: its own error, or `of_others`. A collective."""
         if self._session.runtime.any_worker(failure is not None):
             raise failure or UserError(of_others)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """PPO's, and how far the auxiliary phase is."""
+        """PPO's state, and the progress of the auxiliary phase."""
         state, part = super().get_state()
         held = None if self._held is None else dataclasses.asdict(self._held)
         state[_STATE] = pack_json({"held": held, "parts_done": self._parts_done, "sums": self._sums})
@@ -261,10 +268,10 @@ class PhasicLearner(OnPolicyLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` gave, with the rollouts of the phase, which must be there.
+        """Restores the result of `get_state`; the rollouts of the phase must be on disk.
 
-        Files that this checkpoint knows nothing of go: they will be written anew, by other workers perhaps.
-        Raises UserError as `OnPolicyLearner.set_state`, and on all workers where rollouts are missing.
+        Files that are newer than the checkpoint are removed, because the run writes them again. Raises
+        UserError like `OnPolicyLearner.set_state`, and on all workers if rollouts are missing.
         """
         super().set_state(state, parts, shards)
         phase = unpack_json(state[_STATE])
@@ -280,7 +287,7 @@ class PhasicLearner(OnPolicyLearner):
             self._files.keep(lambda kind, update: update < ends.get(kind, taken))
 
     def _check_rollouts(self, updates: Mapping[str, range]) -> None:
-        """Raises UserError on all workers if one of them lacks files of these updates, by kind."""
+        """Raises UserError on all workers if one of them lacks files of these updates."""
         failure: UserError | None = None
         try:
             for kind, wanted in updates.items():

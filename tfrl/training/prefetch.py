@@ -1,10 +1,10 @@
-"""Rollouts that are made while the learner learns, a number of updates ahead of it.
+"""Rollouts that are collected while the learner learns, some updates ahead of it.
 
-In lockstep the rollout of update u is acted by the weights of update u - lag, whoever steps the envs and
-however fast. So a run is the same on any number of actors; one that dies plays its part again, and so does a
-run that goes on from a checkpoint: that has the envs as they stood before the first rollout that is not yet
-learned from, and the older weights that the next rollouts are acted by. Running free, a rollout is acted by
-the newest weights that there are as it begins; since it is begun no earlier, they are not older either.
+In lockstep, the weights of update u - lag collect the rollout of update u, for any number and speed of
+actors. So the run does not depend on the actors. A replaced actor repeats its part of the rollout. A
+checkpoint has the states of the envs before the first rollout that is not yet learned from, and the older
+weights for the next rollouts, so a resumed run repeats these rollouts. With --free-running, the newest
+weights at its start collect a rollout; they are at most `lag` updates old, as in lockstep.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
-_POLL_SECONDS = 0.2  # seconds between two looks at an actor that is waited for
+_POLL_SECONDS = 0.2  # seconds between two checks of an actor that the learner waits for
 
 COLUMNS = (*WAITS, "train/lag")
 """The names in `Prefetch.metrics`, in the order of progress.csv."""
 
 
 class PrefetchCollector(Protocol):
-    """This worker's envs, which make the rollouts that were begun one after another.
+    """This worker's envs, which collect the started rollouts one after another.
 
     Attributes:
       indices: the global indices of the envs.
       observation_spec, action_spec: of the envs.
-      began: where these stood as the rollout that was last taken began: where the one before it ended, but
-        for those of a process that was replaced and cannot go on exactly.
+      began: the states of the envs at the start of the last taken rollout. They equal those at the end of the
+        rollout before it, except for envs without exact state in a replaced process.
     """
 
     indices: list[int]
@@ -60,32 +60,32 @@ class PrefetchCollector(Protocol):
         """Takes the newest weights, for rollouts that are begun without any."""
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Begins rollout `number`, once the one before it is done, and returns at once.
+        """Requests rollout `number`, and returns at once. The rollout begins after the one before it.
 
-        It is acted by `weights`, or without them by the newest ones as it begins.
+        It is collected with `weights`, or if these are None with the newest weights at its start.
         """
 
     def take(self) -> Rollout:
-        """Waits for the oldest rollout that was begun; its buffers stay until the next call at least."""
+        """Waits for the oldest requested rollout. Its buffers are valid until the next call."""
 
     def get_state(self) -> EnvStates:
         """The envs' state after the last rollout that was taken."""
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index. Call it before the first `begin`."""
+        """Restores states by global env index. Call it before the first `begin`."""
 
     def close(self) -> None:
-        """Stops what runs, without waiting for the end of a rollout."""
+        """Ends its threads or processes without waiting for the end of a rollout."""
 
 
 class ThreadCollector:
-    """Steps the envs in a thread of this process; follows `PrefetchCollector`.
+    """Steps the envs in a thread of this process; implements `PrefetchCollector`.
 
     Args:
       config: the settings.
       collector: the envs.
-      runtime: whose envs these are.
-      watchdog: hears of the envs' steps while they are waited for.
+      runtime: the worker to which the envs belong.
+      watchdog: gets a sign of life for each step of the envs while the learner waits.
     """
 
     def __init__(
@@ -124,18 +124,18 @@ class ThreadCollector:
         self._newest = weights
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Begins rollout `number`, acted by `weights` or the newest, once the one before it is done."""
+        """Requests rollout `number`, to be collected with `weights` or the newest ones."""
         self._begun.put((number, weights))
 
     def take(self) -> Rollout:
-        """Waits for the oldest rollout that was begun."""
+        """Waits for the oldest requested rollout."""
         seen = self._steps
         while True:
             try:
                 collected = self._done.get(timeout=_POLL_SECONDS)
                 break
             except queue.Empty:
-                if self._steps != seen:  # an env that hangs is to be found
+                if self._steps != seen:  # so that the watchdog finds an env that hangs
                     seen = self._steps
                     self._watchdog.beat()
         if isinstance(collected, BaseException):
@@ -162,19 +162,19 @@ class ThreadCollector:
 
 
 class _ClosedError(Exception):
-    """The rollout is not wanted any more."""
+    """The collector was closed during the rollout."""
 
 
 def make_prefetch_collector(
     config: DistributedSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
 ) -> PrefetchCollector:
-    """This worker's envs, in a thread or, as the settings say, on Ray.
+    """Makes this worker's envs, in a thread or on Ray, as the settings say.
 
     Args:
       config: the settings, with the sections Ahead and Actors.
       session: this process's part of the run.
-      replicas: among which a rollout's envs are shared out.
-      make: gives the `Collector` of a thread.
+      replicas: the number of replicas over which the envs of a rollout are divided.
+      make: makes the `Collector` of a thread.
     """
     if not config.actors:
         return ThreadCollector(config, make(), session.runtime, session.watchdog)
@@ -197,36 +197,36 @@ def make_prefetch_collector(
 
 
 class Prefetch:
-    """The order of rollouts and of the weights that act them, and what of it a checkpoint needs.
+    """Decides which weights collect which rollout, and keeps what a checkpoint needs for it.
 
     Args:
       config: the settings, with the section Ahead.
       collector: the envs.
 
     Attributes:
-      waited: seconds that the learner waited for the last rollout.
+      waited: the seconds for which the learner waited for the last rollout.
     """
 
     def __init__(self, config: DistributedSettings, collector: PrefetchCollector) -> None:
         self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
         self._collector = collector
-        self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates behind them
-        self._next: int | None = None  # the rollout that is begun next
+        self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates that made them
+        self._next: int | None = None  # the next rollout to request
         self.waited = 0.0
 
     def take(self, update: int, weights: dict[str, np.ndarray]) -> Rollout:
-        """The rollout of an update, once it is there; those after it go on by the weights of now."""
+        """Waits for the rollout of an update, and requests later rollouts with the present weights."""
         self.begin_rollouts(update, weights)
         began = time.perf_counter()
         rollout = self._collector.take()
         self.waited = time.perf_counter() - began
-        # Rollouts that are begun are begun again where the run goes on from its checkpoint.
+        # A resumed run requests these rollouts again.
         oldest = max(0, update + 1 - self._lag)
         self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
         return rollout
 
     def begin_rollouts(self, update: int, weights: dict[str, np.ndarray]) -> None:
-        """Begins the rollouts whose weights are there, up to that of update + lag or of the last update."""
+        """Requests the rollouts whose weights exist, up to that of update + lag or of the last update."""
         if self._free:
             self._collector.offer(Versioned(update, weights))
         else:
@@ -240,21 +240,23 @@ class Prefetch:
             self._next += 1
 
     def metrics(self, update: int, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """Shares of an update of `seconds` that learner and actors waited; the lag."""
+        """The shares of an update of `seconds` for which learner and actors waited, and the lag."""
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
-        """The older weights, as of after so many updates, or `within` the next, when it has its rollout."""
+        """The older weights that a run needs after `updates` updates, or `within` the next update, after its
+        rollout.
+        """
         return {
             f"{_ACTED}{number}/{name}": array
             for number, weights in self._weights.items()
-            if within or number != update  # the agent's own, of an update that was broken off
+            if within or number != update  # the weights of the agent, if the run was saved within an update
             for name, array in weights.items()
         }
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from what `get_state` gave, among other arrays."""
+        """Restores the result of `get_state`, and ignores other arrays."""
         self._weights, self._next = {}, None
         for key, array in state.items():
             if key.startswith(_ACTED):

@@ -1,4 +1,4 @@
-"""Runs that begin where another one stands: --start-from RUN."""
+"""--start-from RUN: a run that starts with the weights of another run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # it imports TensorFlow
     from tfrl.run.session import Session
 
 
-_TRIES = 20  # of all workers to read the same checkpoint of a run that goes on meanwhile
-_AGAIN = 0.5  # seconds between two
+_TRIES = 20  # attempts to read the same checkpoint on all workers while that run may still train
+_AGAIN = 0.5  # seconds between two attempts
 
 
 class Start(NamedTuple):
-    """The state that a run begins with.
+    """The state that a run starts with.
 
     Attributes:
-      state: arrays of a checkpoint, or of an export the weights alone, as `Agent.begin_with` takes them.
-      about: where they are from, for results.json.
+      state: the arrays for `Agent.begin_with`: those of a checkpoint, or only the weights of an export.
+      about: the source of the arrays, for results.json.
     """
 
     state: dict[str, np.ndarray]
@@ -42,10 +42,10 @@ class Start(NamedTuple):
 
 
 def check(config: RLSettings) -> None:
-    """Raises UserError if the run of --start-from cannot serve; needs no TensorFlow."""
+    """Raises UserError if a run cannot start from that of --start-from; needs no TensorFlow."""
     run, name = Path(config.start_from or ""), f"--start-from {config.start_from}"
     if run.exists() and run.resolve() == config.run_dir.resolve():
-        raise UserError(f"{name} is this very run; leave it out, or give the new run another --run-name.")
+        raise UserError(f"{name} is this run itself; leave it out, or give the new run another --run-name.")
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
     there = settings(run)
@@ -55,26 +55,26 @@ def check(config: RLSettings) -> None:
 
 
 def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
-    """Raises UserError where the settings tell that weights or optimizer of that run do not fit this one."""
+    """Raises UserError if the settings of that run show other weights or another optimizer."""
     if networks.kind(config.base) != networks.kind(there.base):
         raise UserError(
-            f"{name} is a run of {there.algorithm}, whose networks {config.algorithm} cannot begin with."
+            f"{name} is a run of {there.algorithm}, and {config.algorithm} cannot start from its networks."
         )
     if registry.specs(config) != registry.specs(there):
         raise UserError(
-            f"{name} is of another network: it was trained on {there.env}, whose observations or actions are "
-            f"not those of {config.env}."
+            f"{name} belongs to another network: it was trained on {there.env}, whose observations or "
+            f"actions differ from those of {config.env}."
         )
     names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.ineffective]
     pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
     if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
-        raise UserError(f"{name} is of another network or optimizer: {'; '.join(differing)}.")
+        raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
 
 
 def read(config: RLSettings, session: Session) -> Start:
-    """Reads the run of --start-from, the same on all workers though it may go on meanwhile. A collective.
+    """Reads the run of --start-from, equally on all workers, even while that run trains. A collective.
 
-    Raises UserError if there is nothing, or all of it is damaged.
+    Raises UserError if it has no weights, or only damaged ones.
     """
     store = CheckpointStore(Path(config.start_from or "") / "checkpoints", keep=1)
     for _ in range(_TRIES):
@@ -86,7 +86,7 @@ def read(config: RLSettings, session: Session) -> Start:
 
 
 def _newest(config: RLSettings, store: CheckpointStore, warn: Callable[[str], None]) -> Start:
-    """The newest checkpoint, or where there is none the export. Raises UserError as `read`."""
+    """The newest checkpoint, or the export if there is no checkpoint. Raises UserError like `read`."""
     found = store.load(warn)
     if found is not None:
         return Start(found.learner, _about(config, found.env_steps, found.update))
@@ -108,5 +108,5 @@ def _about(config: RLSettings, env_steps: int, update: int | None) -> dict[str, 
 
 
 def refused(config: RLSettings, error: Exception) -> UserError:
-    """The error where weights or optimizer of that run do not fit, though the settings do."""
-    return UserError(f"--start-from {config.start_from} is of another network or optimizer: {error}.")
+    """The error if the weights or the optimizer do not fit although the settings do."""
+    return UserError(f"--start-from {config.start_from} has another network or optimizer: {error}.")

@@ -1,4 +1,4 @@
-"""The settings that matter, shown before the first update."""
+"""The table of settings that is printed before the first update."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfrl.run.summary import folder, hardware, network, tensorboard
 
 
 def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
-    """Titles and texts.
+    """The titles and texts of the table.
 
     Args:
       config: the run's settings.
-      session: where it computes, and where it begins or continues.
-      agent: tells what it does in an update.
-      logged: the env steps that progress.csv had reached before that.
-      place: where it begins or continues, for people.
+      session: this process's part of the run.
+      agent: the agent, which describes its updates.
+      logged: the last env steps of progress.csv before this process.
+      place: the text for the place at which the run starts or resumes.
     """
     found, start = session.found, session.started_from
     torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
@@ -49,7 +49,7 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
 
 
 def next_commands(config: RLSettings) -> list[str]:
-    """Commands for a finished run, and the line of Python that loads its policy."""
+    """Commands for a finished run, and a line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
     policy, parts = str(config.run_dir / "export" / "policy"), registry.specs(config)[0].parts
     inputs = ", ".join(part.identifier for part in parts) or "observations"

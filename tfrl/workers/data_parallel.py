@@ -1,11 +1,11 @@
 """The one gradient step of the project: the same numbers on any number of replicas and workers.
 
-    g = sum over replicas, sum over parts, of d loss(weights, rows) / d weights,    weights <- optimizer(g)
+    g = sum over replicas and parts of d loss(weights, rows) / d weights,    weights <- optimizer(g)
 
-Each replica splits its rows of the batch into parts. The gradients of the parts are added in pairs, in a
-fixed order, and then over the replicas in one all-reduce, together with the metrics. So the additions are the
-same however many replicas share the parts; without that, rounding grows to another run within a few dozen
-steps (docs/design.md). Every replica then clips and applies the same sum to its copy of the weights.
+Each replica splits its rows of the batch into parts. It adds the gradients of the parts in pairs, in a fixed
+order. One all-reduce then sums gradients and metrics over the replicas. So the order of additions does not
+depend on the number of replicas. Otherwise rounding differences would change the whole run within a few dozen
+steps (docs/design.md). Every replica then clips the sum and updates its copy of the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfrl.workers.strategy import Runtime
 
 Weights = Mapping[str, Any]
-"""Vectors of weights, tensors float32 [size], by the name of their network."""
+"""Weight vectors, float32 [size] each, by the name of their network."""
 
 TARGET = "target_"
 """Prefix of a network's name that gives the name of its target network."""
@@ -36,10 +36,10 @@ class Losses(NamedTuple):
     """The results of a loss function for some rows of a batch.
 
     Attributes:
-      losses: float32 [n], whose sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
-      metrics: values whose mean is reported, by name, float32 [n] each.
-      errors: float32 [b], of each row; None where the step needs none.
-      moved: new values of the vectors of `GradientStep.moved`, by name.
+      losses: float32 [n]. Their sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
+      metrics: float32 [n] each, by name. Their means over the batch are reported.
+      errors: the error of each row, float32 [b]; None if the step needs no errors.
+      moved: new values of the vectors that `GradientStep.moved` names.
     """
 
     losses: tf.Tensor
@@ -53,21 +53,22 @@ class GradientStep:
     """One gradient step of one loss.
 
     Attributes:
-      learned: the names of the vectors that it changes.
-      rates: the learning rate of each of them.
-      loss: takes all vectors, some rows of the batch, and what all rows share.
-      metrics: the names of what it reports, in order.
-      optimizer: changes a vector by its gradient.
-      batch_rows: losses of a whole batch, all workers together.
-      part_rows: rows of a part; they divide a replica's share of the batch.
-      max_norm: gradients are clipped to this norm; None leaves them as they are.
-      clips_each: clips the gradient of each vector by its own norm, and not all by their common one.
-      errors: "rows": each replica keeps the errors of its rows; "largest": the largest of all replicas'
-        is reported; "": there are none.
-      prefix: of the names of the optimizer's state, where two steps learn the same vectors.
-      every: an algorithm takes one such step for so many of its first step.
-      moved: the names of vectors that the loss itself gives anew, such as the moving statistics of batch
-        normalization. They become the mean over replicas, each of which then has one part.
+      learned: the names of the vectors that the step changes.
+      rates: the learning rate of each of these vectors.
+      loss: a function of all vectors, some rows of the batch, and the data that all rows share.
+      metrics: the names of the reported metrics, in order.
+      optimizer: computes a new vector from a gradient.
+      batch_rows: the number of losses of a whole batch, all workers together.
+      part_rows: the number of rows of a part; it divides a replica's share of the batch.
+      max_norm: the norm to which gradients are clipped; None: no clipping.
+      clips_each: True clips the gradient of each vector by its own norm, False clips all by their common
+        norm.
+      errors: "rows": each replica keeps the errors of its rows; "largest": the largest error of all replicas
+        is reported; "": no errors.
+      prefix: a prefix for the names of the optimizer's state, if two steps learn the same vectors.
+      every: one such step is taken for this many steps of the algorithm's first kind.
+      moved: the names of vectors whose new values the loss computes, such as the moving statistics of batch
+        normalization. They become the mean over replicas. Each replica must then have a single part.
     """
 
     learned: tuple[str, ...]
@@ -89,10 +90,10 @@ class Outcome(NamedTuple):
     """The results of a gradient step on a replica.
 
     Attributes:
-      means: float32 [metrics], of the whole batch, the same on every replica.
-      norm: float32 [], of the summed gradient before clipping, the same on every replica.
-      errors: by `GradientStep.errors`, float32 [b] of this replica's rows, or [] the largest of all.
-      gathered: the scalars that `gradient_step` was given to gather, float32 [replicas] each.
+      means: the mean metrics of the whole batch, float32 [metrics], equal on every replica.
+      norm: the norm of the summed gradient before clipping, float32 [], equal on every replica.
+      errors: see `GradientStep.errors`: float32 [b] for this replica's rows, or [] for the largest error.
+      gathered: the scalars that `gradient_step` gathers from all replicas, float32 [replicas] each.
     """
 
     means: tf.Tensor
@@ -108,12 +109,12 @@ class DataParallel:
 
     Args:
       runtime: the strategy and this worker's place in it.
-      vectors: the weights that a run begins with, by name.
+      vectors: the initial weights by name, float32 [size].
       steps: the gradient steps, by name.
       targets: the names of the vectors that have a target network.
-      tau: share of a move of the target networks; 1 copies the weights.
-      compiled: XLA compiles the parts and the optimizer. It gains on small layers and on GPUs, and is five
-        times as slow for convolutions on a CPU.
+      tau: the step of the target networks towards the weights: target <- (1 - tau) target + tau weights.
+      compiled: XLA compiles the parts and the optimizer. This is faster for small layers and on GPUs, and
+        five times slower for convolutions on a CPU.
     """
 
     def __init__(
@@ -156,25 +157,25 @@ class DataParallel:
     # Weights
 
     def weights(self, names: Sequence[str] = ()) -> dict[str, tf.Tensor]:
-        """The present vectors of these names; by default all, with those of target networks."""
+        """The present vectors of these names; by default all vectors, with those of the target networks."""
         names = names or (*self._names, *(TARGET + name for name in self._targets))
         return {name: self._variables[name].read_value() for name in names}
 
     def vectors(self) -> dict[str, np.ndarray]:
-        """The present vectors in NumPy, without target networks."""
+        """The present vectors as NumPy arrays, without target networks."""
         return {name: self._variables[name].numpy() for name in self._names}
 
     def assign(self, name: str, vector: np.ndarray) -> None:
-        """Changes one vector, or array of an optimizer's state, on all local replicas."""
+        """Sets one vector, or one array of an optimizer's state, on all local replicas."""
         self._variables[name].assign(vector)
 
     @property
     def learned(self) -> frozenset[str]:
-        """The names of the vectors that any of the steps changes."""
+        """The names of the vectors that the gradient steps change."""
         return frozenset(name for step in self._steps.values() for name in step.learned)
 
     def allreduce_floats(self, name: str) -> int:
-        """The number of float32 values that one such gradient step sums over all replicas."""
+        """The number of float32 values that the gradient step `name` sums over all replicas."""
         step = self._steps[name]
         gradients = sum(int(np.prod(self._variables[vector].shape)) for vector in step.learned)
         return gradients + len(step.metrics) + (self._runtime.replicas if step.errors == "largest" else 0)
@@ -187,12 +188,12 @@ class DataParallel:
         """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
 
         Args:
-          name: of the step.
+          name: the name of the step.
           rows: a nest of tensors [b, ...]: this replica's share of the batch, in the order of the global
             envs, or in another order that does not depend on the topology.
-          shared: a nest of tensors that the loss gets whole.
+          shared: a nest of tensors that every part gets whole.
           scale: float32 [], multiplies the learning rates.
-          gathered: scalars float32 [] of this replica that all replicas are told in the same collective.
+          gathered: scalars float32 [] of this replica, which the same all-reduce gathers from all replicas.
         """
         step = self._steps[name]
         (gradients, sums), (errors, moved) = self._sums[name](rows, shared)
@@ -212,7 +213,9 @@ class DataParallel:
         return Outcome(sums, self.apply(name, gradients, scale), errors, told)
 
     def apply(self, name: str, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
-        """Clips gradients that are summed already, and takes the optimizer's step; their norm, float32 []."""
+        """Clips summed gradients, and takes the optimizer's step. Returns the norm before clipping, float32
+        [].
+        """
         step = self._steps[name]
         names = [
             {"weights": vector, **self._slots[name][vector]} for vector in step.learned
@@ -225,7 +228,7 @@ class DataParallel:
         return norm
 
     def part_gradients(self, name: str, rows: Any, shared: Any) -> Any:
-        """(gradients, sums of metrics), (errors, moved vectors), of one part."""
+        """((gradients, sums of metrics), (errors, moved vectors)) of one part."""
         return self._part[name](self.weights(), rows, shared)
 
     def move_targets(self) -> None:
@@ -257,7 +260,7 @@ class DataParallel:
         )
 
     def _part_gradients(self, step: GradientStep, weights: Weights, rows: Any, shared: Any) -> Any:
-        """Gradients and sums of metrics of some rows, and their errors and moved vectors."""
+        """The same as `part_gradients`, for given weights."""
         learned = [weights[name] for name in step.learned]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learned)
@@ -293,14 +296,14 @@ class DataParallel:
     # State
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """All arrays, those of target networks and optimizers included, the same on every worker."""
+        """All arrays, with those of target networks and optimizers; equal on every worker."""
         return {name: variable.numpy() for name, variable in self._variables.items()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from arrays of `get_state`.
 
         Raises:
-          KeyError, ValueError: they are of other networks or optimizers.
+          KeyError, ValueError: they belong to other networks or optimizers.
         """
         for name, variable in self._variables.items():
             variable.assign(state[name])
@@ -330,15 +333,16 @@ def sum_parts(
     """Results of a replica's rows, computed in parts and summed in pairs.
 
     Args:
-      function: gives, for some rows, what is to be summed (gradients, say), and what is to be kept for each
-        part (a maximum, say); both nests of tensors.
+      function: computes two nests of tensors from some rows: values to sum, such as gradients, and values to
+        keep for each part, such as a maximum.
       rows: a nest of tensors [b, ...].
-      part_rows: rows of a part; divides b.
+      part_rows: the number of rows of a part; it divides b.
       signature: `tf.TensorSpec`s of the function's results.
-      at_once: parts that are computed side by side, whose activations are in memory together.
+      at_once: the number of parts that are computed at the same time. Their activations are in memory
+        together.
 
     Returns:
-      The sums, and of the rest one value a part, [parts, ...].
+      The sums, and the kept values of each part, [parts, ...].
     """
     parts = tf.nest.map_structure(lambda x: tf.reshape(x, (-1, part_rows, *x.shape[1:])), rows)
     if tf.nest.flatten(parts)[0].shape[0] == 1:
@@ -354,7 +358,9 @@ def sum_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def one_hot_by_replica(value: tf.Tensor) -> tf.Tensor:
-    """A scalar at this replica's place among zeros, [replicas]: `sum_replicas` then gathers all of them."""
+    """The scalar at this replica's place and zeros elsewhere, [replicas]. `sum_replicas` then gathers the
+    scalars.
+    """
     context = tf.distribute.get_replica_context()
     place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
     return tf.where(place > 0, value, 0.0)
@@ -365,7 +371,7 @@ def _slot_names(step: GradientStep, vector: str) -> dict[str, str]:
 
 
 def _variable(value: np.ndarray) -> tf.Variable:
-    """A vector of which each replica has its own copy, and changes it: all compute the same."""
+    """A vector of which each replica has its own copy. All replicas change it equally."""
     return tf.Variable(
         value,
         trainable=False,

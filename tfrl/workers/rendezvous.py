@@ -98,7 +98,7 @@ class _Patience:
         if waited >= self._timeout:
             raise PeerError(
                 fault
-                or f"{listed(missing)} did not come up within {self._timeout:g} s; check that each worker "
+                or f"{listed(missing)} did not start within {self._timeout:g} s; check that each worker "
                 "runs the same command with its own task index in TF_CONFIG, and that its port can be "
                 "reached from here"
             )

@@ -208,7 +208,7 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
 
     replicas = config.replicas or (len(gpus) if strategy_name == "mirrored" else 1) or 1
     if gpus and strategy_name == "mirrored" and replicas > len(gpus):
-        raise UserError(f"--replicas {replicas} needs as many GPUs; this machine has {len(gpus)}")
+        raise UserError(f"--replicas {replicas} needs {replicas} GPUs; this machine has {len(gpus)}")
     worker, num_workers = 0, 1
     if cluster is not None and strategy_name == "multi-worker":
         worker, num_workers = cluster.worker or 0, cluster.num_workers
@@ -265,7 +265,8 @@ def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
 def _multi_worker(config: Settings, gpus: int) -> tf.distribute.Strategy:
     if gpus and config.replicas not in (0, gpus):
         raise UserError(
-            f"--replicas {config.replicas}: with TF_CONFIG each worker has one for each of its {gpus} GPU(s)"
+            f"--replicas {config.replicas}: with TF_CONFIG each worker has one replica for each of its "
+            f"{gpus} GPU(s); leave --replicas out"
         )
     if config.communication == "nccl" and not gpus:
         raise UserError("--communication nccl is for GPUs, and this machine has none; use auto or ring")
@@ -289,8 +290,8 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
                 tf.config.set_logical_device_configuration(cpu, parts)
             except RuntimeError:
                 raise UserError(
-                    f"--replicas {replicas} needs a process in which TensorFlow has not computed yet: it "
-                    "splits a CPU only once."
+                    f"--replicas {replicas} needs a process in which TensorFlow has not run yet: "
+                    "TensorFlow splits a CPU only once."
                 ) from None
     return [f"/{'gpu' if on_gpu else 'cpu'}:{i}" for i in range(replicas)]
 

@@ -154,7 +154,7 @@ def _check_cluster(cluster: Any) -> dict[str, list[str]]:
                 f'TF_CONFIG\'s cluster has {role} {_short(addresses)}; it must be a list like ["a:2222"]'
             )
         if role != "worker" and len(addresses) > 1:
-            raise UserError(f"TF_CONFIG's cluster has {len(addresses)} {role}s; one is the most")
+            raise UserError(f"TF_CONFIG's cluster has {len(addresses)} {role}s; at most one is allowed")
         for index, address in enumerate(addresses):
             try:
                 host, port = split_address(address)
@@ -236,7 +236,7 @@ def reserve_port(config: TFConfig) -> socket.socket:
                 f"(ss -ltnp 'sport = :{port}') or choose another port"
             ) from None
         reason = error.strerror
-        raise UserError(f"{whose}, cannot be opened ({reason}); choose another, above 1023") from None
+        raise UserError(f"{whose}, cannot be opened ({reason}); choose a port above 1023") from None
 
 
 def close_to_network(config: TFConfig) -> bool:
