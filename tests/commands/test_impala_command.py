@@ -95,7 +95,7 @@ def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--num-envs", 10], ["--num-envs must be divisible by --num-minibatches 8; got 10; 8 or 16 would"]),
+        (["--num-envs", 10], ["--num-envs must be divisible by --num-minibatches 8; got 10; use 8 or 16"]),
         (
             ["--num-envs", 24, "--replicas", 2],
             ["by the number of replicas, 2, times --num-minibatches 8", "16 or 32"],

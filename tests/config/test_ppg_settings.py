@@ -21,7 +21,7 @@ from tfrl.training import command
         (["--env", "Pendulum-v1"], "Pendulum-v1 has continuous actions; use ppo"),
         (
             ["--aux-minibatches", "15"],
-            "--num-steps must be divisible by --aux-minibatches 15; got 256; 240 or 360",
+            "--num-steps must be divisible by --aux-minibatches 15; got 256; use 240 or 360",
         ),
         (["--policy-updates", "0"], "--policy-updates must be at least 1"),
         (["--actor-timeout", "5"], "leave --actors, --actor-timeout and --lag out"),
@@ -37,13 +37,13 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     config = ppg.READER.parse(["--logdir", str(place), "--run-name", "a"])
     assert config.phase_bytes == 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
     words = refusal(command.check, config)
-    assert "up to 64 rollouts of --policy-updates 32 take 13 GB of disk" in words
+    assert "up to 64 rollouts of --policy-updates 32 need 13 GB of disk space" in words
     assert "has 2.1 MB; lower --policy-updates, --checkpoint-every or --keep-checkpoints, or choose" in words
     phase.check_disk(dataclasses.replace(config, env="catch", num_envs=2, num_steps=32))
     config.run_dir.mkdir()  # of a run that is complete
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": config.run_steps}))
     command.check(config)
-    assert "take 13 GB" in refusal(command.check, dataclasses.replace(config, total_steps=30_000_000))
+    assert "need 13 GB" in refusal(command.check, dataclasses.replace(config, total_steps=30_000_000))
     solved = dataclasses.replace(config, total_steps=30_000_000, solved_at=5.0)
     (config.run_dir / "results.json").write_text(json.dumps({"env_steps": 16_384, "episode_return": 5.5}))
     command.check(solved)
@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypa
         (config.run_dir / "checkpoints" / f"update-{update:08d}" / "manifest.json").touch()
         assert phase.rollouts_ahead(config) == ahead
     (config.run_dir / "phase").mkdir()
-    assert f"up to 38 rollouts of --policy-updates 32 take {size(38 * each)}" in refusal(
+    assert f"up to 38 rollouts of --policy-updates 32 need {size(38 * each)}" in refusal(
         phase.check_disk, config
     )
     with (config.run_dir / "phase" / "observations.npy").open("wb") as file:

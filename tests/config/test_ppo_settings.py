@@ -95,10 +95,16 @@ BAD = [
     ("--env made_envs:made/Several-v0", "shows a Sequence at a, which is not supported"),
     ("--env made_envs:made/Table-v0", "takes a MultiDiscrete, which is not supported"),
     ("--env Cartpole", "there is no env 'Cartpole' (did you mean CartPole-v1?); known: bigfish,"),
-    ("--num-levels 5", "--num-levels is procgen's; CartPole-v1 has no levels: leave it out."),
-    ("--start-level 5", "--start-level is procgen's; CartPole-v1 has no levels: leave it out."),
-    ("--distribution-mode hard", "--distribution-mode is procgen's; CartPole-v1 has no levels: leave it"),
-    ("--preset openai-hard", "--distribution-mode is procgen's; CartPole-v1 has no levels: leave it out."),
+    ("--num-levels 5", "--num-levels is only for procgen, and CartPole-v1 has no levels: leave it out."),
+    ("--start-level 5", "--start-level is only for procgen, and CartPole-v1 has no levels: leave it out."),
+    (
+        "--distribution-mode hard",
+        "--distribution-mode is only for procgen, and CartPole-v1 has no levels: leave it",
+    ),
+    (
+        "--preset openai-hard",
+        "--distribution-mode is only for procgen, and CartPole-v1 has no levels: leave it out.",
+    ),
     ("--torso impala", "--torso impala takes no vectors, which CartPole-v1 shows; known: mlp."),
     ("--torso mpl", "--torso mpl is not a network of the zoo (did you mean mlp?); known: mlp."),
     ("--env coinrun --torso mlp", "--torso mlp takes no images, which coinrun shows; known: impala,"),
@@ -128,7 +134,7 @@ BAD = [
     ("--activation sine", "--activation sine is unknown"),
     (
         "--env catch --normalize-observations",
-        "--normalize-observations is for vectors, and catch shows images",
+        "--normalize-observations is for vectors, and catch has images",
     ),
     (f"--env {PIXELS} --preset gymnasium", "--normalize-observations is for vectors, and made_envs:made/Pix"),
     (
@@ -178,7 +184,7 @@ def test_replicas_have_their_share_of_a_minibatch():
     config.check_topology(1, 2)
     sentence = refusal(config.check_topology, 1, 4)
     assert sentence.startswith(
-        "--micro-batch must divide a replica's minibatch of 16 samples; got 32; 16 would"
+        "--micro-batch must divide a replica's minibatch of 16 samples; got 32; use 16"
     )
 
 

@@ -107,9 +107,9 @@ def test_changed_values_stay_between_the_ends():
         ),
         (
             {**PBT, "flags": VECTORS, "samples": ["activation=choice:tanh,relu"]},
-            "--activation decides",
+            "so --activation, which changes",
         ),
-        ({**PBT, "samples": ["env=choice:catch,coinrun"]}, "which --env decides"),
+        ({**PBT, "samples": ["env=choice:catch,coinrun"]}, "so --env, which changes"),
         ({**PBT, "flags": [*PBT["flags"], "--start-from", "x"]}, "leave --start-from out"),
         (
             {**PBT, "algorithm": "dqn", "flags": ["--env", "CartPole-v1", "--eval-every", "1"]},
@@ -176,15 +176,15 @@ def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
     (sweep / "trial-000").mkdir(mode=0o755, parents=True)
     tune.check_owner(sweep)
     (sweep / "trial-000").chmod(0o775)
-    assert "other users may write" in refusal(tune.check_owner, sweep)
+    assert "other users can write" in refusal(tune.check_owner, sweep)
     (sweep / "trial-000").chmod(0o755)
     sweep.chmod(0o777)
     words = ["--logdir", str(sweep), "--grid", "lr=1e-3", "--", "ppo", *CATCH]
-    assert "other users may write" in refusal(tune.main, words)
+    assert "other users can write" in refusal(tune.main, words)
     sweep.chmod(0o755)
     if os.geteuid() == 0:
         os.chown(sweep / "trial-000", 65534, 65534)
-        assert "other users may write" in refusal(tune.check_owner, sweep)
+        assert "other users can write" in refusal(tune.check_owner, sweep)
 
 
 def trial(tmp_path, **changes):

@@ -37,7 +37,7 @@ from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec, rewa
         pytest.param("ALE/Pong-v5", "pip install ale-py", id="atari"),
         pytest.param("dm_control/cheetah-run-v0", "pip install 'shimmy[dm-control]'", id="dm_control"),
         (made("Several"), "shows a Sequence at a, which is not supported"),
-        (made("Nothing"), "shows a Dict without any numbers"),
+        (made("Nothing"), "has empty observations: a Dict without any numbers"),
         (made("Table"), "takes a MultiDiscrete"),
         (made("Whole"), "takes a Box of int64 [2]"),
         (made("Unbounded"), "takes actions without bounds"),

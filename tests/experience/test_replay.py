@@ -351,7 +351,7 @@ def test_what_is_refused_and_what_is_advised_are_the_same_share_of_the_memory(mo
         try:
             check_memory(dataclasses.replace(config, replay_size=size), 1)
         except UserError as error:
-            assert "; 800000 would fit." in str(error) and size > 806_000
+            assert "; use at most 800000." in str(error) and size > 806_000
         else:
             assert size < 808_000
 
@@ -362,7 +362,7 @@ def test_workers_on_one_machine_share_its_memory(monkeypatch):
     check_memory(config, 2)
     check_memory(config, 4, 2)
     sentence = refusal(check_memory, config, 4, 4)
-    assert "needs 12.3 GB for 4 of 4 workers" in sentence and "; 800000 would fit." in sentence
+    assert "needs 12.3 GB for 4 of 4 workers" in sentence and "; use at most 800000." in sentence
     machines = ["a:1", "b:1", "a:2", "a:3"]
     text = {"cluster": {"worker": machines}, "task": {"type": "worker", "index": 2}}
     assert tf_config.parse(json.dumps(text)).workers_here == 3

@@ -58,7 +58,7 @@ def test_newest_ones_are_kept(store):
     assert store.updates() == [30, 40, 50]
     assert_checkpoint(store.load(fail_on_skip), 50)
     assert_checkpoint(store.load(fail_on_skip, update=30), 30)
-    with pytest.raises(UserError, match=r"no checkpoint of update 10; there: 30, 40, 50\."):
+    with pytest.raises(UserError, match=r"no checkpoint of update 10; its checkpoints: 30, 40, 50\."):
         store.load(fail_on_skip, update=10)
 
 

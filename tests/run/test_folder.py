@@ -176,7 +176,7 @@ def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_p
     check_run(dataclasses.replace(config, checkpoint_every=1))  # what counts is how it was begun
     progress.write_text(f"env_steps,a\n{most},1\n{most + config.steps_per_update},1\n")
     sentence = refusal(check_run, dataclasses.replace(config, checkpoint_every=100))
-    assert f"with {most + config.steps_per_update:,} steps in its progress.csv;" in sentence
+    assert f"with {most + config.steps_per_update:,} steps in its progress.csv, so it" in sentence
 
 
 def test_a_logdir_that_cannot_be_written(tmp_path):

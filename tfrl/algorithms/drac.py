@@ -178,7 +178,7 @@ class DrACAgent(PPOAgent):
 
     @property
     def results(self) -> dict[str, object]:
-        """With a bandit, the number of updates for which each augmentation was chosen, by name."""
+        """The number of updates for which the bandit chose each augmentation, by name."""
         if self._bandit is None:
             return {}
         # The bandit counts a choice when it gets the reward of the choice.

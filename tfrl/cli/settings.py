@@ -303,7 +303,7 @@ class Settings(Run, Hardware, ABC):
             value = getattr(self, name)
             if value != getattr(plain, name):
                 spelled = flag(f"no_{name}" if value is False else name)
-                raise UserError(f"use {spelled} nothing {why}; leave it out.")
+                raise UserError(f"{spelled} has no effect {why}; leave it out.")
 
     @classmethod
     def of_preset(cls, preset: str) -> Self:

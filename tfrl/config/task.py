@@ -103,7 +103,7 @@ def check(task: Task) -> None:
     _check_levels(task)
     if task.start_level and not task.has_unseen_levels:
         why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"
-        raise UserError(f"--start-level use {task.start_level} nothing: {why}; leave it out.")
+        raise UserError(f"--start-level {task.start_level} has no effect: {why}; leave it out.")
 
 
 def _check_levels(task: Task) -> None:

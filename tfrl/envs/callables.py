@@ -1,4 +1,4 @@
-"""Functions that make envs, by name: settings, checkpoints and messages hold `module:function`."""
+"""Functions by name, `module:function`, as settings, checkpoints and messages contain them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 _IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, module:Class()
-_given: dict[str, Callable[..., Any]] = {}  # to this process, by name
+_given: dict[str, Callable[..., Any]] = {}  # the callables that this process was given, by name
 
 
 def give(make: Callable[..., Any]) -> tuple[str, bool]:
     """Lets this process find a callable by its name.
 
     Returns:
-      The name, and True if another object had it before.
+      The name, and True if it belonged to another object before.
     """
     name = _name_of(make)
     changed = name in _given and _given[name] is not make
@@ -29,7 +29,9 @@ def give(make: Callable[..., Any]) -> tuple[str, bool]:
 
 
 def is_name(name: str) -> bool:
-    """True for the name of a callable, also one that this process cannot find, and no id of an env."""
+    """True if this is the name of a callable and not an env id, even if this process cannot find the
+    callable.
+    """
     return name in _given or bool(_IMPORTABLE.fullmatch(name) or _LOCAL.fullmatch(name))
 
 
@@ -39,10 +41,7 @@ def is_importable(name: str) -> bool:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The callable of a name: of this process, or imported.
-
-    Raises ValueError, one sentence, if there is none.
-    """
+    """The callable of a name, from this process or imported. Raises ValueError if it does not exist."""
     if name in _given:
         return _given[name]
     if not is_importable(name):
@@ -55,7 +54,7 @@ def find(name: str) -> Callable[..., Any]:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except AttributeError:
         raise ValueError(f"the module {module} has no {attribute}") from None
-    except Exception as error:  # a module of anybody's
+    except Exception as error:  # a user's module may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
         raise ValueError(
             f"{name} cannot be imported here ({type(error).__name__}: {lines[0].rstrip('.')})"
@@ -82,7 +81,9 @@ def _name_of(make: Callable[..., Any]) -> str:
 
 
 def _module_of(thing: Any) -> str:
-    """The module by which other processes import a thing: of the program's own file, its name."""
+    """The name of the module from which other processes import an object; for the main program, its file's
+    name.
+    """
     if thing.__module__ != "__main__":
         return thing.__module__
     main = sys.modules["__main__"]

@@ -11,10 +11,11 @@ from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
 
 
 class Catch:
-    """A ball falls down a 10 x 5 board, the paddle in the last row must be under it: reward 1, else -1.
+    """A ball falls down a 10 x 5 board. The reward is 1 if the paddle in the last row catches it, and -1
+    otherwise.
 
-    An episode takes 9 steps. Follows `VecEnv`: observations uint8 [B, 10, 5, 1], actions left,
-    stay, right. As in procgen, each episode draws a level, which decides the column where the ball appears;
+    An episode takes 9 steps. Implements `VecEnv`: observations uint8 [B, 10, 5, 1], actions left, stay,
+    right. As in procgen, each episode draws a level, which decides the column where the ball appears;
     `num_levels=0` means all of them.
     """
 
@@ -76,11 +77,11 @@ class Catch:
             self._restart(i)
 
     def solved(self) -> np.ndarray:
-        """True where the last ball was caught, bool [B]; known while `first` shows the end."""
+        """True where the last ball was caught, bool [B]; valid while `first` is True."""
         return self._reward > 0
 
     def render(self) -> Sequence[np.ndarray]:
-        """The board in large, uint8 [512, 512, 3] per env."""
+        """The enlarged board, uint8 [512, 512, 3] per env."""
         scale = 512 // self.rows
         boards = self.observe().observation.repeat(scale, 1).repeat(scale, 2).repeat(3, 3)
         frames = np.full((self.num_envs, 512, 512, 3), 64, np.uint8)
@@ -114,4 +115,4 @@ class Catch:
             self._generators[i].bit_generator.state = state["generator"]
 
     def close(self) -> None:
-        """Does nothing: there is nothing to free."""
+        """Does nothing."""

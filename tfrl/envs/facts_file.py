@@ -1,4 +1,4 @@
-"""Facts about the env of a policy, as a file: whoever loads the policy then needs no env."""
+"""A file with facts about the env of a policy, so that loading the policy needs no env."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfrl.envs import registry
 from tfrl.envs.spec import EnvSettings
 
 FILE = "env.json"
-_PACKAGE = "tfrl.envs."  # whose classes may stand in the file
+_PACKAGE = "tfrl.envs."  # the file may name only classes of this package
 
 
 def text(task: EnvSettings) -> str | None:
-    """The content of the file for the env of a task; None where tfrl knows the env by its name."""
+    """The content of the file for the env of a task; None if tfrl knows the env by its name."""
     facts = registry.facts(task)
     if facts is None:
         return None
@@ -25,7 +25,7 @@ def text(task: EnvSettings) -> str | None:
 
 
 def remember(folder: Path) -> None:
-    """Takes the facts of the folder's file, if there is one that can be read, for those of its env."""
+    """Uses the facts in the folder's file for its env, if the file exists and is readable."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         facts = _decoded(content["facts"])
@@ -49,7 +49,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(content: Any) -> Any:
-    """The inverse; lists become tuples. Raises ValueError for a class that is not of this package."""
+    """The inverse of `_encoded`; lists become tuples. Raises ValueError for a class outside this package."""
     if isinstance(content, list):
         return tuple(map(_decoded, content))
     if not isinstance(content, dict):

@@ -36,22 +36,24 @@ from tfrl.envs.observations import Packer
 from tfrl.envs.spec import EnvSpec, Step
 
 LONGEST_REPLAY = 32_768
-"""Steps: a longer episode cannot be replayed. So many actions take 128 kB per number of a Box, else 10 kB."""
+"""The longest episode, in steps, that can be replayed. Its actions take 128 kB per number of a Box, otherwise
+10 kB.
+"""
 
 
 class GymnasiumVec:
-    """Envs `indices` of the global vector of a Gymnasium env, following `tfrl.envs.spec.VecEnv`.
+    """Envs `indices` of the global vector of a Gymnasium env; implements `tfrl.envs.spec.VecEnv`.
 
-    All are stepped by one Python loop in this process. Processes are slower than one env for all but slow
-    ones, and two threads gained nothing on two cores, although MuJoCo frees Python's lock for 65 % of a step
-    (InvertedDoublePendulum) to 92 % (Humanoid).
+    One Python loop in this process steps all of them. Processes are slower, except for slow envs. Two threads
+    on two cores were not faster, although MuJoCo releases Python's lock for 65 % (InvertedDoublePendulum) to
+    92 % (Humanoid) of a step.
 
-    Every episode is reset with its own seed, made from (seed, env, episode). The state of an env is this seed
-    and the actions since: `set_state` replays them, and checks that the env shows the same observation. That
-    takes as long as playing them (a whole episode of HalfCheetah 50 ms, of Humanoid 0.3 s), and is right for
-    every env that follows its seed, wrappers included. Atari's emulator saves its own state instead: there a
-    seed loads the game again, which costs as much as a hundred steps, and an episode may have 27,000 steps.
-    A user's env that has `get_state` and `set_state` saves its own state, too (`tfrl.envs.own_state`).
+    Every episode begins with its own seed, made from (seed, env, episode). The state of an env is this seed
+    and the actions since then. `set_state` replays the actions, and checks that the env returns the same
+    observation. A replay takes as long as the episode (50 ms for a whole episode of HalfCheetah, 0.3 s for
+    Humanoid). It is exact for every deterministic env, with its wrappers. Atari's emulator saves its own
+    state instead, because a reset costs as much as a hundred steps, and an episode may have 27,000 steps. A
+    user's env with `get_state` and `set_state` also saves its own state (`tfrl.envs.own_state`).
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -77,10 +79,10 @@ class GymnasiumVec:
         self._solved = np.zeros(self.num_envs, bool)
         self._inputs = actions_of(name, self._envs[0].action_space).inputs
         self._shape = self.observation_spec.shape
-        self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was looked at
-        self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step has microseconds
-        # The agent's actions of the running episodes: entry t is act number `_oldest + t` of this vector, and
-        # env i's episode began at `_began[i]`.
+        self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was checked
+        self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step takes only microseconds
+        # The agent's actions in the running episodes. Entry t is call number `_oldest + t` of `act`; env i's
+        # episode began at call `_began[i]`.
         self._history: deque[np.ndarray] = deque()
         self._oldest = self._clock = 0
         self._began = [0] * self.num_envs
@@ -105,7 +107,7 @@ class GymnasiumVec:
         return shown.astype(self.observation_spec.dtype, copy=False)
 
     def observe(self) -> Step:
-        """The step that `act` has made; see `tfrl.envs.spec.Step`."""
+        """The step that `act` took; see `tfrl.envs.spec.Step`."""
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
@@ -119,7 +121,7 @@ class GymnasiumVec:
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         final, ndarray, shape, packs = [], np.ndarray, self._shape, self._packs
         self._clock += 1
-        started_by = self._clock - self._limit  # an episode that began then, or before, is cut off
+        started_by = self._clock - self._limit  # an episode that began then or earlier reaches the time limit
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
@@ -143,7 +145,7 @@ class GymnasiumVec:
             self._check_finite()
 
     def _packed(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
-        """A row of an observation and its mask; an episode that `ends` there may leave the mask out."""
+        """A row of an observation and its mask. If the episode `ends`, the mask may be missing."""
         masked = self.observation_spec.num_actions
         mask = mask_of(self._name, info, self.action_spec, ends=ends) if masked else None
         return packed(self._name, self._packer, shown, mask)
@@ -155,7 +157,7 @@ class GymnasiumVec:
         return shown
 
     def _check_finite(self) -> None:
-        """Raises EnvError if an env has shown NaN or infinity: a loss of NaN would show it too late."""
+        """Raises EnvError if an env returned NaN or infinity, before the loss becomes NaN."""
         reward, observation, *_, final = self._step
         check_finite(self._name, reward, observation)
         if final is not None:
@@ -181,12 +183,12 @@ class GymnasiumVec:
             raise ValueError(f"{self._name} was made without EnvSpec.render")
         try:
             return [np.asarray(env.render(), np.uint8) for env in self._envs]
-        except Exception as error:  # of OpenGL, EGL, GLFW, pygame or MuJoCo, each with its own classes
+        except Exception as error:  # OpenGL, EGL, GLFW, pygame and MuJoCo raise errors of different classes
             raise ValueError(rendering_error(self._name, error)) from error
 
     def get_state(self) -> list[bytes]:
-        """Per env an npz: its stream of seeds, what `observe` shows, and the episode's actions (or Atari's
-        own state). Some 1 to 100 kB.
+        """One npz per env, 1 to 100 kB: its stream of seeds, the result of `observe`, and the actions of the
+        episode, or the env's own state.
         """
         return [self._get_state(i) for i in range(self.num_envs)]
 
@@ -250,7 +252,7 @@ class GymnasiumVec:
         self._step = step._replace(final_observation=np.stack(final) if final else None)
 
     def _resume(self, i: int, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
-        """Brings env i to the moment of its state; False if it fails or shows another observation."""
+        """Restores the state of env i; False if this fails or the env returns another observation."""
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
         if self._snapshots:
@@ -290,7 +292,7 @@ def _episode_seed(seed: int, env: int, episode: int) -> int:
 
 @functools.lru_cache(maxsize=8192)
 def _episode_seeds(seed: int, env: int, block: int) -> list[int]:
-    # In blocks: a SeedSequence takes longer than many an env's reset.
+    # Seeds are drawn in blocks, because a SeedSequence takes longer than the reset of many envs.
     words = np.random.SeedSequence(seed, spawn_key=(env, block)).generate_state(64)
     return (words >> 1).tolist()
 
@@ -308,7 +310,7 @@ def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _get_atari_state(env: Any) -> dict[str, np.ndarray]:
-    """The emulator's state with its random numbers, and the preprocessing's: some 10 kB once compressed."""
+    """The state of the emulator and of the preprocessing, about 10 kB compressed."""
     stack, frames = env.env, env.env.env
     about = {
         "lives": int(frames.lives),

@@ -1,8 +1,7 @@
 """Gymnasium's envs one by one: makes the env of an id, and turns its spaces into specs.
 
-What is wrong with an id, a space or a call becomes one sentence. `kwargs` are keyword arguments of the env as
-JSON text, so that functions can be cached by them. To support another action space: a function like
-`_discrete`, and its line in `_ACTIONS`.
+Errors in an id, a space or a call become one sentence. `kwargs` are keyword arguments of the env as JSON
+text, so that functions can be cached by them.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from tfrl.envs.observations import (
 )
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 
-# By the namespace of ids: the packages whose import registers them, and what to install.
+# For each namespace of ids: the module that registers them, and the package to install.
 _PLUGINS = {
     "ALE": (("ale_py",), "ale-py opencv-python-headless"),
     "dm_control": (("dm_control", "shimmy"), "'shimmy[dm-control]'"),
 }
-# What to install for envs whose module starts so.
+# The package to install for envs whose module begins with this name.
 _EXTRAS = {
     "gymnasium.envs.box2d": "'gymnasium[box2d]'",
     "gymnasium.envs.mujoco": "mujoco",
@@ -68,14 +67,16 @@ _EXTRAS = {
 
 
 class FrameSkip(gymnasium.Wrapper):
-    """Takes each action `skip` times, or until the episode ends; sums the rewards, shows the last frame."""
+    """Repeats each action `skip` times, or until the episode ends; sums the rewards and returns the last
+    frame.
+    """
 
     def __init__(self, env: gymnasium.Env, skip: int) -> None:
         super().__init__(env)
         self._skip = skip
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One action; what `gymnasium.Env.step` gives."""
+        """Takes one action; returns the same as `gymnasium.Env.step`."""
         total = 0.0
         for _ in range(self._skip):
             shown, reward, terminated, truncated, info = self.env.step(action)
@@ -87,7 +88,9 @@ class FrameSkip(gymnasium.Wrapper):
 
 ATARI_FRAME_SKIP, _STACK = 4, 4
 _NO_SKIP = {"frameskip": 1, "obs_type": "grayscale"}
-"""Arguments for `gymnasium.make`: the preprocessing, not the emulator, skips frames and makes them grey."""
+"""Arguments of `gymnasium.make`, because the preprocessing and not the emulator skips frames and makes them
+grey.
+"""
 
 
 class _AtariFrames(TransformObservation):
@@ -97,8 +100,9 @@ class _AtariFrames(TransformObservation):
 def preprocess_atari(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
     """Atari's usual preprocessing (Mnih et al. 2015, Machado et al. 2018).
 
-    Up to 30 no-ops, every `frame_skip`th frame, grey, 84 x 84, the last 4 of them: uint8 [84, 84, 4].
-    Rewards stay raw, and a life lost ends no episode. `env` is made with _NO_SKIP.
+    An episode begins with up to 30 no-ops. An observation has the last 4 of every `frame_skip`th frame, grey:
+    uint8 [84, 84, 4]. Rewards stay raw, and a lost life does not end the episode. `env` is made with
+    _NO_SKIP.
     """
     stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), _STACK)
     space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
@@ -118,21 +122,21 @@ def make_env(
     unlimited: bool = False,
     render: bool = False,
 ) -> gymnasium.Env:
-    """Makes one env, without wrappers that only check, and with the usual preprocessing of its family.
+    """Makes one env, without wrappers that only check, and with the usual preprocessing.
 
-    Atari's is `preprocess_atari`; the dicts that dm_control shows are flattened. The env of a callable is
-    taken as it is, with its own wrappers.
+    Atari games get `preprocess_atari`; dict observations of dm_control are flattened. The env of a callable
+    stays as it is, with its own wrappers.
 
     Args:
       env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
-      kwargs: as above.
-      frame_skip: times that each action is taken; None: 4 of Atari's games, else 1.
-      unlimited: leaves out the time limit that the env is registered with.
-      render: makes `env.render()` give frames uint8 [H, W, 3].
+      kwargs: keyword arguments of the env, as JSON text.
+      frame_skip: how often each action is repeated. None: 4 for Atari's games, 1 for others.
+      unlimited: removes the registered time limit of the env.
+      render: makes `env.render()` return frames, uint8 [H, W, 3].
 
     Raises:
-      ValueError: one sentence: there is no such id, a package is missing, it does not take these arguments,
-        or it gives no pictures.
+      ValueError: the id does not exist, a package is missing, the arguments are wrong, or the env cannot be
+        drawn.
     """
     if callables.is_name(env_id):
         env = _call(env_id, json.loads(kwargs), render=render)
@@ -157,7 +161,7 @@ def make_env(
         maker = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
         _silence_mujoco()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of versions before the newest, and of render modes
+            warnings.simplefilter("ignore")  # warnings about older versions and render modes
             shown = not render or _has_pictures(maker)  # other envs may refuse the option
             if not shown:
                 del options["render_mode"]
@@ -165,7 +169,7 @@ def make_env(
             env = preprocess_atari(env, frame_skip or ATARI_FRAME_SKIP) if atari_images else env
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ValueError(f"{env_id} needs a package that is missing{_remedy(spec, error)}") from error
-    except Exception as error:  # an env of anybody's, which may raise anything
+    except Exception as error:  # a user's env may raise anything
         given = f" with --env-kwargs {kwargs}" if kwargs != "{}" else ""
         raise ValueError(f"{env_id} cannot be made{given}: {_cause(error)}") from error
     if not atari_images and frame_skip not in (None, 1):
@@ -178,7 +182,7 @@ def make_env(
 
 
 def _call(name: str, kwargs: dict[str, Any], *, render: bool) -> gymnasium.Env:
-    """The env that a callable makes. Raises ValueError as `make_env`."""
+    """Makes the env of a callable. Raises ValueError like `make_env`."""
     make = callables.find(name)
     if render:
         _draw_off_screen()
@@ -187,7 +191,7 @@ def _call(name: str, kwargs: dict[str, Any], *, render: bool) -> gymnasium.Env:
     try:
         _silence_mujoco()
         env = make(**kwargs)
-    except Exception as error:  # a function of anybody's
+    except Exception as error:  # a user's function may raise anything
         given = f" with {json.dumps(kwargs)}" if kwargs else ""
         raise ValueError(f"{name} cannot be made{given}: {_cause(error)}") from error
     if not isinstance(env, gymnasium.Env):
@@ -204,7 +208,7 @@ def _call(name: str, kwargs: dict[str, Any], *, render: bool) -> gymnasium.Env:
 
 
 def _parameters(make: Callable[..., Any]) -> Collection[str]:
-    """The names of a callable's parameters; none where Python cannot tell."""
+    """The names of a callable's parameters; empty if Python does not know them."""
     try:
         return inspect.signature(make).parameters
     except (TypeError, ValueError):
@@ -223,24 +227,24 @@ def _without_checks(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def _has_pictures(maker: Any) -> bool:
-    metadata = getattr(maker, "metadata", None)  # a function that makes envs has none
+    metadata = getattr(maker, "metadata", None)  # a function that makes envs has no spec
     return not isinstance(metadata, dict) or "rgb_array" in metadata.get("render_modes", ())
 
 
 def _silence_mujoco() -> None:
-    """Keeps MuJoCo from writing MUJOCO_LOG.TXT into the working folder, for its own models' old keywords."""
+    """Keeps MuJoCo from writing warnings about its own models to MUJOCO_LOG.TXT in the working folder."""
     if "mujoco" in sys.modules:
         sys.modules["mujoco"].set_mju_user_warning(lambda message: None)
 
 
 def _draw_off_screen() -> None:
-    """Chooses how to draw where there is no display and the user has chosen nothing.
+    """Sets an off-screen renderer if there is no display and the user chose none.
 
-    MuJoCo and dm_control read MUJOCO_GL when they are imported, and fail then if its library is missing.
+    MuJoCo and dm_control read MUJOCO_GL at their import, and fail if its library is missing.
     """
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's; else it complains on stderr
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # for pygame, which otherwise prints a warning
     libraries = {"egl": "EGL", "osmesa": "OSMesa"}
     if "MUJOCO_GL" not in os.environ:
         found = next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
@@ -265,14 +269,14 @@ def _summary(error: BaseException) -> str:
 
 
 def _remedy(spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
-    """`: pip install ...` where the missing package is known, else what the error says."""
+    """`: pip install ...` if the missing package is known, otherwise the text of the error."""
     module = spec.entry_point if isinstance(spec.entry_point, str) else spec.entry_point.__module__
     needed = next((package for start, package in _EXTRAS.items() if module.startswith(start)), None)
     return f": pip install {needed}" if needed else f" ({_summary(error)})"
 
 
 def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
-    """The registered spec of an id, `module:id` too. Raises ValueError if there is none."""
+    """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
     module, _, name = env_id.rpartition(":")
     try:
         namespace, base, version = parse_env_id(name)
@@ -297,9 +301,9 @@ def _import(module: str, env_id: str, packages: str = "") -> None:
     """Imports the module that registers an id; `packages` are the packages to install for it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # dm_control's, that there is no display
+            warnings.simplefilter("ignore")  # dm_control warns that there is no display
             imported = importlib.import_module(module)
-    except Exception as error:  # a module of anybody's
+    except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and packages:
             raise ValueError(f"{env_id} needs a package that is missing: pip install {packages}") from error
         raise ValueError(
@@ -310,11 +314,11 @@ def _import(module: str, env_id: str, packages: str = "") -> None:
 
 
 def did_you_mean(typed: str, others: Iterable[str] = (), module: str = "") -> str:
-    """` (did you mean CartPole-v1?)`: the id, or other name, that is closest to `typed`; "" if none is close.
+    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close.
 
-    `module` stands before the suggested id, as before the typed one.
+    `module` is written before the suggested id.
     """
-    # Gymnasium's own functions only say why there is no such env.
+    # Gymnasium's own functions only say why the env does not exist.
     ids = (s.id for s in registry.values() if getattr(s.entry_point, "__module__", "") != "gymnasium.envs")
     by_lower = {name.lower(): name for name in (*ids, *others)}
     close = difflib.get_close_matches(typed.lower(), by_lower, n=1)
@@ -326,9 +330,9 @@ class Facts(NamedTuple):
 
     Attributes:
       observation, action: the specs.
-      action_mask: its reset gives info["action_mask"].
-      fps: frames a second at which people see it; 30 if the env names none.
-      with_opengl: MuJoCo draws it.
+      action_mask: True if its reset returns info["action_mask"].
+      fps: frames per second for videos; 30 if the env names no rate.
+      with_opengl: True if MuJoCo draws it.
     """
 
     observation: ArraySpec
@@ -338,13 +342,13 @@ class Facts(NamedTuple):
     with_opengl: bool
 
     def specs(self, *, masked: bool) -> tuple[ArraySpec, ActionSpec]:
-        """The specs of observations, with the action mask if it is used, and of actions."""
+        """The specs of observations and actions; observations contain the action mask if it is used."""
         observation = self.observation.with_mask(self.action.mask_size) if masked else self.observation
         return observation, self.action
 
 
 def masks_actions(setting: str, facts: Facts) -> bool:
-    """True if the setting `action_masks`, auto, never or must, uses the masks of an env of these facts."""
+    """True if the setting `action_masks` (auto, never or must) uses the masks of this env."""
     return setting != "never" and facts.action_mask
 
 
@@ -353,7 +357,7 @@ def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
     """The facts about an env, from its first reset and step.
 
     Raises:
-      ValueError: as `make_env`, or this program cannot handle the env's observations or actions.
+      ValueError: see `make_env`; or the observations or actions are not supported.
       EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     with _open(env_id, kwargs) as env:
@@ -366,7 +370,7 @@ def facts_of(env_id: str, kwargs: str = "{}") -> Facts:
 
 @contextlib.contextmanager
 def _open(env_id: str, kwargs: str) -> Iterator[gymnasium.Env]:
-    """An env that is closed again. Raises as `make_env`."""
+    """Makes an env, and closes it at the end of the context. Raises like `make_env`."""
     env = make_env(env_id, kwargs)
     try:
         yield env
@@ -375,7 +379,7 @@ def _open(env_id: str, kwargs: str) -> Iterator[gymnasium.Env]:
 
 
 def close(env: gymnasium.Env) -> None:
-    """Closes an env, and ignores what it raises."""
+    """Closes an env, and ignores its errors."""
     with contextlib.suppress(Exception):
         env.close()
 
@@ -384,7 +388,7 @@ def close(env: gymnasium.Env) -> None:
 def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
     """True if two runs of 20 steps from one seed are the same, and the id is not marked nondeterministic.
 
-    Only such an env comes back to its state if its episode is replayed. Raises as `facts_of`.
+    Only the state of such an env can be restored by a replay. Raises like `facts_of`.
     """
     facts = facts_of(env_id, kwargs)
     with _open(env_id, kwargs) as env:
@@ -397,9 +401,9 @@ def can_repeat(env_id: str, kwargs: str = "{}") -> bool:
 
 @functools.cache
 def saves_itself(env_id: str, kwargs: str = "{}") -> bool:
-    """True if an env has `get_state()` and `set_state(state)`, and goes on exactly by them.
+    """True if an env has `get_state()` and `set_state(state)`, and they are exact.
 
-    Envs with action masks are replayed: the check takes any actions. Raises as `facts_of`.
+    Envs with action masks are replayed instead, because this check takes any actions. Raises like `facts_of`.
     """
     if facts_of(env_id, kwargs).action_mask:
         return False
@@ -411,7 +415,7 @@ def saves_itself(env_id: str, kwargs: str = "{}") -> bool:
 
 
 def _outline(env_id: str, env: gymnasium.Env, given: list | None) -> list[tuple]:
-    """Everything that the first steps of an episode from seed 1 show, by these actions or 20 allowed ones."""
+    """All results of the first steps of an episode from seed 1, with these actions or 20 allowed actions."""
     actions = actions_of(env_id, env.action_space)
     with Calling(env_id, env, RESET):
         shown, info = env.reset(seed=1)
@@ -427,7 +431,7 @@ def _outline(env_id: str, env: gymnasium.Env, given: list | None) -> list[tuple]
 
 
 def _bytes_of(shown: Any) -> list[bytes]:
-    """All arrays that an observation shows, in the order of its Dict or Tuple."""
+    """The bytes of all arrays of an observation, in the order of its Dict or Tuple."""
     if isinstance(shown, Mapping):
         shown = tuple(shown.values())
     if isinstance(shown, tuple):
@@ -443,24 +447,25 @@ def _allowed_action(env_id: str, info: Mapping[str, Any], actions: Actions, numb
 
 
 def forget() -> None:
-    """Forgets all facts: a callable's name stands for another one now."""
+    """Drops all cached facts, because a name now belongs to another callable."""
     facts_of.cache_clear()
     can_repeat.cache_clear()
     saves_itself.cache_clear()
 
 
 def reward_threshold(env_id: str) -> float | None:
-    """The mean return from which Gymnasium counts an env as solved; None if it names none, or of a callable.
+    """The mean return at which Gymnasium counts an env as solved; None for callables and envs without a
+    threshold.
 
-    Raises ValueError if there is no such id.
+    Raises ValueError if the id does not exist.
     """
-    if callables.is_name(env_id):  # its wrappers may have changed the rewards
+    if callables.is_name(env_id):  # wrappers of a callable may have changed the rewards
         return None
     threshold = _find(env_id).reward_threshold
     return None if threshold is None else float(threshold)
 
 
-# Modules whose envs draw by pygame, or by an emulator of their own, and not by OpenGL.
+# Modules whose envs do not draw with OpenGL, but with pygame or an emulator.
 _WITHOUT_OPENGL = (
     *("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text"),
     "ale_py",
@@ -468,7 +473,7 @@ _WITHOUT_OPENGL = (
 
 
 def draws_with_opengl(env_id: str) -> bool:
-    """True if an env's pictures need OpenGL, or may need it. Raises ValueError if there is no such id."""
+    """True if drawing an env needs OpenGL or may need it. Raises ValueError if the id does not exist."""
     return not str(_find(env_id).entry_point).startswith(_WITHOUT_OPENGL)
 
 
@@ -481,7 +486,7 @@ def rendering_error(env_id: str, error: Exception) -> str:
 
 
 class Actions(NamedTuple):
-    """An action space as agents see it, and the way back.
+    """An action space for agents, and the conversion to the env's actions.
 
     Attributes:
       spec: the spec of its actions.
@@ -493,7 +498,7 @@ class Actions(NamedTuple):
 
 
 def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
-    """The spec of an env's observations. Raises ValueError, a sentence, if there is none for this space."""
+    """The spec of an env's observations. Raises ValueError if the space is not supported."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
             return ArraySpec(space.shape, "float32")
@@ -535,15 +540,15 @@ def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> It
         )
 
 
-_FEW = 16  # channels; an image's width is more
+_FEW = 16  # channels, because the width of an image is larger
 
 
 def _image_spec(env_id: str, space: spaces.Box) -> ArraySpec:
-    """The spec of images, whose shape tells where their channels are. Raises ValueError if it does not."""
+    """The spec of images. Raises ValueError if the shape does not show which axis has the channels."""
     first, middle, last = shape = space.shape
     channels_last = last < min(first, middle) or first == middle != last
     channels_first = first <= _FEW < last and first < middle or middle == last != first
-    if channels_last:  # wins where a board of few cells has fewer layers still
+    if channels_last:  # comes first: a small board may have fewer channels than cells in a row
         return ArraySpec(shape, "uint8")
     if channels_first:
         return ArraySpec((middle, last, first), "uint8", channels_first=True)
@@ -554,7 +559,7 @@ def _image_spec(env_id: str, space: spaces.Box) -> ArraySpec:
 
 
 def actions_of(env_id: str, space: spaces.Space | None) -> Actions:
-    """The actions of an env. Raises ValueError, a sentence, if this space is not supported."""
+    """The actions of an env. Raises ValueError if the space is not supported."""
     for kind, make in _ACTIONS.items():
         if isinstance(space, kind) and (actions := make(env_id, space)):
             return actions
@@ -661,12 +666,12 @@ def packed(env_id: str, packer: Packer, shown: Any, mask: np.ndarray | None = No
 
 
 def mask_of(env_id: str, info: Mapping[str, Any], spec: ActionSpec, *, ends: bool = False) -> np.ndarray:
-    """The action mask in an info, uint8 [mask_size]; that of MultiDiscrete is flat, or a tuple of arrays.
+    """The action mask in an info, uint8 [mask_size]; for MultiDiscrete it is flat or a tuple of arrays.
 
-    Where an episode `ends`, an env may give none, or forbid everything: then all is allowed, because the mask
-    is only used to value the last observation of a truncated episode.
+    Where an episode `ends`, the mask may be missing or may forbid everything. Then all actions are allowed,
+    because the mask only serves to value the last observation of a truncated episode.
 
-    Raises EnvError if there is none, or it is of another size, or leaves nothing to do.
+    Raises EnvError if the mask is missing, has another size or forbids all actions.
     """
     given = info.get(ACTION_MASK)
     if given is None and not ends:
@@ -707,7 +712,8 @@ def _is_number(value: Any) -> bool:
 def fitting(env_id: str, shown: Any, spec: ArraySpec) -> np.ndarray:
     """An observation as an array [*spec.shape] of uint8, or of any numbers for float32.
 
-    Raises EnvError if it is of another shape, or no uint8 where the space says so: a cast would wrap it.
+    Raises EnvError if it has another shape, or is not uint8 although the space is, because a cast would wrap
+    around.
     """
     array = np.asarray(shown)
     of_its_kind = array.dtype == np.uint8 if spec.dtype == "uint8" else array.dtype.kind in "biuf"
@@ -739,7 +745,8 @@ def all_finite(numbers: np.ndarray) -> bool:
 class Calling:
     """Calls of an env: `with calling: ...` turns their exceptions into an EnvError of one sentence.
 
-    The sentence has the last line of the env's own code. An object serves for many calls, each costs 0.2 us.
+    The sentence names the line of the env's code that failed. One object serves many calls; each costs 0.2
+    us.
 
     Args:
       env_id: its name.
@@ -755,13 +762,14 @@ class Calling:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """Raises EnvError in place of an exception that is neither EnvError nor MemoryError."""
-        # An env that quits, as games do once their window is closed, would end a run as if it were done.
+        # An env that calls sys.exit, like a game whose window is closed, would end the run as if it were
+        # complete.
         quits = isinstance(error, SystemExit) and not signals.OURS.first
         if not isinstance(error, SystemExit if quits else Exception) or isinstance(
             error, EnvError | MemoryError
         ):
             return
-        home, frames = _home(self._env), traceback.extract_tb(trace)[1:]  # the first is the caller's
+        home, frames = _home(self._env), traceback.extract_tb(trace)[1:]  # the first one is the caller's
         own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
         places = [f" ({frame.filename}:{frame.lineno})" for frame in own or frames]
         where = f"{self._call}{places[-1] if places else ''}"

@@ -1,9 +1,9 @@
 """Observations: a plain array, or several named arrays and an action mask that are packed into one row.
 
-An env that shows one image or one vector is described by its shape and dtype. Everything else (Dict, Tuple,
-Discrete, action masks and so on) has `parts`, and buffers, replay and checkpoints see one row [n] for each
-observation. A row is float32 where no part is an image, and the bytes of all parts otherwise. Networks take
-the parts apart again (`tfrl.networks.entrance`).
+Shape and dtype describe a single image or vector. All other observations (Dict, Tuple, Discrete, action masks
+and so on) have `parts`, and buffers, replay and checkpoints store each observation as one row [n]. A row is
+float32 if no part is an image, and otherwise consists of the bytes of all parts. Networks unpack the row
+(`tfrl.networks.entrance`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ IMAGE, NUMBERS, CHOICES, FLAGS, MASK = KINDS = ("image", "numbers", "choices", "
 """Kinds of parts, in the order of a row: uint8 images; real numbers; integers of a few values, which networks
 take as one-hot vectors; numbers of 0 or 1; the action mask."""
 ALONE, ACTION_MASK = "observation", "action_mask"
-"""The names of the only array of an env that shows one alone, and of the mask."""
+"""The names of a single array without keys, and of the mask."""
 FORBIDDEN = np.float32(-1e9)
-"""A network's output for a forbidden action: its probability is exactly 0, and so is its gradient.
-
-Huang and Ontañón 2022, arXiv:2006.14171. It is finite, so that p log p is 0 where p is.
+"""A network's output for a forbidden action (Huang and Ontañón 2022, arXiv:2006.14171): its probability and
+gradient are exactly 0. It is finite, so that p log p is 0 for p = 0.
 """
 WORD_FLAGS = 64
-"""Flags of a text."""
-_FEW = 4  # choices whose counts are told to people
+"""The number of flags of a text."""
+_FEW = 4  # the most choices whose counts are shown in messages
 _BYTES = {IMAGE: 1, NUMBERS: 4, CHOICES: 4, FLAGS: 1, MASK: 1}
 _STORED = {NUMBERS: np.float32, CHOICES: np.int32}  # in rows of bytes; the other kinds are uint8
 
@@ -41,13 +40,13 @@ class Part:
     """One of the arrays of an observation.
 
     Attributes:
-      keys: its key in the env's Dict or its place in the Tuple, at each level; () of one that is shown alone.
+      keys: its key in the env's Dict or its place in the Tuple, at each level; () for a single array.
       kind: one of `KINDS`.
-      shape: of the array; (H, W, C) of images.
-      dtype: as the env shows it, by NumPy's name; "str" of a text, which becomes `word_flags`.
+      shape: the shape of the array; (H, W, C) for images.
+      dtype: NumPy's name of the env's dtype; "str" for a text, which becomes `word_flags`.
       channels_first: the env itself shows images [C, H, W].
-      counts: of choices, the number of values of each.
-      starts: of choices, the least value of each in the env.
+      counts: for choices, the number of values of each choice.
+      starts: for choices, the smallest value of each choice in the env.
     """
 
     keys: tuple[str, ...]
@@ -60,17 +59,17 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Its keys with slashes between them, "arm/angles"; "observation" of one that is shown alone."""
+        """Its keys joined by slashes, such as "arm/angles"; "observation" for a single array."""
         return "/".join(self.keys) or ALONE
 
     @property
     def identifier(self) -> str:
-        """The name with "_" in place of all but letters and digits: an input of exports, a field of data."""
+        """The name with "_" for all characters except letters and digits; names an input of exports."""
         return re.sub(r"\W", "_", self.name)
 
     @property
     def size(self) -> int:
-        """The numbers of the array."""
+        """The number of values of the array."""
         return math.prod(self.shape)
 
     @property
@@ -80,7 +79,7 @@ class Part:
 
     @property
     def env_dtype(self) -> str:
-        """NumPy's name of the dtype of arrays as the env shows them; of the flags of a text, uint8."""
+        """NumPy's name of the env's dtype; uint8 for a text, which becomes flags."""
         return "uint8" if self.dtype == "str" else self.dtype
 
     def __str__(self) -> str:
@@ -90,9 +89,9 @@ class Part:
         return f"{self.dtype} {list(self.env_shape)}{few}"
 
     def stored(self, shown: Any) -> np.ndarray:
-        """The array to store in a row, [*shape], of what the env shows.
+        """The array [*shape] to store in a row.
 
-        Raises ValueError, the end of a sentence, if it is of another shape or kind than the space says.
+        Raises ValueError, with the end of a sentence, if the array does not fit the space.
         """
         if self.dtype == "str":
             if not isinstance(shown, str):
@@ -122,7 +121,7 @@ class Part:
         return array
 
     def shown(self, stored: np.ndarray) -> np.ndarray:
-        """The inverse of `stored`, of arrays [..., *shape], in the env's dtype; texts stay flags."""
+        """The inverse of `stored` for arrays [..., *shape], in the env's dtype; texts stay flags."""
         if self.channels_first:
             return np.moveaxis(stored, -1, -3)
         if self.kind == CHOICES:
@@ -131,10 +130,10 @@ class Part:
 
 
 def word_flags(text: str) -> np.ndarray:
-    """The words of a text as uint8 [64]: each sets the flag that its checksum chooses.
+    """The words of a text as flags uint8 [64]; the checksum of a word chooses its flag.
 
-    The hashing trick (Weinberger et al. 2009, arXiv:0902.2206) without signs: no vocabulary is needed, and
-    two words share a flag now and then.
+    This is the hashing trick (Weinberger et al. 2009, arXiv:0902.2206) without signs. It needs no vocabulary,
+    and two words may share a flag.
     """
     flags = np.zeros(WORD_FLAGS, np.uint8)
     for word in text.lower().split():
@@ -147,10 +146,10 @@ class ArraySpec:
     """An array of one env, without the batch.
 
     Attributes:
-      shape: (H, W, C) of images, (D,) of vectors, (n,) of rows with `parts`, when it is an observation.
+      shape: for observations, (H, W, C) of images, (D,) of vectors, (n,) of rows with `parts`.
       dtype: NumPy's name: "uint8" of images, "float32" of vectors.
-      channels_first: the env itself shows images [C, H, W], which are transposed to `shape`.
-      parts: the arrays that a row holds, in its order; none where it is one plain image or vector.
+      channels_first: True if the env's images are [C, H, W]; they are transposed to `shape`.
+      parts: the arrays in a row, in order; empty for a single image or vector.
     """
 
     shape: tuple[int, ...]
@@ -160,14 +159,14 @@ class ArraySpec:
 
     @classmethod
     def of_parts(cls, parts: Sequence[Part]) -> ArraySpec:
-        """The rows of these arrays, which are put into the order of `KINDS`."""
+        """The spec of rows of these arrays, in the order of `KINDS`."""
         parts = tuple(sorted(parts, key=lambda part: KINDS.index(part.kind)))
         if any(part.kind == IMAGE for part in parts):
             return cls((sum(part.size * _BYTES[part.kind] for part in parts),), "uint8", parts=parts)
         return cls((sum(part.size for part in parts),), "float32", parts=parts)
 
     def with_mask(self, actions: int) -> ArraySpec:
-        """The rows of these observations with a mask of so many actions."""
+        """The spec of rows of these observations with a mask of `num_actions` actions."""
         parts = self.parts
         if not parts:
             kind = IMAGE if self.dtype == "uint8" else NUMBERS
@@ -185,7 +184,7 @@ class ArraySpec:
         text = f"{self.dtype} {list(self.shape)}"
         return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
 
-    # What networks take
+    # The inputs of networks
 
     def of_kind(self, kind: str) -> tuple[Part, ...]:
         """The parts of a kind."""
@@ -200,7 +199,7 @@ class ArraySpec:
 
     @property
     def num_numbers(self) -> int:
-        """K, the real numbers of an observation: those that running statistics normalise."""
+        """K, the number of real numbers of an observation, which running statistics normalise."""
         if not self.parts:
             return self.shape[0] if len(self.shape) == 1 else 0
         return sum(part.size for part in self.of_kind(NUMBERS))
@@ -212,7 +211,7 @@ class ArraySpec:
 
     @property
     def vector_size(self) -> int:
-        """D, the numbers of everything but images and mask as networks take it: K, one-hot vectors, flags."""
+        """D, the size of the input vector of networks, without images and mask: K, one-hot vectors, flags."""
         return self.num_numbers + sum(self.choices) + sum(part.size for part in self.of_kind(FLAGS))
 
     @property
@@ -222,7 +221,7 @@ class ArraySpec:
 
     @property
     def num_actions(self) -> int:
-        """The actions that the mask tells of; 0 without a mask."""
+        """The number of flags of the mask; 0 without a mask."""
         return sum(part.size for part in self.of_kind(MASK))
 
     # Rows
@@ -239,7 +238,7 @@ class ArraySpec:
 
     @cached_property
     def kind_places(self) -> dict[str, slice]:
-        """The place of all parts of a kind in a row: they are neighbours."""
+        """The place of all parts of a kind in a row; these parts are neighbours."""
         found, begin = {}, 0
         for kind in KINDS:
             places = [self.places[part] for part in self.of_kind(kind)]
@@ -249,11 +248,11 @@ class ArraySpec:
         return found
 
     def stored_type(self, kind: str) -> type[np.generic]:
-        """The NumPy type of a kind's numbers in a row."""
+        """The NumPy type of a kind in a row."""
         return np.float32 if self.dtype == "float32" else _STORED.get(kind, np.uint8)
 
     def of_rows(self, rows: np.ndarray, kind: str) -> np.ndarray:
-        """The numbers of all parts of a kind, [..., size], of rows [..., n]."""
+        """All parts of a kind, [..., size], from rows [..., n]."""
         return rows[..., self.kind_places[kind]].view(self.stored_type(kind))
 
     def numbers(self, observations: np.ndarray) -> np.ndarray:
@@ -275,11 +274,11 @@ class ArraySpec:
         return np.concatenate([*found, self.of_rows(observations, FLAGS)], axis=-1)
 
     def allowed(self, observations: np.ndarray) -> np.ndarray | None:
-        """The mask, bool [..., A], of observations [..., *shape]; None where there is none."""
+        """The mask, bool [..., A], of observations [..., *shape]; None without a mask."""
         return self.of_rows(observations, MASK) != 0 if self.num_actions else None
 
     def image(self, observation: np.ndarray) -> np.ndarray | None:
-        """The first image uint8 [H, W, C] of one observation [*shape]; None where it shows none."""
+        """The first image uint8 [H, W, C] of one observation [*shape]; None if it has no image."""
         if not self.parts:
             return observation if len(self.shape) == 3 else None
         images = self.of_kind(IMAGE)
@@ -295,9 +294,10 @@ class ArraySpec:
 
 
 def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
-    """Single observations, as an env shows them, of one or of a batch; and whether a batch was given.
+    """Splits one observation or a batch into single observations; also returns True for a batch.
 
-    Raises ValueError, the end of a sentence, if a part is missing, or not all parts have as many rows.
+    Raises ValueError, with the end of a sentence, if a part is missing or the parts have different numbers of
+    rows.
     """
     parts = [part for part in spec.parts if part.kind != MASK]
     arrays = [_at(shown, part.keys) for part in parts]
@@ -314,7 +314,7 @@ def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
 
 
 def _nested(keys: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> Any:
-    """Arrays in dicts by their keys, which stand for tuples as well; one without keys by itself."""
+    """Arrays as nested dicts by their keys, also for tuples; a single array without keys stays as it is."""
     if keys == [()]:
         return arrays[0]
     found: dict[str, Any] = {}
@@ -327,7 +327,7 @@ def _nested(keys: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> Any:
 
 
 def flat_mask(given: Any) -> np.ndarray:
-    """Flags uint8 [..., A] of a mask; one of MultiDiscrete may be a tuple of arrays."""
+    """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays."""
     flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
     return (np.asarray(flags) != 0).astype(np.uint8)
 
@@ -338,7 +338,7 @@ class _Slot(NamedTuple):
 
 
 class Packer:
-    """Packs what an env shows into rows of a spec that has parts."""
+    """Packs an env's observations into rows of a spec with parts."""
 
     def __init__(self, spec: ArraySpec) -> None:
         self._row = np.zeros(spec.shape, spec.dtype)
@@ -351,9 +351,9 @@ class Packer:
                 self._slots.append(_Slot(part, place))
 
     def __call__(self, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
-        """A new row [n] of an observation, and of its mask where the spec has one.
+        """A new row [n] of an observation, with its mask if the spec has one.
 
-        Raises ValueError, the end of a sentence, if it does not fit the space.
+        Raises ValueError, with the end of a sentence, if it does not fit the space.
         """
         for part, place in self._slots:
             try:
@@ -366,7 +366,7 @@ class Packer:
 
 
 def _at(shown: Any, keys: tuple[str, ...]) -> Any:
-    """What a Dict or Tuple shows under these keys. Raises ValueError if it is not there."""
+    """The value in a Dict or Tuple at these keys. Raises ValueError if it is missing."""
     for key in keys:
         if isinstance(shown, Mapping):
             if key not in shown:

@@ -1,4 +1,4 @@
-"""States that a user's env saves itself, by `get_state()` and `set_state(state)`, in place of a replay."""
+"""States that a user's env saves with `get_state()` and `set_state(state)`, instead of a replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIX = "own/"
 
 
 def is_saved(env: gymnasium.Env) -> bool:
-    """True if the env below time limits has both methods; other wrappers may have a state, too."""
+    """True if the env has both methods, below time limits only, because other wrappers may have a state."""
     inner = env
     while isinstance(inner, TimeLimit):
         inner = inner.env
@@ -23,7 +23,7 @@ def is_saved(env: gymnasium.Env) -> bool:
 
 
 def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
-    """The state as arrays. Raises TypeError if it is no dict of JSON values and arrays."""
+    """The state as arrays. Raises TypeError if it is not a dict of JSON values and arrays."""
     limits: list[int | None] = []
     inner: Any = env
     while isinstance(inner, TimeLimit):
@@ -39,7 +39,7 @@ def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
 
 
 def put(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
-    """Continues from what `get` gave."""
+    """Restores a state of `get`."""
     inner: Any = env
     about = json.loads(str(arrays[_PREFIX]))
     for steps in about["limits"]:
@@ -50,10 +50,10 @@ def put(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_exact(env: gymnasium.Env, other: gymnasium.Env) -> bool:
-    """True if another env of the kind goes on from the state of one as that one does, for ten steps."""
+    """True if a second env, restored from the state of the first, takes ten equal steps."""
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(15)]
-    with contextlib.suppress(Exception):  # whatever its methods raise: then the episode is replayed
+    with contextlib.suppress(Exception):  # its methods may raise anything; then the episode is replayed
         env.reset(seed=1)
         for action in actions[:5]:
             if any(env.step(action)[2:4]):

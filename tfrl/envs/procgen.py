@@ -1,8 +1,7 @@
 """Procgen's 16 games through its own vectorised C++ implementation (Cobbe et al. 2020, arXiv:1912.01588).
 
-Time-outs of its own are reported like any other end of an episode and their last frame is never seen, so they
-count as terminal; the published results treat them the same way. Those of `EnvSpec.max_episode_steps` are
-truncations.
+Procgen reports its own time-outs like other ends of episodes and does not return their last frame, so they
+count as terminal, as in the published results. Time-outs of `EnvSpec.max_episode_steps` are truncations.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, 
 
 
 class Procgen:
-    """A vector of procgen envs, following `VecEnv`; `act` returns while C++ threads step.
+    """A vector of procgen envs; implements `VecEnv`. `act` returns while C++ threads step.
 
-    A seed seeds a whole procgen vector, so for a part of one the global vector is made, and the states of the
-    wanted envs are set into a vector of their own: env i is the same env whichever worker holds it.
+    A seed belongs to a whole procgen vector. So for a slice, the global vector is made, and the states of the
+    wanted envs are copied to a smaller vector. Env i is then the same env on every worker.
 
     Args:
       spec: the global vector; `spec.render` makes `render` give 512 x 512 frames, at some cost in speed.
@@ -44,8 +43,8 @@ class Procgen:
         if states:
             self._env.callmethod("set_state", states)
         self._limit = spec.max_episode_steps
-        self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes, counted where limited
-        self._shown: Step | None = None  # where limited, the step that `observe` has seen
+        self._steps = np.zeros(self.num_envs, np.int64)  # steps of the running episodes, if they are limited
+        self._shown: Step | None = None  # the step of the last `observe`, if episodes are limited
 
     def observe(self) -> Step:
         """Waits for the step; observations are uint8 [B, 64, 64, 3]."""
@@ -63,7 +62,7 @@ class Procgen:
         cut = self._steps >= limit
         if not cut.any():
             return step
-        # Only action -1 resets an env, and it steps all others: their states are put back.
+        # Only action -1 resets an env, and it steps all other envs, so their states are restored.
         before = self._env.callmethod("get_state")
         self._env.act(np.where(cut, -1, 0).astype(np.int32))
         begun = self._env.observe()[1]["rgb"]
@@ -80,9 +79,10 @@ class Procgen:
         self._env.act(actions)
 
     def get_state(self) -> list[bytes]:
-        """One state of some 20 to 40 kB per env: level, objects, timer, random generators.
+        """One state per env, 20 to 40 kB: level, objects, timer, random generators.
 
-        With a limit, it begins with one line of JSON: the last step, whose final observation follows.
+        With a limit, a state begins with one line of JSON, which has the last step, and the final
+        observation.
         """
         if self._limit is None:
             return self._env.callmethod("get_state")
@@ -145,13 +145,13 @@ def _initial_states(spec: EnvSpec, indices: Sequence[int]) -> list[bytes]:
 
 def _vector(spec: EnvSpec, num_envs: int) -> ProcgenGym3Env:
     levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
-    if spec.distribution_mode == "exploration":  # this mode is one level that procgen picks itself
+    if spec.distribution_mode == "exploration":  # in this mode, procgen chooses a single level
         levels = {}
     return ProcgenGym3Env(
         num=num_envs,
         env_name=spec.env,
         distribution_mode=spec.distribution_mode,
-        rand_seed=spec.seed,  # unset, it would come from the system's random source
+        rand_seed=spec.seed,  # otherwise it would come from the system's random source
         num_threads=spec.num_threads,
         render_mode="rgb_array" if spec.render else None,
         **levels,

@@ -1,6 +1,6 @@
 """Published figures: procgen's score ranges, final returns and learning curves; returns of any env.
 
-data/README.md says where they are from.
+data/README.md names the sources.
 """
 
 import csv
@@ -19,10 +19,10 @@ class PublishedReturn:
     """A return that another project published.
 
     Attributes:
-      env, algorithm: their names there; the env may be of another version.
+      env, algorithm: the names in that project; the version of the env may differ.
       env_steps: the length of the training.
       mean: over the runs.
-      spread: mostly a standard deviation; None if none is published.
+      spread: usually a standard deviation; None if it is not published.
       runs: the number of runs.
       source: the place of publication.
     """
@@ -58,10 +58,10 @@ def _curves() -> dict[tuple[str, str], np.ndarray]:
 
 
 def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
-    """The score (R - min) / (max - min), from 0 for a policy that does nothing of use to 1 for a perfect one.
+    """The score (R - min) / (max - min): 0 for a useless policy, 1 for a perfect one.
 
-    The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None where none
-    is published: other modes than easy and hard, other envs than procgen's.
+    The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None for envs and
+    modes without published ranges.
     """
     scores = _scores().get(env)
     if scores is None or distribution_mode not in ("easy", "hard"):
@@ -81,9 +81,9 @@ _FINAL = {
 def published_returns(
     game: str, *, distribution_mode: str = "easy", num_levels: int = 200
 ) -> tuple[int, dict[str, float]] | None:
-    """The final returns of train-procgen's PPO: after how many env steps, and by level set.
+    """The final returns of train-procgen's PPO by level set, and the number of env steps.
 
-    Where it was trained on all levels (0), only those of training. None where nothing is published.
+    For training on all levels (0), only the training returns. None if nothing is published.
     """
     final = _FINAL.get((distribution_mode, num_levels))
     if final is None or game not in _scores():
@@ -121,9 +121,10 @@ def _returns() -> tuple[PublishedReturn, ...]:
 def returns_elsewhere(
     env: str, algorithm: str, *, distribution_mode: str = "easy", num_levels: int = 200
 ) -> list[PublishedReturn]:
-    """The returns that other projects published for an env and an algorithm, their versions and variants too.
+    """The returns that other projects published for an env and an algorithm, with their versions and
+    variants.
 
-    Those of procgen's games are for as many training levels of the same mode.
+    For procgen, only returns for the same mode and number of training levels.
     """
     task = f"procgen-{env} {distribution_mode}{num_levels}" if env in _scores() else _without_version(env)
     return [

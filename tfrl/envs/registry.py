@@ -1,6 +1,6 @@
-"""The families of envs: the facts about each env before any is made, and how one is made.
+"""The families of envs: facts about each env, and how to make it.
 
-Nothing here imports an env's library until an env of its family is asked for.
+The library of a family is imported only when one of its envs is used.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from tfrl.envs.gymnasium_ids import Facts
 
 TRAIN, TEST = LEVEL_SETS = ("train", "test")
-"""The level sets of an env that has levels; one without levels has `test` alone."""
+"""The level sets of an env with levels; an env without levels has only `test`."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Envs that one class plays.
+    """The envs that one class implements.
 
     Attributes:
-      module, kind: the class is `kind` of `module`; it is made of an `EnvSpec` and the global indices of the
-        wanted envs, and follows `VecEnv`.
+      module, kind: the class `kind` of `module`, a `VecEnv`. It takes an `EnvSpec` and the global indices of
+        the wanted envs.
       preset: PPO's preset for these envs.
       level_sets: the level sets that evaluations play.
-      names: the names that `--env` takes; empty for Gymnasium, which has ids of its own.
-      specs: the observation and action spec of all its envs; None where each env has its own.
-      steps_beside: `act` returns while the envs still step.
-      fps: frames a second at which people see its envs; 0: each env has its own.
+      names: the names for `--env`; empty for Gymnasium, which has its own ids.
+      specs: the observation and action spec of all its envs; None if each env has its own.
+      steps_beside: True if `act` returns while the envs still step.
+      fps: frames per second for videos; 0: each env has its own.
       modes: distribution modes that all envs of the family have.
-      further_modes: modes that only some envs have, with the names of these envs.
+      further_modes: modes of only some envs, with the names of these envs.
     """
 
     module: str
@@ -96,12 +96,12 @@ def family(env: str) -> Family:
 
 
 def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
-    """The specs of the observations and actions of the env that a task, or an `EnvSpec`, names.
+    """The specs of the observations and actions of the env of a task or an `EnvSpec`.
 
-    Where action masks are used, they are a part of the observations.
+    If action masks are used, they are part of the observations.
 
     Raises:
-      ValueError: one sentence: there is no such env, or it cannot be learned.
+      ValueError: the env does not exist, or its spaces are not supported.
       EnvError: its first reset or step fails.
     """
     if found := family(task.env).specs:
@@ -110,14 +110,14 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
 
 
 def uses_action_masks(task: EnvSettings) -> bool:
-    """True if the task's env gives action masks, and its settings do not ignore them. Raises as `specs`."""
+    """True if the task's env has action masks and the settings use them. Raises like `specs`."""
     from tfrl.envs.gymnasium_ids import masks_actions
 
     return not family(task.env).names and masks_actions(task.action_masks, _facts(task))
 
 
 def facts(task: EnvSettings) -> Facts | None:
-    """The facts about the env of a task; None of one that is known by its name. Raises as `specs`."""
+    """The facts about the env of a task; None if tfrl knows it by its name. Raises like `specs`."""
     return None if family(task.env).names else _facts(task)
 
 
@@ -125,7 +125,9 @@ _remembered: dict[tuple[str, str], Facts] = {}
 
 
 def remember(env: str, kwargs: Mapping[str, Any], facts: Facts) -> None:
-    """Takes facts about an env from a file, so that none is made; until its name stands for another one."""
+    """Stores facts about an env from a file, so that the env need not be made; dropped if its name changes
+    its meaning.
+    """
     _remembered[env, json.dumps(dict(kwargs), sort_keys=True)] = facts
 
 
@@ -139,7 +141,7 @@ def _facts(task: EnvSettings) -> Facts:
 
 
 def check(task: EnvSettings) -> None:
-    """Raise as `specs`, and where the task has settings that the family of its env does not take."""
+    """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
     if family(env).names:
         for name in ("env_kwargs", "frame_skip"):
@@ -148,7 +150,7 @@ def check(task: EnvSettings) -> None:
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
     elif not (
         callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
-    ):  # Gymnasium's ids look so; anything else stands for a game
+    ):  # ids of Gymnasium have this form; other words are meant as games
         from tfrl.envs.gymnasium_ids import did_you_mean
 
         known = ", ".join(env_names())
@@ -164,9 +166,9 @@ def check(task: EnvSettings) -> None:
 
 
 def name_of(env: str | Callable[..., Any]) -> str:
-    """The name of an env, or of a callable that makes one, which this process then finds by its name.
+    """The name of an env, or of a callable that makes one; this process then finds the callable by name.
 
-    Raises ValueError if it is an env already, or neither.
+    Raises ValueError for other objects, such as an env.
     """
     if isinstance(env, str):
         return env
@@ -190,13 +192,13 @@ def _forget(name: str) -> None:
 
 
 def own_name(env: str) -> str:
-    """The registry's name of an env; `procgen:procgen-coinrun-v0`, as Gym spells it, is coinrun."""
+    """The registry's name of an env: coinrun for Gym's `procgen:procgen-coinrun-v0`."""
     found = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", env)
     return found[1] if found else env
 
 
 def file_name(env: str) -> str:
-    """An env's name for names of files: dashes in place of slashes, colons and brackets."""
+    """An env's name for file names: dashes replace slashes, colons and brackets."""
     return re.sub(r"[^\w.-]+", "-", env).strip("-")[:100]
 
 
@@ -211,19 +213,19 @@ def env_names() -> tuple[str, ...]:
 
 
 def level_set_title(env: str, level_set: str) -> str:
-    """The name of one of an env's level sets for people; "evaluation" where there are no levels."""
+    """The name of a level set in messages; "evaluation" for envs without levels."""
     if TRAIN not in family(env).level_sets:
         return "evaluation"
     return {TRAIN: "training levels", TEST: "unseen levels"}[level_set]
 
 
 def frames_per_second(task: EnvSettings) -> float:
-    """The agent's steps a second at which people see the task's env. Raises as `specs`."""
+    """The agent's steps per second in videos of the task's env. Raises like `specs`."""
     return family(task.env).fps or _facts(task).fps / (task.frame_skip or 1)
 
 
 def reward_threshold(env: str) -> float | None:
-    """The mean return from which an env counts as solved; None if Gymnasium names none."""
+    """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
     if family(env).names:
         return None
     from tfrl.envs.gymnasium_ids import reward_threshold
@@ -235,7 +237,7 @@ def reward_threshold(env: str) -> float | None:
 
 
 def draws_with_opengl(task: EnvSettings) -> bool:
-    """True if OpenGL draws the frames of a task's env for people, or may; others take milliseconds."""
+    """True if drawing a task's env uses OpenGL or may use it; other envs draw in milliseconds."""
     if family(task.env).fps:
         return False
     if callables.is_name(task.env):
@@ -262,10 +264,10 @@ def in_words() -> str:
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     """Envs `indices` of the global vector that `spec` describes (all of them when None).
 
-    Env i is the same env on any worker, and beside any other envs.
+    Env i is the same env on any worker, with any other envs.
 
     Raises:
-      ValueError: there is no such env, or not in this distribution mode.
+      ValueError: the env or its distribution mode does not exist.
     """
     known = family(spec.env)
     modes = distribution_modes(spec.env)

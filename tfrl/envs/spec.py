@@ -1,6 +1,6 @@
-"""The contract of an env: its specs, the `Step` that it shows, and `VecEnv`, which every family follows.
+"""The interface of an env: its specs, its `Step`, and `VecEnv`, which every family implements.
 
-Networks, buffers and noise are sized by the specs.
+The specs decide the sizes of networks, buffers and noise.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ActionSpec(ABC):
     """An action space: shape, type and uniform actions. `ActionDistribution` has its distributions.
 
     Attributes:
-      dtype: NumPy's name of the type of an action's numbers.
-      kind: the adjective for its actions: "discrete".
+      dtype: NumPy's name of the dtype of actions.
+      kind: the adjective for its actions in messages, such as "discrete".
     """
 
     dtype: ClassVar[str]
@@ -38,32 +38,33 @@ class ActionSpec(ABC):
 
     @abstractmethod
     def from_uniform(self, numbers: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-        """Uniform actions [B, *shape] by numbers in [0, 1), float32 [B, K], one for each of an action's.
+        """Uniform actions [B, *shape] from numbers in [0, 1), float32 [B, K], one for each number of an
+        action.
 
-        `allowed`, bool [B, mask_size], leaves out forbidden actions.
+        `allowed`, bool [B, mask_size], excludes forbidden actions.
         """
 
     @property
     def mask_counts(self) -> tuple[int, ...]:
-        """The flags of an action mask for each choice that an action makes; () if it cannot be masked."""
+        """The number of mask flags of each choice of an action; () if actions cannot be masked."""
         return ()
 
     @property
     def mask_size(self) -> int:
-        """The length of an action mask; 0 where the actions cannot be masked."""
+        """The length of an action mask; 0 if actions cannot be masked."""
         return sum(self.mask_counts)
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] of an agent as the env's own; those of other ranges override this."""
+        """Converts an agent's actions [B, *shape] to the env's; overridden if their ranges differ."""
         return actions
 
     def scaled(self, action: np.ndarray) -> np.ndarray:
-        """The numbers of one action [K] in [-1, 1], for pictures; those of other ranges override this."""
+        """One action [K] scaled to [-1, 1] for videos; overridden if the range differs."""
         return action
 
     @property
     def encoded_size(self) -> int:
-        """A, the numbers of one action in `encoded`."""
+        """A, the size of one action in `encoded`."""
         return math.prod(self.shape)
 
     def encoded(self, actions: np.ndarray) -> np.ndarray:
@@ -75,7 +76,7 @@ class ActionSpec(ABC):
 class Discrete(ActionSpec):
     """One of `n` actions: an int32 scalar, 0 ... n - 1.
 
-    The env itself counts from `start`; the env family adds it.
+    The env counts from `start`, which the env family adds.
     """
 
     n: int
@@ -93,7 +94,7 @@ class Discrete(ActionSpec):
         return f"{self.n} discrete actions, {self.start} to {self.start + self.n - 1}"
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Actions int32 [B] from `start` on."""
+        """Actions int32 [B], counted from `start`."""
         return actions + self.start if self.start else actions
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
@@ -125,8 +126,8 @@ class Discrete(ActionSpec):
 class MultiDiscrete(ActionSpec):
     """K choices at once, int32 [K]: number k is one of `counts[k]`, 0 ... counts[k] - 1.
 
-    The env itself counts from `starts`; the env family adds them. A mask has the flags of all choices, one
-    choice after the other.
+    The env counts from `starts`, which the env family adds. A mask has the flags of all choices, one choice
+    after the other.
     """
 
     counts: tuple[int, ...]
@@ -208,10 +209,10 @@ class Box(ActionSpec):
         return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Actions float32 [B, D] between `low` and `high`, of some in [-1, 1]."""
+        """Actions float32 [B, D] in [-1, 1], rescaled to [low, high]."""
         low, high = (np.asarray(bound, np.float64) for bound in (self.low, self.high))
         scaled = (actions * (high / 2 - low / 2) + (low / 2 + high / 2)).astype(np.float32)
-        # Rounding may not take a bound out of an env's of float64.
+        # Rounding must not exceed the float64 bounds of the env.
         within = (np.nextafter(scaled, np.float32(way)) for way in (np.inf, -np.inf))
         above, below = within
         return np.where(scaled < low, above, np.where(scaled > high, below, scaled))
@@ -226,7 +227,7 @@ class Box(ActionSpec):
 
 
 class EnvSettings:
-    """The settings that name an env; `tfrl.config.task.Task` says what they mean."""
+    """The settings of an env; `tfrl.config.task.Task` explains them."""
 
     env: str
     env_kwargs: Mapping[str, Any]
@@ -263,22 +264,22 @@ class EnvSpec(EnvSettings):
 
     @classmethod
     def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
-        """A vector of the env of `task`, settings that have the same names; `changes` win over them."""
+        """The spec for the settings of `task`, with `changes` applied."""
         shared = {name: getattr(task, name) for name in EnvSettings.__annotations__}
         return cls(num_envs=num_envs, seed=seed, **{**shared, **changes})
 
 
 class Step(NamedTuple):
-    """A vector of B envs after its last actions. Later steps do not change these arrays.
+    """The results of the last actions of B envs. Later steps do not change these arrays.
 
     Attributes:
-      reward: float32 [B]: the raw reward of the last action (0 before any).
-      observation: [B, *shape]: o_t; where an episode has just ended, already the first one of the next.
+      reward: float32 [B]: the raw reward of the last action; 0 before the first action.
+      observation: [B, *shape]: o_t. If an episode has just ended, the first observation of the next one.
       first: bool [B]: o_t begins a new episode.
-      truncated: bool [B]: the episode that ended was cut off, by a time limit say, and did not terminate.
-        Implies `first`. An episode that did both counts as terminated.
+      truncated: bool [B]: the ended episode was truncated, by a time limit for example, and did not
+        terminate. Implies `first`. An episode that was both counts as terminated.
       final_observation: [K, *shape]: the last observations of the K truncated episodes, in the order of the
-        envs; None where K = 0.
+        envs; None if K = 0.
     """
 
     reward: np.ndarray
@@ -289,20 +290,20 @@ class Step(NamedTuple):
 
     @property
     def terminated(self) -> np.ndarray:
-        """True where an episode has just ended for good, bool [B]. Before any action, the same as `first`."""
+        """True where an episode has just terminated, bool [B]. Equals `first` before the first action."""
         return self.first & ~self.truncated
 
 
 class VecEnv(Protocol):
-    """A vector of B envs whose episodes restart by themselves, in the same step (Gymnasium's SAME_STEP).
+    """A vector of B envs that reset themselves in the last step of an episode (Gymnasium's SAME_STEP).
 
-    Env i depends only on (seed, i) and its actions, never on the other envs of the vector.
+    Env i depends only on (seed, i) and its actions, never on the other envs.
 
     Attributes:
       num_envs: B.
       observation_spec: uint8 images [H, W, C], float32 vectors [D], or rows [n] of several arrays.
-      action_spec: one env's action for `act`.
-      exact_state: true if `set_state` continues exactly; otherwise it begins new episodes.
+      action_spec: the action of one env.
+      exact_state: True if `set_state` restores exactly; otherwise it begins new episodes.
     """
 
     num_envs: int
@@ -311,22 +312,22 @@ class VecEnv(Protocol):
     exact_state: bool
 
     def observe(self) -> Step:
-        """Waits for the step; called again without `act`, gives the same."""
+        """Waits for the step. A second call without `act` returns the same."""
 
     def act(self, actions: np.ndarray) -> None:
         """Starts one step with actions [B, *action_spec.shape]; may return while the envs still step."""
 
     def solved(self) -> np.ndarray:
-        """True where the episode that ended last reached its goal, bool [B]."""
+        """True where the last finished episode reached its goal, bool [B]."""
 
     def render(self) -> Sequence[np.ndarray]:
-        """Frames for people, uint8 [H, W, 3] per env; needs `EnvSpec.render`."""
+        """Video frames, uint8 [H, W, 3] per env; needs `EnvSpec.render`."""
 
     def get_state(self) -> list[bytes]:
-        """One state per env, without pickle: everything that decides its future, and what `observe` shows."""
+        """One complete state per env, without pickle, with the result of `observe`."""
 
     def set_state(self, states: Sequence[bytes]) -> None:
-        """Puts states from `get_state` in place; `observe` then shows what it showed there."""
+        """Restores states of `get_state`; `observe` then returns the same as before."""
 
     def close(self) -> None:
         """Frees threads and memory."""

@@ -1,4 +1,4 @@
-"""Envs in processes of their own, which never load TensorFlow and end with the process that starts them."""
+"""Envs in separate processes, which never load TensorFlow and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tfrl.envs.spec import EnvSpec, Step, VecEnv
 MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
 
 ENV_PROCESS = "TFRL_ENV_PROCESS"
-"""An environment variable of these processes: a user's program that they import must not train."""
+"""An environment variable of these processes. A user's program that they import must not train."""
 
 STEP = "step"
-"""The message that acts; its answer is what `observe` shows."""
+"""The message that takes actions; its answer is the result of `observe`."""
 _CLOSED_WITHIN = 10.0  # seconds
 
-# They import a user's program as a module, and never as `__main__`.
+# These processes import a user's program as a module, never as `__main__`.
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
@@ -39,19 +39,19 @@ subprocesses.serve(Connection({descriptor}))
 
 
 class SubprocessVecEnv:
-    """A vector of envs that several processes step at the same time; follows `tfrl.envs.spec.VecEnv`.
+    """A vector of envs that several processes step at the same time; implements `tfrl.envs.spec.VecEnv`.
 
-    Slow envs gain by it. Envs whose pictures OpenGL draws need it: Mesa's OpenGL and TensorFlow each bring an
-    LLVM, and in one process the one that is loaded second crashes it.
+    It speeds up slow envs. Envs that draw with OpenGL need it: Mesa's OpenGL and TensorFlow each contain an
+    LLVM, and two LLVMs crash a process.
 
     Args:
-      make: makes the envs there; a class or function of a module.
+      make: a class or function of a module that makes the envs in a process.
       spec, indices: the arguments of `make`; each process gets some of the indices, in order.
-      processes: how many.
+      processes: the number of processes.
 
     Raises:
-      ValueError, EnvError: one sentence, as `make` and the envs raise it, or a process has ended.
-      UserError: a process that draws has ended.
+      ValueError, EnvError: `make` or an env raised it, or a process has ended.
+      UserError: a process that only draws has ended.
     """
 
     def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int], processes: int = 1) -> None:
@@ -70,14 +70,14 @@ class SubprocessVecEnv:
         self.exact_state = all(exact for *_, exact in facts)
 
     def observe(self) -> Step:
-        """Waits for the processes; called again without `act`, gives the same."""
+        """Waits for the processes. A second call without `act` returns the same."""
         if self._step is None:
             self._step = _joined([process.answer() for process in self._processes])
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
         """Starts a step in all processes, and returns."""
-        self.observe()  # of the step before
+        self.observe()  # drops the answers of the step before
         self._step = None
         for process, share in zip(self._processes, np.split(actions, self._begins), strict=True):
             process.send(STEP, share)
@@ -120,7 +120,7 @@ class SubprocessVecEnv:
 
 
 def _joined(steps: Sequence[Step]) -> Step:
-    """The step of a vector, of the steps of its parts."""
+    """Joins the steps of the parts of a vector."""
     final = [step.final_observation for step in steps if step.final_observation is not None]
     reward, observation, first, truncated = (
         np.concatenate(parts) for parts in zip(*(step[:4] for step in steps), strict=True)
@@ -129,7 +129,7 @@ def _joined(steps: Sequence[Step]) -> Step:
 
 
 class _Process:
-    """A process with some envs. Each `send` has its `answer`, in the same order."""
+    """A process with some envs. `answer` returns the answers in the order of `send`."""
 
     def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int]) -> None:
         self._name, self._draws = spec.env, spec.render
@@ -146,17 +146,17 @@ class _Process:
         self._pipe.send((make, spec, indices))
 
     def send(self, name: str, *arguments: Any) -> None:
-        """Has the envs' method called, or an attribute read."""
+        """Asks the process to call a method of its envs, or to read an attribute."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `answer` reports it
             self._pipe.send((name, arguments))
 
     def answer(self) -> Any:
-        """The answer to the oldest question that has none yet. Raises what the envs have raised."""
+        """The answer to the oldest open `send`. Raises the errors of the envs."""
         try:
             kind, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             code = self._process.wait()
-            if self._draws:  # only drawing needs this process, and training can go on
+            if self._draws:  # this process only draws, so training can continue
                 raise UserError(
                     f"{self._name} cannot be rendered here: the process that draws it ended with {code}."
                 ) from None
@@ -166,7 +166,7 @@ class _Process:
         return answer
 
     def close(self) -> None:
-        """Ends it once its envs are closed; one that hangs is killed."""
+        """Closes the envs and ends the process; kills it if it hangs."""
         self._pipe.close()
         try:
             self._process.wait(_CLOSED_WITHIN)
@@ -176,8 +176,8 @@ class _Process:
 
 
 def serve(pipe: Connection) -> None:
-    """Makes envs and answers, in their process, until the other end is closed."""
-    for number in STOP_CODES:  # they are for the other end, which then closes this one
+    """Runs in the process: makes envs, and answers until the other end is closed."""
+    for number in STOP_CODES:  # the starting process handles signals and then closes this one
         signal.signal(number, signal.SIG_IGN)
     make, spec, indices = pipe.recv()
     with contextlib.suppress(EOFError, ConnectionError):
@@ -201,5 +201,5 @@ def serve(pipe: Connection) -> None:
 
 
 def _sent(error: Exception) -> tuple[type[Exception], str]:
-    """An error as its type and its sentence, for the other end."""
+    """An error as its type and text, for the other end."""
     return EnvError if isinstance(error, EnvError) else ValueError, str(error)

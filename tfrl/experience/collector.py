@@ -1,7 +1,7 @@
-"""Players of envs: a `Collector` fills rollouts, an `EnvActor` acts by the weights that it is given.
+"""Classes that step envs: a `Collector` fills rollouts, an `EnvActor` collects with given weights, and an
+`Observer` gets its actions from outside.
 
-An `Observer` is told its actions. Nothing here imports TensorFlow, so a process that only holds envs starts
-at once.
+This file does not import TensorFlow, so a process that only steps envs starts quickly.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class ActingPolicy(Protocol):
 
     @property
     def extras(self) -> Mapping[str, tuple[int, ...]]:
-        """The arrays that `act` returns beside actions, by name, with their shapes of one env and step."""
+        """The names of the further results of `act`, with their shapes for one env and step."""
 
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions of training envs, of half of them at a time.
+        """Actions of the training envs, or of half of them.
 
         Args:
-          observations: [R, B, *shape], B envs for each of this worker's R replicas.
-          noise: float32 [R, B, K]: all randomness there is.
-          memory: of a recurrent policy.
+          observations: [R, B, *shape], for B envs of each of this worker's R replicas.
+          noise: float32 [R, B, K], the only source of randomness.
+          memory: float32 [R, B, M], only for a recurrent policy.
 
         Returns:
           Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
 
-        A recurrent policy takes its memory, float32 [R, B, M], and adds its `state` [R, B, S] to the extras.
-        The next call does not change these arrays.
+        A recurrent policy adds its `state` [R, B, S] to the extras. The next call does not change these
+        arrays.
         """
 
     def complete(self, rollout: Rollout) -> None:
@@ -49,7 +49,7 @@ class ActingPolicy(Protocol):
 
 
 class _Group:
-    """Envs that step together: the same slice of every replica's envs."""
+    """Envs that step together: the same slice of the envs of every replica."""
 
     def __init__(
         self,
@@ -62,37 +62,37 @@ class _Group:
         self.env = env
         self.correlated = correlated
         self.memory = memory
-        self.first = np.ones(env.num_envs, bool)  # flags [R * B] of the last observations
+        self.first = np.ones(env.num_envs, bool)  # `first` flags [R * B] of the last observations
         self.columns = columns
         self.replicas = replicas
         self.acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # of the present rollout
         self.outcomes: list[tuple[np.ndarray, ...]] = []  # of these: reward, first, truncated
 
     def by_replica(self, array: np.ndarray) -> np.ndarray:
-        """[R * B, ...] as [R, B, ...]."""
+        """Reshapes [R * B, ...] to [R, B, ...]."""
         return array.reshape(self.replicas, -1, *array.shape[1:])
 
     def noise(self, rows: np.ndarray) -> np.ndarray:
-        """The noise [R, B, K] of this step's actions, of rows [R, B, K] that were drawn for it."""
+        """The noise [R, B, K] of this step's actions, from random numbers [R, B, K]."""
         if self.correlated is None:
             return rows
         return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
 
     def get_state(self) -> list[bytes]:
-        """The envs' states, each with its correlated noise or its memory."""
+        """The states of the envs, each with its correlated noise or its memory."""
         states = self.env.get_state()
         if self.memory is not None:
             states = self.memory.add_to(states)
         return states if self.correlated is None else self.correlated.add_to(states)
 
     def set_state(self, states: Sequence[bytes]) -> None:
-        """Continues from states of `get_state`."""
+        """Restores states of `get_state`."""
         if self.memory is not None:
             states = self.memory.take_from(states)
         self.env.set_state(states if self.correlated is None else self.correlated.take_from(states))
 
     def store(self, rollout: Rollout) -> None:
-        """Writes all steps at once, which for small envs is faster than one by one."""
+        """Stores all steps at once, which is faster than one by one for small envs."""
         actions, extras = zip(*self.acted, strict=True)
         pairs = [(rollout.actions, actions)]
         pairs += [(rollout.extras[name], [step[name] for step in extras]) for name in extras[0]]
@@ -109,11 +109,11 @@ class Collector:
     Args:
       spec: the global vector of envs.
       indices: the global indices of this worker's envs.
-      replicas: how many replicas share them, in order.
+      replicas: the number of replicas that share the envs, in order.
       num_steps: T.
-      rollouts: the number of buffers: a rollout stays valid until so many later ones are collected.
-      correlated: makes the noise of so many envs, if noise is correlated in time.
-      memory: makes the memory of so many envs, if the policy is recurrent.
+      rollouts: the number of buffers. A rollout is valid until this many later ones are collected.
+      correlated: makes the noise of a number of envs, if noise is correlated in time.
+      memory: makes the memory of a number of envs, if the policy is recurrent.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Collector:
         self.indices = list(indices)
         self._replicas = replicas
         each = len(self.indices) // replicas
-        # Two groups, one stepping while the policy looks at the other, where that leaves two envs in each:
-        # GPUs compute a batch of one in another way, and round it differently.
+        # Two groups: one steps while the policy computes the actions of the other. Each group needs two envs,
+        # because GPUs round a batch of one differently.
         halves = 2 if each % 2 == 0 and each >= 4 and _steps_beside(spec) else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)
@@ -168,8 +168,8 @@ class Collector:
 
         Args:
           policy: gives actions.
-          noise: float32 [T, envs of this worker, K]: the actions' randomness.
-          on_step: called with the number of steps done.
+          noise: float32 [T, envs of this worker, K], the random numbers of the actions.
+          on_step: called with the number of finished steps.
         """
         replicas, num_steps, each = self._size
         rollout = self._buffers(policy)
@@ -198,7 +198,7 @@ class Collector:
         return rollout
 
     def _observe(self, group: _Group, t: int, rollout: Rollout) -> np.ndarray:
-        """Waits for o_t, stores it and the outcome of a_{t-1}, and returns o_t, [R, B, *shape]."""
+        """Waits for o_t, stores it with the results of a_{t-1}, and returns o_t, [R, B, *shape]."""
         start = time.perf_counter()
         step = group.env.observe()
         rollout.env_wait_seconds += time.perf_counter() - start
@@ -252,7 +252,7 @@ class Collector:
 
 
 def _steps_beside(spec: EnvSpec) -> bool:
-    """Whether the env's `act` returns while it still steps, so that two groups gain time."""
+    """True if `act` returns while the envs still step, so that two groups save time."""
     return registry.family(spec.env).steps_beside
 
 
@@ -261,20 +261,20 @@ Weights = Mapping[str, np.ndarray]
 
 
 class Versioned(NamedTuple):
-    """Weights, and the number of updates behind them."""
+    """Weights, and the number of updates that made them."""
 
     version: int
     weights: Weights
 
 
 class BehaviorPolicy(ActingPolicy, Protocol):
-    """A policy that acts by weights of others."""
+    """A policy that acts with weights from a learner."""
 
     def set_weights(self, weights: Weights) -> None:
-        """Acts by them, float32 by name, from now on."""
+        """Acts with these weights, float32 by name, from now on."""
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The random numbers of rollout `number`, float32 [T, B, K], of envs by their global indices."""
+        """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
 
 
 class EnvStates(NamedTuple):
@@ -284,7 +284,7 @@ class EnvStates(NamedTuple):
       indices: the global indices of N envs.
       states: the state of each.
       observations: [N, *shape], in the dtype of the envs' observations.
-      first: bool [N], true where an episode begins.
+      first: bool [N], True at the first step of an episode.
     """
 
     indices: list[int]
@@ -301,7 +301,7 @@ class Collected(NamedTuple):
 
 
 class EnvActor:
-    """Makes rollouts. Each depends only on its number, the weights, and the rollout before it.
+    """Collects rollouts. Each depends only on its number, the weights, and the rollout before it.
 
     Args:
       collector: the envs.
@@ -311,12 +311,12 @@ class EnvActor:
     def __init__(self, collector: Collector, policy: BehaviorPolicy) -> None:
         self._collector = collector
         self._policy = policy
-        self._ended: float | None = None  # when the last rollout was done
+        self._ended: float | None = None  # the end time of the last rollout
 
     def collect(
         self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
     ) -> Collected:
-        """Rollout `number` of the run, acted by `weights`; `on_step` gets the number of steps done."""
+        """Collects rollout `number` with `weights`; `on_step` gets the number of finished steps."""
         began = time.perf_counter()
         idle = 0.0 if self._ended is None else began - self._ended
         self._policy.set_weights(weights.weights)
@@ -333,7 +333,7 @@ class EnvActor:
         return self._collector.exact_state
 
     def get_state(self) -> EnvStates:
-        """The envs' present state."""
+        """The present state of the envs."""
         return EnvStates(*self._collector.get_state())
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
@@ -346,12 +346,12 @@ class EnvActor:
 
 
 class Seen(NamedTuple):
-    """N envs after a step of those that still play.
+    """The results of a step of those of N envs whose episodes still run.
 
     Attributes:
-      reward: float32 [N]; 0 of envs that wait.
-      observation: [N, *shape]; where an episode has just ended, the first one of the next episode.
-      ended: bool [N]: the episode has ended with this step.
+      reward: float32 [N]; 0 for envs that wait.
+      observation: [N, *shape]; if an episode has just ended, the first observation of the next episode.
+      ended: bool [N]: the episode ended with this step.
     """
 
     reward: np.ndarray
@@ -362,12 +362,13 @@ class Seen(NamedTuple):
 class Observer:
     """Some of the global envs. Each waits at the end of its episode for the others.
 
-    The actions of all envs are chosen elsewhere, in one batch: SEED RL's actors (Espeholt et al. 2020,
-    arXiv:1910.06591). Each is a vector of its own, because one vector's envs all take their steps together.
+    The learner chooses the actions of all envs in one batch, as for the actors of SEED RL (Espeholt et al.
+    2020, arXiv:1910.06591). Each env is a separate vector, because all envs of a vector take their steps
+    together.
 
     Args:
       spec: the global vector of envs.
-      indices: the global indices of these.
+      indices: the global indices of these envs.
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -384,7 +385,7 @@ class Observer:
         return all(env.exact_state for env in self._envs)
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """One step, by actions [N, *shape], of the envs that are `playing`, bool [N]."""
+        """Steps the envs that are `playing`, bool [N], by actions [N, *shape]."""
         count = len(self.indices)
         reward, ended = np.zeros(count, np.float32), np.zeros(count, bool)
         observation = self.observation.copy()
@@ -398,7 +399,7 @@ class Observer:
         return Seen(reward, observation, ended)
 
     def settle(self) -> None:
-        """Called when all episodes have ended or were cut off; does nothing here."""
+        """Called when all episodes have ended or were truncated; does nothing here."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
         """Global env indices and, for each, the env's state, observation and `first` flag."""

@@ -1,4 +1,4 @@
-"""Exploring actions of algorithms with replay: randomness by (seed, iteration, env), and noise that lasts."""
+"""Exploration of algorithms with replay: random numbers by (seed, iteration, env), and correlated noise."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tfrl.envs.spec import EnvSettings
 from tfrl.experience.replay import BufferSettings
 from tfrl.run import rng
 
-_MARK = b"\0noise\0"  # no env's state begins with it
+_MARK = b"\0noise\0"  # no state of an env begins with this byte string
 
 
 class CorrelatedNoise:
-    """Noise of some envs whose value of a step is correlated with that of the step before, of unit variance.
+    """Noise of some envs with unit variance that is correlated between neighbouring steps.
 
-    n_t = c n_{t-1} + sqrt(1 - c^2) e_t, with e_t standard normal: the Ornstein-Uhlenbeck process of Lillicrap
-    et al. 2015 (arXiv:1509.02971, section 7), with 1 - theta for c. As in its Algorithm 1, a new process
-    begins with every episode, with a value from the stationary distribution. It continues from iteration to
-    iteration: its last values are part of the envs' states.
+    n_t = c n_{t-1} + sqrt(1 - c^2) e_t, with e_t standard normal. This is the Ornstein-Uhlenbeck process of
+    Lillicrap et al. 2015 (arXiv:1509.02971, section 7), with c = 1 - theta. As in their Algorithm 1, a new
+    process begins with every episode; its first value has the stationary distribution. The process continues
+    over iterations, because its last values are part of the envs' states.
 
     Args:
       correlation: c.
-      envs: how many.
-      size: K, the numbers of an action.
+      envs: the number of envs.
+      size: K, the number of values of an action.
     """
 
     def __init__(self, correlation: float, envs: int, size: int) -> None:
         self._correlation = np.float32(correlation)
         self._rest = np.float32((1.0 - correlation**2) ** 0.5)
         self._last = np.zeros((envs, size), np.float32)
-        self._begins = np.ones(envs, bool)  # where the next value is the first of its process
+        self._begins = np.ones(envs, bool)  # True where the next value is the first of its process
 
     def next(self, rows: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Rows [B, K or more] of standard normal numbers, of which the first K become the noise of this step.
+        """Replaces the first K standard normal numbers of rows [B, K or more] by the noise of this step.
 
         `first`, bool [B]: an episode begins with this step.
         """
@@ -47,12 +47,12 @@ class CorrelatedNoise:
         return np.concatenate([self._last, rows[:, self._last.shape[1] :]], axis=1)
 
     def add_to(self, states: Sequence[bytes]) -> list[bytes]:
-        """The envs' states, each with its last noise."""
+        """The states of the envs, each with its last noise."""
         pairs = zip(states, self._last, self._begins, strict=True)
         return [state if begins else _MARK + last.tobytes() + state for state, last, begins in pairs]
 
     def take_from(self, states: Sequence[bytes]) -> list[bytes]:
-        """Continues from the noise in states of `add_to`, and returns the envs' own states."""
+        """Restores the noise from states of `add_to`, and returns the states of the envs without it."""
         end, found = len(_MARK) + self._last[0].nbytes, []
         for i, state in enumerate(states):
             self._begins[i] = not state.startswith(_MARK)
@@ -64,7 +64,7 @@ class CorrelatedNoise:
 
 
 def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
-    """Makes the noise that the settings ask for; None where that of a step is independent of others."""
+    """Makes the noise of the settings; None if the noise of steps is independent."""
     correlation = getattr(config, "noise_correlation", 0.0)
     if not correlation:
         return None
@@ -72,9 +72,9 @@ def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
 
 
 def first_actions(config: BufferSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
-    """Random actions of the steps before --learning-starts, [T, B, *shape]; None where there are none.
+    """Random actions of the steps before --learning-starts, [T, B, *shape]; None after --learning-starts.
 
-    Where actions are masked, they are numbers in [0, 1) that `allowed_actions` makes actions of.
+    For masked actions, these are numbers in [0, 1), which `allowed_actions` turns into actions.
     """
     if iteration * config.iteration_steps >= config.learning_starts:
         return None
@@ -87,14 +87,14 @@ def first_actions(config: BufferSettings, iteration: int, indices: Sequence[int]
 
 
 def allowed_actions(config: EnvSettings, drawn: np.ndarray, observations: np.ndarray) -> np.ndarray:
-    """The random actions [B, *shape] of one step of `first_actions`, for what the envs show, [B, *shape]."""
+    """The random actions [B, *shape] of one step of `first_actions`, for observations [B, *shape]."""
     observation, action = registry.specs(config)
     allowed = observation.allowed(observations)
     return drawn if allowed is None else action.from_uniform(drawn.reshape(len(drawn), -1), allowed)
 
 
 def is_random(config: BufferSettings, iteration: int, t: int) -> bool:
-    """True if step `t` of an iteration is one of those before --learning-starts."""
+    """True if step `t` of an iteration is before --learning-starts."""
     return env_steps(config, iteration, t) < config.learning_starts
 
 

@@ -1,4 +1,4 @@
-"""The memory of recurrent policies from one step of an env to the next: states, last actions, rewards."""
+"""The memory of recurrent policies between the steps of an env: states, last actions, rewards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Memory:
 
     Args:
       envs: B.
-      state_size: S, the numbers of the network's recurrent state.
-      action_spec: of the actions that are remembered, with their rewards; None: they are not.
+      state_size: S, the size of the network's recurrent state.
+      action_spec: the spec of the remembered actions; None: the memory has no actions and rewards.
 
     Attributes:
       values: float32 [B, M].
@@ -32,33 +32,33 @@ class Memory:
         self.values = np.zeros((envs, state_size + inputs), np.float32)
 
     def acted(self, states: np.ndarray, actions: np.ndarray, rows: np.ndarray | slice = slice(None)) -> None:
-        """Takes the states [b, S] after a step of some envs, and their actions [b, *shape]."""
+        """Stores the states [b, S] of some envs after a step, and their actions [b, *shape]."""
         self.values[rows, : self._state_size] = states
         if self._action_spec is not None:
             self.values[rows, self._state_size : -1] = self._action_spec.encoded(actions)
 
     def rewarded(self, rewards: np.ndarray) -> None:
-        """Takes the rewards [B] of the last actions, clipped to [-1, 1]."""
+        """Stores the rewards [B] of the last actions, clipped to [-1, 1]."""
         if self._action_spec is not None:
             self.values[:, -1] = np.clip(rewards, -1.0, 1.0)
 
     def begin(self, first: np.ndarray) -> None:
-        """Forgets all of the envs where an episode begins, bool [B]."""
+        """Clears the memory of the envs where an episode begins, bool [B]."""
         self.values = np.where(first[:, None], np.float32(0), self.values)
 
     def add_to(self, states: Sequence[bytes]) -> list[bytes]:
-        """The envs' states, each with its memory."""
+        """The states of the envs, each with its memory."""
         return [row.tobytes() + state for row, state in zip(self.values, states, strict=True)]
 
     def take_from(self, states: Sequence[bytes]) -> list[bytes]:
-        """Continues from the memory in states of `add_to`, and returns the envs' own states."""
+        """Restores the memory from states of `add_to`, and returns the states of the envs without it."""
         size = self.values[0].nbytes
         self.values = np.stack([np.frombuffer(state[:size], np.float32) for state in states])
         return [state[size:] for state in states]
 
 
 def of_settings(config: RLSettings, envs: int) -> Memory | None:
-    """The memory of so many envs that the settings ask for; None without --memory."""
+    """The memory of `envs` envs for these settings; None without --memory."""
     if not isinstance(config, Network) or config.memory == "none":
         return None
     return Memory(envs, config.state_size, registry.specs(config)[1] if config.memory_inputs else None)

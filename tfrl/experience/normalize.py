@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_RETURN_GAMMA = 0.99  # of OpenAI Baselines' VecNormalize, which does not use the agent's gamma
+_RETURN_GAMMA = 0.99  # from OpenAI Baselines' VecNormalize, which does not use the agent's gamma
 OBSERVATION_CLIP = 10.0
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -21,15 +21,15 @@ _FEW_ENVS = 8
 class RewardNormalizer:
     """Divides rewards by the standard deviation of the running discounted return.
 
-    OpenAI Baselines' VecNormalize, which the published procgen results used: at each step every env's
-    discounted return is updated, the running moments take in all envs' returns, the reward is divided by
-    their deviation (no mean is subtracted) and clipped to +-10; a return starts again with its episode.
-    It works on whole rollouts of all envs, so that every topology computes the same numbers.
+    This is OpenAI Baselines' VecNormalize, which the published procgen results used. Each step updates the
+    discounted return of every env, and the running moments of all these returns. The reward is then divided
+    by their deviation, without subtracting a mean, and clipped to +-10. A return restarts with its episode.
+    It works on whole rollouts of all envs, so every topology computes the same numbers.
     """
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
-        self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # Baselines' RunningMeanStd begins so
+        self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # as in Baselines' RunningMeanStd
 
     def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Normalised rewards.
@@ -43,14 +43,15 @@ class RewardNormalizer:
         """
         returns, self._returns = _running_sums(rewards, first, self._returns, _RETURN_GAMMA)
         variances = self._take_in(returns.mean(axis=1), returns.var(axis=1), returns.shape[1])
-        # Divided in float32, as NumPy 1 divides a float32 array by one number of float64.
+        # The division is in float32, as NumPy 1 divides a float32 array by a float64 scalar.
         deviations = np.sqrt(variances + _EPSILON).astype(rewards.dtype)
         return np.clip(rewards / deviations[:, None], -_CLIP, _CLIP)
 
     def _take_in(self, means: np.ndarray, variances: np.ndarray, size: int) -> np.ndarray:
-        """Updates the moments by those of T batches of `size` numbers; their variance after each, [T].
+        """Adds the moments of T batches of `size` numbers; returns the variance after each batch, [T].
 
-        The parallel update of Chan et al. 1979, in plain numbers: NumPy's calls would take ten times as long.
+        This is the parallel update of Chan et al. 1979 with Python floats, which are ten times faster here
+        than NumPy.
         """
         count, mean, variance = self._count, self._mean, self._variance
         running = []
@@ -78,42 +79,42 @@ class RewardNormalizer:
         self.begin_with(state)
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the moments of `get_state`, of any number of envs, whose episodes are others."""
+        """Loads the moments of another run's `get_state`, but not the returns of its episodes."""
         self._count, self._mean, self._variance = map(float, state["moments"])
 
     def forget(self, envs: np.ndarray) -> None:
-        """Resets the returns of some envs, bool [N], whose episodes were cut off."""
+        """Resets the returns of some envs, bool [N], whose episodes were truncated."""
         self._returns = np.where(envs, 0.0, self._returns)
 
 
 class ObservationNormalizer:
-    """Makes vectors of mean 0 and deviation 1, by the running moments of each of their D numbers.
+    """Normalises vectors to mean 0 and deviation 1 with running moments of each of their D numbers.
 
-    As OpenAI Baselines' VecNormalize, but by whole rollouts: observations are normalised by the moments of
-    the rollouts that `update` has taken in, and before the first one stay as they are, clipped. Each worker
-    sums over its own envs' steps (`env_moments`); from the sums of all envs, in their order, every worker
-    computes the same moments, whichever worker held which env. Evaluations do not call `update`, so the
-    moments are frozen there.
+    Like OpenAI Baselines' VecNormalize, but for whole rollouts: observations are normalised with the moments
+    of all earlier rollouts, and only clipped before the first `update`. Each worker computes the sums over
+    the steps of its own envs (`env_moments`). From the sums of all envs in global order, every worker
+    computes the same moments. Evaluations do not call `update`, so they do not change the moments.
 
     Args:
       size: D.
 
     Attributes:
       mean, scale: float32 [D], the constants of `clip((o - mean) * scale, -10, 10)`, for networks and exports
-        that take raw observations; they give the same bits as this class does.
+        that take raw observations. The results are bit-equal to those of this class.
     """
 
     def __init__(self, size: int) -> None:
-        # Baselines begins with 1e-4 steps of mean 0, which a mean of 1e4 would still feel after thousands.
+        # Baselines begins with 1e-4 steps of mean 0. For a mean of 1e4, these matter even after thousands of
+        # steps.
         self._count = 0.0
         self._set_moments(np.zeros(size), np.ones(size))
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Normalised observations, float32 [..., D], of raw ones, float32 [..., D]."""
+        """Normalises raw observations, float32 [..., D]."""
         return np.clip((observations - self.mean) * self.scale, -OBSERVATION_CLIP, OBSERVATION_CLIP)
 
     def update(self, all_env_moments: np.ndarray, num_steps: int) -> None:
-        """Takes in a rollout (Chan et al. 1979).
+        """Adds the moments of a rollout (Chan et al. 1979).
 
         Args:
           all_env_moments: float64 [N, 2, D], `env_moments` of all workers, in the order of the global envs.
@@ -144,7 +145,7 @@ class ObservationNormalizer:
         self._set_moments(state["mean"].copy(), state["variance"].copy())
 
     def begin_with(self, mean: np.ndarray, scale: np.ndarray, *, count: int) -> None:
-        """Takes constants, float32 [D] each, that another run has come to in `count` env steps."""
+        """Loads the mean and scale of another run, float32 [D] each, after its `count` env steps."""
         self._count = float(count)
         variance = 1.0 / np.square(scale.astype(np.float64)) - _EPSILON
         self._set_moments(mean.astype(np.float64), np.maximum(variance, 0.0))
@@ -155,7 +156,8 @@ def env_moments(observations: np.ndarray) -> np.ndarray:
     """The mean and the sum of squared deviations of each env's observations over time.
 
     Args:
-      observations: float32 [T, B, D], raw, of any B envs: each env's moments are its own to the bit.
+      observations: raw observations of any B envs, float32 [T, B, D]. The bits of an env's moments do not
+        depend on the other envs.
 
     Returns:
       float64 [B, 2, D].
@@ -167,7 +169,7 @@ def env_moments(observations: np.ndarray) -> np.ndarray:
 
 
 def _pairwise_sum(x: np.ndarray) -> np.ndarray:
-    """The sum over the first axis, in an order that depends on its length alone.
+    """The sum over the first axis, in an order that depends only on the length of this axis.
 
     NumPy's own order also depends on the other axes.
     """
@@ -181,12 +183,12 @@ def _pairwise_sum(x: np.ndarray) -> np.ndarray:
 
 
 class EpisodeStatistics:
-    """Raw returns and lengths of every finished episode; means are over the last 100.
+    """Raw returns and lengths of finished episodes; means are over the last 100 episodes.
 
     Attributes:
-      episodes: how many have ended.
+      episodes: the number of finished episodes.
       mean_reward: the mean raw reward of an env step in the last addition; NaN before the first.
-      longest: env steps of the longest episode in the last addition, ended or not; NaN before the first.
+      longest: env steps of the longest episode in the last addition, finished or not; NaN before the first.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -197,7 +199,7 @@ class EpisodeStatistics:
         self.mean_reward = self.longest = float("nan")
 
     def add(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """Takes in raw rewards [T, N] and `first` [T, N] of all envs, in the order of time and env."""
+        """Adds raw rewards [T, N] and `first` [T, N] of all envs."""
         returns, self._returns = _running_sums(rewards, first, self._returns, 1.0)
         lengths = self._ended_lengths(first)
         self._recent.extend(zip(returns[first].tolist(), lengths.astype(float).tolist(), strict=True))
@@ -206,7 +208,7 @@ class EpisodeStatistics:
         self.longest = float(max(self._lengths.max(), lengths.max(initial=0)))
 
     def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> None:
-        """Takes in one episode of every env, or a part of one where it has not `ended`, bool [N].
+        """Adds one episode of every env, or a part of it where it has not `ended`, bool [N].
 
         Args:
           returns: float64 [N], sums of raw rewards.
@@ -220,26 +222,28 @@ class EpisodeStatistics:
         self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0, lengths)
 
     def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
-        """The lengths of the episodes that end, in the order of time and env; updates those of the others."""
+        """The lengths of the episodes that end, in the order of time and env; updates the lengths of running
+        episodes.
+        """
         steps, envs = np.nonzero(first)
-        order = np.argsort(envs, kind="stable")  # by env, and by time within each
+        order = np.argsort(envs, kind="stable")  # sorted by env, then by time
         at, env = steps[order], envs[order]
-        before = -1 - self._lengths[env]  # when the episode before each one ended
+        before = -1 - self._lengths[env]  # the end of the episode before each episode
         follows = np.flatnonzero(env[1:] == env[:-1]) + 1
         before[follows] = at[follows - 1]
         lengths = np.empty_like(at)
         lengths[order] = at - before
         self._lengths = self._lengths + len(first)
-        self._lengths[env] = len(first) - 1 - at  # the last one of each env counts
+        self._lengths[env] = len(first) - 1 - at  # the last episode of each env counts
         return lengths
 
     def forget(self, envs: np.ndarray) -> None:
-        """Resets the running episodes of some envs, bool [N], which were cut off."""
+        """Resets the running episodes of some envs, bool [N], which were truncated."""
         self._returns, self._lengths = np.where(envs, 0.0, self._returns), np.where(envs, 0, self._lengths)
 
     @property
     def is_full(self) -> bool:
-        """True once as many episodes have ended as the means are over."""
+        """True if enough episodes have ended for the means."""
         return len(self._recent) == _WINDOW
 
     @property
@@ -271,7 +275,7 @@ class EpisodeStatistics:
 def _running_sums(
     rewards: np.ndarray, first: np.ndarray, start: np.ndarray, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """R_t = discount * R_{t-1} + r_t, with R_{t-1} = 0 after the end of an episode, and R_{-1} = `start`.
+    """Running sums R_t = discount * R_{t-1} + r_t, with R_{t-1} = 0 after an episode's end, R_{-1} = `start`.
 
     Returns:
       R, float64 [T, N], and the `start` of the next rollout, [N].
@@ -284,7 +288,7 @@ def _running_sums(
             if some_end:
                 running = np.where(first[t], 0.0, running)
         return sums, running
-    # Of few envs, NumPy's calls would take longer than the additions in Python.
+    # For few envs, additions in Python are faster than calls of NumPy.
     for i, value in enumerate(start.tolist()):
         column = []
         for reward, ends in zip(rewards[:, i].tolist(), first[:, i].tolist(), strict=True):

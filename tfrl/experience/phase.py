@@ -1,8 +1,8 @@
-"""Arrays of many updates in files of the run's folder, mapped into memory: what PPG's auxiliary phase reads.
+"""Files with the arrays of many updates, mapped into memory, for the auxiliary phase of PPG.
 
-The operating system keeps in memory what fits there. A file is one update's and one worker's, written once
-and whole; a run that resumes finds it, on any number of workers. It is NumPy's format, with a checksum after
-the array, where `numpy.load` does not look.
+The operating system caches what fits into memory. A file belongs to one update and one worker, and is written
+once and atomically. A resumed run reads the files of any number of workers. The format is NumPy's, with a
+checksum after the array, which `numpy.load` ignores.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
-_LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of `files.replacing`
-_CHECKSUM = 4  # bytes: the CRC-32 of all before it
+_LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of unfinished files, see `files.replacing`
+_CHECKSUM = 4  # bytes of the CRC-32 of all bytes before it
 
 
 class PhaseFiles:
-    """This worker's part of what a phase keeps.
+    """This worker's files of a phase.
 
     Args:
-      folder: where the files of all workers are; made when the first one is written.
+      folder: the folder of all workers' files; created with the first file.
       envs: the global indices of this worker's envs.
     """
 
@@ -40,13 +40,13 @@ class PhaseFiles:
         self._open: dict[tuple[str, int], list[np.ndarray]] = {}
 
     def add(self, kind: str, update: int, array: np.ndarray) -> None:
-        """Writes [B, T, ...], a row for each of this worker's envs. Raises TrainingError if it cannot."""
+        """Writes [B, T, ...], a row for each of this worker's envs. Raises TrainingError on failure."""
         name = f"{kind}-{update:08d}-envs-{self._envs.start:07d}-{self._envs.stop:07d}.npy"
         self._open.pop((kind, update), None)
         try:
             files.make_folder(self._folder)
             with files.replacing(self._folder / name) as staged:
-                # In order: NumPy would write a transposed array one element after another.
+                # Contiguous, because NumPy writes a transposed array element by element.
                 np.save(staged, np.ascontiguousarray(array), allow_pickle=False)
                 with staged.open("ab") as file:
                     file.write(_checksum(np.memmap(staged, np.uint8, mode="r")))
@@ -55,10 +55,10 @@ class PhaseFiles:
             raise TrainingError(f"{self._folder} cannot hold the rollouts of a phase: {reason}") from error
 
     def get(self, kind: str, update: int) -> list[np.ndarray]:
-        """The rows of this worker's envs: [B_i, T, ...] of each file that has some, in order.
+        """The rows of this worker's envs: arrays [B_i, T, ...] from the files that contain them, in order.
 
-        They are mapped into memory: what is used is read, as it is used. Raises UserError if there are no
-        such files, or one is damaged.
+        The arrays are mapped into memory, and read at their use. Raises UserError if files are missing or
+        damaged.
         """
         key = kind, update
         if key not in self._open:
@@ -70,7 +70,7 @@ class PhaseFiles:
         return np.concatenate([array[:, begin:end] for array in self.get(kind, update)])
 
     def take(self, kind: str, updates: range, steps: np.ndarray) -> np.ndarray:
-        """Rows [B, b, ...] at `steps` int [B, b], of the time steps of all `updates` in a row."""
+        """Rows [B, b, ...] at `steps` int [B, b], which count the time steps of all `updates` in order."""
         files_of = [self.get(kind, update) for update in updates]
         _, length, *shape = files_of[0][0].shape
         taken = np.empty((*steps.shape, *shape), files_of[0][0].dtype)
@@ -85,9 +85,9 @@ class PhaseFiles:
         return taken
 
     def keep(self, is_needed: Callable[[str, int], bool]) -> None:
-        """Removes the files that are not needed, told by kind and update, half-written ones among them.
+        """Removes files that are not needed, by kind and update, and unfinished files.
 
-        The chief calls it, while no worker writes what it may remove.
+        The chief calls it while no worker writes such files.
         """
         for path in list(self._folder.glob("*.npy")):
             found = _FILE.fullmatch(path.name) or _LEFT_BY_A_KILL.fullmatch(path.name)
@@ -125,7 +125,7 @@ class PhaseFiles:
 
 
 def _read(path: Path) -> np.ndarray:
-    """The array of a file, mapped into memory. Raises OSError, ValueError, EOFError where it is damaged."""
+    """The array of a file, mapped into memory. Raises OSError, ValueError or EOFError if it is damaged."""
     content = np.memmap(path, np.uint8, mode="r")
     if _checksum(content[:-_CHECKSUM]) != content[-_CHECKSUM:].tobytes():
         raise ValueError("the checksum does not match")
@@ -133,12 +133,12 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _checksum(content: np.ndarray) -> bytes:
-    """Of uint8 [n]."""
+    """The checksum of uint8 [n]."""
     return zlib.crc32(content.data).to_bytes(_CHECKSUM, "little")
 
 
 class PhaseSettings(Protocol):
-    """The settings that decide how much disk phases take."""
+    """The settings that decide the disk space of phases."""
 
     @property
     def policy_updates(self) -> int:
@@ -161,13 +161,13 @@ class PhaseSettings(Protocol):
         """The run's folder."""
 
     def disk_bytes(self, rollouts: int) -> int:
-        """The size of so many rollouts."""
+        """The bytes of these rollouts."""
 
 
 def rollouts_ahead(config: PhaseSettings) -> int:
-    """Rollouts that may be on the disk at a time in what is left of the run.
+    """The largest number of rollouts on disk at a time in the rest of the run.
 
-    Those of phases before its oldest checkpoint's are removed already.
+    The rollouts of phases before that of the oldest checkpoint are already removed.
     """
     saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).updates()
     gone = saved[0] // config.policy_updates * config.policy_updates if saved else 0
@@ -175,7 +175,7 @@ def rollouts_ahead(config: PhaseSettings) -> int:
 
 
 def check_disk(config: PhaseSettings, checkpoint: int = 0) -> None:
-    """Raises UserError if the disk has no room for the rollouts ahead, and checkpoints of so many bytes."""
+    """Raises UserError if the disk is too small for the coming rollouts and checkpoints."""
     rollouts, place = rollouts_ahead(config), config.run_dir / "phase"
     size, checkpoints = config.disk_bytes(rollouts), (1 + config.keep_checkpoints) * checkpoint
     there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())

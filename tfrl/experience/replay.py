@@ -1,8 +1,8 @@
 """Replay: the last transitions of this worker's envs, and batches drawn from them.
 
-Row t of an env holds o_t, a_t and the outcome of a_t; the next observation is that of row t + 1, so each is
-stored once. After a truncated episode, row t + 1 begins another one, and the final observation is stored
-separately. Rows are a ring.
+Row t of an env has o_t, a_t and the results of a_t. The next observation is that of row t + 1, so each
+observation is stored once. After a truncated episode, row t + 1 begins another episode, and the final
+observation is stored separately. The rows form a ring buffer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Batch(NamedTuple):
 
     Attributes:
       observation: [K, B, b, *shape].
-      next_observation: [K, B, b, *shape], to bootstrap from.
+      next_observation: [K, B, b, *shape], for bootstrapping.
       action: [K, B, b, *shape].
       reward: float32 [K, B, b], the discounted sum of up to n rewards.
-      discount: float32 [K, B, b], of all that follows: 0 where the episode terminated.
+      discount: float32 [K, B, b], the factor of the value of the next observation; 0 if the episode
+        terminated.
       weight: float32 [K, B, b], the importance-sampling weights; 1 where rows are drawn uniformly.
       rows: int64 [K, B, b], for `Replay.set_priorities`.
     """
@@ -49,15 +50,15 @@ class Replay:
     """The last transitions of some of the global envs.
 
     Args:
-      envs: their global indices.
-      rows: transitions of each env.
-      observation, action: their specs.
-      gamma, n_step: of the returns.
+      envs: the global indices of these envs.
+      rows: the number of transitions of each env.
+      observation, action: the specs.
+      gamma, n_step: the discount and the length of n-step returns.
       priority_exponent: alpha of prioritised replay; None draws uniformly.
-      learned_rewards: gives the rewards to store, float32 [B], of the env's.
+      learned_rewards: computes the rewards to store, float32 [B], from the env's rewards.
 
     Attributes:
-      steps: actions that each env has taken so far.
+      steps: the number of actions that each env has taken.
     """
 
     def __init__(
@@ -74,26 +75,26 @@ class Replay:
     ) -> None:
         self.steps = 0
         self._envs = list(envs)
-        # One more: the newest observation has no action yet.
+        # One more row, because the newest observation has no action yet.
         self._ring = ring = rows + 1
         size = (ring, len(self._envs))
         self._observations = np.zeros((*size, *observation.shape), observation.dtype)
         self._actions = np.zeros((*size, *action.shape), action.dtype)
         self._rewards = np.zeros(size, np.float32)
         self._first, self._truncated = np.zeros(size, bool), np.zeros(size, bool)
-        self._finals: dict[tuple[int, int], np.ndarray] = {}  # by place in the ring and column
+        self._finals: dict[tuple[int, int], np.ndarray] = {}  # by row of the ring and column
         self._gamma, self._n_step = gamma, n_step
         self._learned_rewards = learned_rewards
         self._exponent = priority_exponent
         self._priorities = [Priorities(ring) for _ in envs] if priority_exponent is not None else []
-        self._highest = np.ones(len(self._envs))  # priority of each env so far: that of a new row
-        self._ranked = 0  # steps whose rows have their priority
+        self._highest = np.ones(len(self._envs))  # the highest priority of each env so far, for new rows
+        self._ranked = 0  # the number of steps whose rows have a priority
         self._shards: list[CheckpointShard] = []
 
     # Storing
 
     def show(self, step: Step) -> None:
-        """Takes what the envs show: o_t, and what a_{t-1} led to. Shown twice is shown once."""
+        """Stores a `Step`: o_t, and the results of a_{t-1}. A repeated call has no effect."""
         self.set_current(step.observation, step.first)
         if self.steps == 0:
             return
@@ -109,14 +110,14 @@ class Replay:
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         self._observations[at] = observations
         if self.steps and (self._first[before] != first).any():
-            # An env that could not go on exactly: its episode was saved as one that goes on.
+            # An env could not be restored exactly, so its saved episode does not continue.
             self._shards = [shard for shard in self._shards if shard.about["end"] < self.steps]
             self._first[before] = first
 
     def resume_round(self, observations: np.ndarray, first: np.ndarray) -> None:
-        """Takes where the envs stand before a round, as `set_current`: mostly where they were shown last.
+        """Sets the current observations before a round like `set_current`; usually those of the last `show`.
 
-        Where an episode begins that was not begun there, the one before was cut off at what was shown last.
+        If another episode begins, the episode before it was truncated at its last shown observation.
         """
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         cut = first & ~self._first[before] & (self.steps > 0)
@@ -126,7 +127,7 @@ class Replay:
         self.set_current(observations, first)
 
     def act(self, actions: np.ndarray) -> None:
-        """Takes a_t [B, *shape], for what was shown; the oldest row gives way to the next."""
+        """Stores a_t [B, *shape] for the shown observations; the next row replaces the oldest."""
         self._actions[self.steps % self._ring] = actions
         self.steps += 1
         if self._finals:
@@ -136,17 +137,17 @@ class Replay:
 
     @property
     def _oldest(self) -> int:
-        """The step of the oldest row that is kept."""
+        """The step of the oldest row."""
         return max(0, self.steps - self._ring + 1)
 
     def __len__(self) -> int:
-        """Transitions of each env."""
+        """The number of transitions of each env."""
         return self.steps - self._oldest
 
     # Sampling
 
     def least_share(self) -> float:
-        """The least chance of a row to be drawn for its env, of all rows of these envs that have any."""
+        """The smallest probability of a row among the rows of its env, for all rows that can be drawn."""
         self._rank_new_rows()
         return min(tree.least / tree.total for tree in self._priorities)
 
@@ -159,14 +160,14 @@ class Replay:
         beta: float = 1.0,
         least: float | None = None,
     ) -> Batch:
-        """K batches with b rows of each env, of the transitions that have n steps, or an end before.
+        """Draws K batches with b rows of each env, from transitions that have n steps or end before.
 
         Args:
-          generators: one for each env, which its rows depend on alone.
+          generators: one for each env; it alone decides the rows of the env.
           batches: K.
           rows_each: b.
-          beta: exponent of the importance-sampling weights.
-          least: `least_share` of all envs, where others have some of them; None: these are all.
+          beta: the exponent of the importance-sampling weights.
+          least: `least_share` of all envs of all workers; None: these envs are all.
         """
         size = (batches, rows_each)
         if self._priorities:
@@ -217,7 +218,9 @@ class Replay:
     # Priorities
 
     def set_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """Gives the rows of a batch the priority (|error| + 1e-6)^alpha; [K, B, b] each, later ones win."""
+        """Sets the priorities of a batch's rows to (|error| + 1e-6)^alpha, [K, B, b]; for repeated rows, the
+        last counts.
+        """
         if not self._priorities:
             return
         priorities = (np.abs(errors).astype(np.float64) + 1e-6) ** self._exponent
@@ -227,7 +230,7 @@ class Replay:
             self._highest[i] = max(self._highest[i], values.max())
 
     def _rank_new_rows(self) -> None:
-        """Gives rows that can be drawn now the highest priority so far, and 0 to those that no longer can."""
+        """Sets new rows to the highest priority so far, and overwritten rows to 0."""
         start, end = max(self._ranked, self._oldest), self.steps - self._n_step + 1
         new = np.arange(start, end) % self._ring
         gone = np.arange(self.steps - self._n_step + 1, self.steps + 1) % self._ring
@@ -237,9 +240,10 @@ class Replay:
         self._ranked = end
 
     def _draw(self, i: int, uniforms: np.ndarray, beta: float, least: float) -> tuple[np.ndarray, np.ndarray]:
-        """Rows [K, b] of env i and their weights, (N P)^-beta by the largest of all envs: section 3.4.
+        """Draws rows [K, b] of env i, with weights (N P)^-beta divided by the largest of all envs (section
+        3.4).
 
-        All envs have equally many rows in a batch, so a row's P is its share of its env's priorities.
+        All envs have equally many rows in a batch, so P of a row is its share in its env's priorities.
         """
         tree = self._priorities[i]
         rows = tree.draw(uniforms.reshape(-1)).reshape(uniforms.shape)
@@ -248,7 +252,7 @@ class Replay:
     # State
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Arrays of this worker beside the shards."""
+        """The arrays of this worker beside the shards."""
         state = {"steps": np.array(self.steps)}
         if self._priorities:
             leaves = np.stack([tree[: self._ring] for tree in self._priorities])
@@ -256,7 +260,7 @@ class Replay:
         return state
 
     def shards(self) -> list[CheckpointShard]:
-        """The rows in shards: those that are saved, and one of the rows since then."""
+        """The rows in shards: the saved ones, and a new one with the rows since then."""
         self._shards = [p for p in self._shards if p.is_saved and p.about["end"] > self._oldest]
         begin = max(self._oldest, self._shards[-1].about["end"] if self._shards else 0)
         if begin < self.steps:
@@ -274,11 +278,11 @@ class Replay:
         return CheckpointShard({"begin": begin, "end": self.steps, "envs": self._envs}, arrays)
 
     def set_state(self, parts: Sequence[Mapping[str, np.ndarray]], shards: Sequence[CheckpointShard]) -> None:
-        """Continues from what all workers had, of which there may have been more or fewer.
+        """Restores the state of all workers, also of another number of workers.
 
         Args:
-          parts: `get_state` of each, with its `indices`, the envs.
-          shards: of all of them.
+          parts: `get_state` of each worker, with the `indices` of its envs.
+          shards: the shards of all workers.
         """
         self.steps = int(parts[0]["steps"])
         self._finals = {}
@@ -314,15 +318,15 @@ _STORED = ("observations", "actions", "rewards", "first", "truncated")
 
 
 def _take(array: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Entries [*at.shape, ...] of [rows, envs, ...], by row * envs + env."""
+    """Entries [*at.shape, ...] of [rows, envs, ...] at `row * envs + env`."""
     return array.reshape(-1, *array.shape[2:]).take(at, axis=0)
 
 
 class Priorities:
     """The priorities of rows (Schaul et al. 2016, arXiv:1511.05952), in trees of sums and of minima.
 
-    Each call takes log(rows). A node depends only on its two children, so trees of the same priorities have
-    the same bits, in any order of setting them.
+    Each call takes O(log rows). A node depends only on its two children, so the bits of a tree depend only on
+    the priorities, not on the order of `set`.
     """
 
     def __init__(self, rows: int) -> None:
@@ -332,12 +336,12 @@ class Priorities:
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """The sum of all priorities."""
         return float(self._sum[1])
 
     @property
     def least(self) -> float:
-        """The least of all that are above 0; infinite where none is."""
+        """The smallest priority above 0; infinite if all are 0."""
         return float(self._least[1])
 
     def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
@@ -345,9 +349,9 @@ class Priorities:
         return self._sum[self._leaves :][rows]
 
     def set(self, rows: np.ndarray, priorities: np.ndarray | float) -> None:
-        """Gives rows [n] their priorities, float [n]; those of priority 0 are never drawn.
+        """Sets the priorities of rows [n], float [n]; rows of priority 0 are never drawn.
 
-        A row that is named twice gets the last one.
+        For a repeated row, the last priority counts.
         """
         nodes = np.asarray(rows) + self._leaves
         self._sum[nodes] = priorities
@@ -359,20 +363,20 @@ class Priorities:
             self._least[nodes] = np.minimum(self._least[left], self._least[right])
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Rows [n], each as often as its share of the total, by numbers in [0, 1), float64 [n]."""
+        """Draws rows [n] in proportion to their priorities, by numbers in [0, 1), float64 [n]."""
         left_over = uniforms * self.total
         nodes = np.ones(uniforms.shape, np.int64)
         while nodes.size and nodes[0] < self._leaves:
             nodes *= 2
             below = self._sum[nodes]
-            # Rounding may leave a number above the right sum: then the left child is right.
+            # By rounding, a number may exceed the sum of the right child; then the left child is taken.
             right = (left_over >= below) & (self._sum[nodes + 1] > 0)
             left_over -= np.where(right, below, 0.0)
             nodes += right
         return nodes - self._leaves
 
 
-_SHARE = 0.8  # of the memory: TensorFlow, the networks and checkpoints need the rest
+_SHARE = 0.8  # share of the memory; TensorFlow, networks and checkpoints need the rest
 
 
 class BufferSettings(RLSettings):
@@ -388,29 +392,29 @@ class BufferSettings(RLSettings):
 
     @property
     def prioritized_replay(self) -> bool:
-        """True if transitions are drawn by their errors."""
+        """True if transitions are drawn in proportion to their errors."""
         return False
 
 
 def replay_bytes(config: BufferSettings) -> int:
-    """The memory of the settings' replay, of all workers, without truncated episodes' last observations."""
+    """The bytes of the replay of all workers, without the final observations of truncated episodes."""
     observation, action = registry.specs(config)
     row = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in (observation, action))
     row += 4 + 2  # the reward and two flags
     if config.prioritized_replay:
-        row += 64  # two trees of twice their leaves, which may be twice the rows
+        row += 64  # two trees with twice as many nodes as leaves; there may be twice as many leaves as rows
     return config.replay_size * row
 
 
 def in_words(config: BufferSettings) -> str:
-    """The replay of all workers: "1,000,000 transitions, 12.3 GB"."""
+    """The size of the replay of all workers, such as "1,000,000 transitions, 12.3 GB"."""
     return f"{config.replay_size:,} transitions, {words.size(replay_bytes(config))}"
 
 
 def check_memory(config: BufferSettings, workers: int, here: int = 1) -> None:
-    """Raise UserError, which names a size that fits, if the replay is too large for the memory.
+    """Raises UserError, which names a size that fits, if the replay is too large for the memory.
 
-    Arrays of zeros take memory only as they are filled: without this check, a run would be killed hours
+    Arrays of zeros take memory only when they are filled. Without this check, a run would be killed hours
     later.
 
     Args:

@@ -1,4 +1,4 @@
-"""Rollouts of T steps, whole episodes, and the memory that they need: experience of policy gradients."""
+"""Rollouts of T steps and whole episodes for policy gradients, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ class Rollout:
     """T steps of this worker's envs, B for each of its R replicas.
 
     Attributes:
-      observations: [R, T + 1, B, *shape], o_0 ... o_T, of the dtype of their spec.
+      observations: [R, T + 1, B, *shape], o_0 ... o_T, in the dtype of the spec.
       actions: [R, T, B, *shape].
-      extras: arrays [R, T, B, ...] that the agent computed with its actions, by name; PPO's are log_prob
-        and value.
+      extras: further results [R, T, B, ...] of the agent for each action, by name: log_prob and value for
+        PPO.
       rewards: float32 [R, T, B], of a_t.
       first: bool [R, T, B]: o_{t+1} begins a new episode.
-      truncated: bool [R, T, B]: the episode that ended there was cut off, and did not terminate.
-      memory: float32 [R, T + 1, B, M]: what a recurrent policy remembers as o_t arrives; else None. Where o_t
-        begins an episode, it is of the episode before: the value of its last observation needs that.
-      final_observations: by (r, t, b), the last observation of each truncated episode.
-      seconds: how long collecting took; env_wait_seconds: the part of it spent waiting for envs.
-      idle_seconds: how long an actor that runs beside the learner had to wait before it could begin.
-      version: the updates behind the weights that acted it, of an actor; of several, their mean.
+      truncated: bool [R, T, B]: the episode that ended there was truncated, and did not terminate.
+      memory: float32 [R, T + 1, B, M]: the memory of a recurrent policy before o_t; None for other policies.
+        If o_t begins an episode, it is the memory of the episode before, because the value of that episode's
+        last observation needs it.
+      final_observations: the last observation of each truncated episode, by (r, t, b).
+      seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
+      idle_seconds: the time for which an actor waited before it could begin.
+      version: the number of updates of the weights that collected it; for several actors, the mean.
     """
 
     observations: np.ndarray
@@ -59,7 +60,7 @@ class Rollout:
         extras: Mapping[str, tuple[int, ...]],
         memory: int = 0,
     ) -> Rollout:
-        """Buffers to be filled; `extras` are float32, of these shapes for one env and step; `memory` is M."""
+        """Empty buffers. `extras` are float32, with these shapes for one env and step; `memory` is M."""
         size = (replicas, steps, envs_each)
         return cls(
             observations=_aligned((replicas, steps + 1, envs_each, *observation.shape), observation.dtype),
@@ -73,16 +74,16 @@ class Rollout:
 
     @property
     def keeps(self) -> np.ndarray:
-        """0 where o_t, t > 0, begins an episode, otherwise 1: float32 [R, T + 1, B]."""
+        """Factors float32 [R, T + 1, B]: 0 where o_t, t > 0, begins an episode, otherwise 1."""
         return np.concatenate([np.ones_like(self.rewards[:, :1]), 1 - self.first.astype(np.float32)], axis=1)
 
     @property
     def started_memory(self) -> np.ndarray:
-        """The memory that a_t and V(o_t) follow from, [R, T + 1, B, M]: 0 where o_t begins an episode."""
+        """The memory from which a_t and V(o_t) follow, [R, T + 1, B, M]: 0 where o_t begins an episode."""
         return np.where(self.keeps[..., None] > 0, np.asarray(self.memory), np.float32(0))
 
     def steps(self) -> Iterator[tuple[np.ndarray, Step]]:
-        """Actions [B, *shape] and the `Step` after them, one step after the other; for R = 1."""
+        """Iterates over actions [B, *shape] and the `Step` after them; only for R = 1."""
         for t, actions in enumerate(self.actions[0]):
             cut = np.flatnonzero(self.truncated[0, t])
             finals = [self.final_observations[0, t, int(b)] for b in cut]
@@ -98,17 +99,19 @@ class Rollout:
             )
 
     def by_env(self, array: np.ndarray) -> np.ndarray:
-        """An array [R, T, B, ...] of this rollout as [T, R * B, ...]: in the order of the global envs."""
+        """Reshapes an array [R, T, B, ...] of this rollout to [T, R * B, ...], in the order of the global
+        envs.
+        """
         return array.swapaxes(0, 1).reshape(array.shape[1], -1, *array.shape[3:])
 
     def by_replica(self, array: np.ndarray) -> np.ndarray:
-        """An array [T, R * B, ...] as [R, T, B, ...]: the inverse of `by_env`."""
+        """Reshapes an array [T, R * B, ...] to [R, T, B, ...]: the inverse of `by_env`."""
         replicas, steps, each = self.rewards.shape
         return array.reshape(steps, replicas, each, *array.shape[2:]).swapaxes(0, 1)
 
 
 def _aligned(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> np.ndarray:
-    """Memory that TensorFlow can read in place: unaligned arrays are copied, and this one is large."""
+    """An aligned array, which TensorFlow reads in place; it would copy an unaligned array."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + alignment, np.uint8)
     offset = -memory.ctypes.data % alignment
@@ -116,21 +119,21 @@ def _aligned(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> np.ndar
 
 
 def observation_bytes(spec: ArraySpec, steps: int) -> int:
-    """The memory of the observations of so many env steps."""
+    """The bytes of the observations of these env steps."""
     return steps * math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, here: int = 1) -> None:
-    """Raise UserError if this worker's rollouts need more memory for observations than it has.
+    """Raises UserError if the observations of this worker's rollouts do not fit into memory.
 
-    `here` is how many of the workers share this machine's.
+    `here` is the number of workers on this machine.
     """
     if observation_bytes(spec, num_envs * num_steps // workers) > machine.memory() // here:
         raise too_large(spec, num_envs, num_steps, workers)
 
 
 def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> UserError:
-    """The error for rollouts that do not fit into this worker's memory; it names the settings to lower."""
+    """Makes the error for rollouts that do not fit into memory; it names the settings to lower."""
     needed = words.size(observation_bytes(spec, num_envs * num_steps // workers))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
@@ -141,16 +144,16 @@ def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> U
 
 @dataclass(frozen=True)
 class Episodes:
-    """T steps of N envs; `playing` has the steps that each env has taken.
+    """T steps of N envs; `playing` marks the steps that each env has taken.
 
     Attributes:
       observations: [T, N, *shape].
       actions: [T, N, *shape].
       noise: float32 [T, N, K], the random numbers of actions and dropout.
       log_probs: float32 [T, N], of the actions by the policy that took them.
-      rewards: float32 [T, N]; 0 where the env waits.
+      rewards: float32 [T, N]; 0 if the env waits.
       playing: bool [T, N]: the env has taken this step, and all steps before it.
-      ended: bool [N]: its episode has ended, and was not cut off.
+      ended: bool [N]: the episode has ended, and was not truncated.
     """
 
     observations: np.ndarray
@@ -163,11 +166,11 @@ class Episodes:
 
     @property
     def env_steps(self) -> int:
-        """The steps of all envs."""
+        """The number of steps of all envs."""
         return int(self.playing.sum())
 
     def taken(self, array: np.ndarray) -> np.ndarray:
-        """The steps that were taken, of an array [T, N, ...], env by env: [env_steps, ...]."""
+        """Selects the steps that were taken from an array [T, N, ...], env by env: [env_steps, ...]."""
         return array.swapaxes(0, 1)[self.playing.T]
 
     def returns(
@@ -182,9 +185,9 @@ class Episodes:
 
 
 def normalized(values: np.ndarray) -> np.ndarray:
-    """Values [n] less their mean, divided by their standard deviation (of n - 1 degrees of freedom).
+    """Values [n] minus their mean, divided by their standard deviation (n - 1 degrees of freedom).
 
-    Zeros where they do not vary.
+    Constant values become 0.
     """
     centred = values - values.mean()
     deviation = np.sqrt(np.square(centred).sum() / max(1, len(values) - 1))

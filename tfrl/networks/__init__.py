@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from tfrl.networks.network import Network as Network
 
 ROWS_OF_OWN_TORSOS = 8
-"""Rows of every part of a forward pass of a user's torso on CPUs: of another number, the order of a layer's
-sums, and so their last bits, may be other ones."""
+"""Rows of every part of a forward pass of a user's torso on CPUs. Another number of rows may change the order
+of a layer's sums, and so the last bits.
+"""
 
 _ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
 
 def kind(algorithm: str) -> str:
-    """The kind of network of an algorithm: those of one kind, by the same settings, have the same weights."""
+    """The kind of network of an algorithm. Equal settings and kinds have the same weights."""
     return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
 
 

@@ -29,9 +29,8 @@ OBSERVATION_LIMIT = np.float32(10.0)
 class ObservationScaling(keras.layers.Layer):
     """Standardises vectors by constants that a trainer sets: clip((o - mean) * scale, -10, 10).
 
-    One-hot vectors and flags, which stand behind the `size` real numbers, stay as they are. The constants are
-    weights of a network that no algorithm learns: so checkpoints, exports and every policy of the run have
-    them.
+    One-hot vectors and flags, which follow the `size` real numbers, stay unchanged. The constants are weights
+    of a network that no algorithm learns, so checkpoints, exports and every policy of the run contain them.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,7 +41,7 @@ class ObservationScaling(keras.layers.Layer):
         self.built = True
 
     def call(self, observations: tf.Tensor) -> tf.Tensor:
-        """Vectors float32 [B, D] whose first K numbers are standardised, of float32 [B, D]."""
+        """Standardises the first K numbers of vectors float32 [B, D]."""
         rest = observations[:, self._size :]
         if rest.shape[1]:
             observations = observations[:, : self._size]
@@ -54,9 +53,9 @@ class ObservationScaling(keras.layers.Layer):
 class Actor(keras.layers.Layer):
     """Parameters of the policy's distribution, float32 [B, P], from a torso's features.
 
-    The head starts near zero (gain 0.01), so that the first policy is close to uniform, or has a mean close
-    to 0. With `free_parameters` F, the last F of the P parameters are variables of their own, the same for
-    all observations, that start at 0: the deviation of continuous actions, for example.
+    The head starts near zero (gain 0.01), so the first policy is close to uniform or has a mean close to 0.
+    With `free_parameters` F, the last F of the P parameters are separate variables that start at 0 and do not
+    depend on observations, such as the deviation of continuous actions.
     """
 
     def __init__(self, parameters: int, *, features: int, seed: int, free_parameters: int = 0) -> None:
@@ -68,7 +67,7 @@ class Actor(keras.layers.Layer):
         self.built = True
 
     def call(self, features: tf.Tensor) -> tf.Tensor:
-        """Parameters float32 [B, P] of features float32 [B, D]."""
+        """Parameters float32 [B, P] from features float32 [B, D]."""
         outputs = self.head(features)
         if self.free is None:
             return outputs
@@ -77,7 +76,7 @@ class Actor(keras.layers.Layer):
 
 
 class Critic(keras.layers.Layer):
-    """State values float32 [B] from a torso's features; the head's gain is 1."""
+    """State values float32 [B] from a torso's features. The head's initial gain is 1."""
 
     def __init__(self, *, features: int, seed: int, name: str = "critic") -> None:
         super().__init__(name=name, dtype="float32")
@@ -85,25 +84,24 @@ class Critic(keras.layers.Layer):
         self.built = True
 
     def call(self, features: tf.Tensor) -> tf.Tensor:
-        """Values float32 [B] of features float32 [B, D]."""
+        """Values float32 [B] from features float32 [B, D]."""
         return self.head(features)[:, 0]
 
 
 class ActorCritic(Network):
     """An Actor and a Critic. A torso that they share is computed once for both.
 
-    A recurrent one has a core behind each torso. Its methods then take, beside observations [B, *shape], what
-    is remembered of B envs, float32 [B, M]: their states and, if it has such inputs, encoded actions and
-    rewards. Or they take `Sequences`.
+    A recurrent network has a core behind each torso. Its methods then also take the memory of B envs, float32
+    [B, M]: their states and, with --memory-inputs, encoded actions and rewards. Or they take `Sequences`.
 
     Args:
       actor, critic: the heads.
-      actor_torso, critic_torso: Keras models of observations; the same one, or one each.
+      actor_torso, critic_torso: Keras models of observations; they may be the same model.
       observation_spec: of the observations.
       action_spec: the action space.
-      scaling: standardises observations; None leaves them as they are.
+      scaling: standardises observations; None: no standardisation.
       freeze_torso: training leaves the torsos as they are.
-      cores: recurrent layers, one behind each torso; without any, the heads see the torsos' features.
+      cores: recurrent layers, one behind each torso; without cores, the heads take the torsos' features.
       added: layers that a subclass adds, by name.
 
     Attributes:
@@ -160,7 +158,9 @@ class ActorCritic(Network):
 
     @property
     def models(self) -> dict[str, keras.Model]:
-        """The actor and the critic by name, as functional Keras models; of recurrent ones, their torsos."""
+        """The actor and the critic by name, as functional Keras models; for recurrent networks, only the
+        torsos.
+        """
         found = {}
         for name in ("actor", "critic"):
             torso = self.functions["torso" if self.shared else f"{name}_torso"].layer
@@ -194,7 +194,7 @@ class ActorCritic(Network):
         return of_actor, of_critic, *([tf.concat(states, axis=-1)] if states else [])
 
     def inputs(self, weights: Weights, observations: tf.Tensor) -> list[tf.Tensor]:
-        """Observations as the torsos take them: taken apart, and standardised."""
+        """The inputs of the torsos: unpacked and standardised observations."""
         inputs = self.entrance.inputs(observations)
         if self.constants:
             inputs[-1] = self.functions["observations"](weights["observations"], inputs[-1])
@@ -222,18 +222,18 @@ class ActorCritic(Network):
         return self.functions[core](weights[core], inputs, state, memory.keep)
 
     def sequences(self, memory: tf.Tensor, keep: tf.Tensor, count: int) -> Sequences:
-        """`Sequences` of what was remembered before each step, float32 [U * n, M]; `count` is n."""
+        """`Sequences` from the memory before each step, float32 [U * n, M]; `count` is n."""
         return Sequences(memory[:count, : self.state_size], keep, memory[:, self.state_size :])
 
     def parameters(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Distribution parameters alone, float32 [B, P]."""
+        """Only the distribution parameters, float32 [B, P]."""
         features, *_ = self.features(weights, "actor", self.inputs(weights, observations), memory)
         return self.entrance.shut(observations, self.functions["actor"](weights["actor"], features))
 
     def values(self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
-        """Values alone, float32 [B]."""
+        """Only the values, float32 [B]."""
         features, *_ = self.features(weights, "critic", self.inputs(weights, observations), memory)
         return self.functions["critic"](weights["critic"], features)
 
@@ -252,7 +252,7 @@ class ActorCritic(Network):
         self, *, on_gpu: bool, at_once: int, part_rows: int | None = None
     ) -> Callable[..., tf.Tensor]:
         """Returns `values` for acting, in parts; `part_rows` is that of `in_parts`, for small networks."""
-        if not self.is_small:  # without the policy's head, convolutions round otherwise
+        if not self.is_small:  # without the policy's head, convolutions round differently
             forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
             return lambda weights, *rows: forward(weights, *rows)[1]
         of_rows = self.in_parts(
@@ -268,7 +268,7 @@ class ActorCritic(Network):
 
     @property
     def fits_arrays(self) -> bool:
-        """True if NumPy can compute the network: one or two mlps in float32. The settings alone decide it."""
+        """True if NumPy can compute it: one or two mlps in float32. It depends only on the settings."""
         return not self._cores and all(array_policy.fits(self.functions[name]) for name in self.torsos)
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -316,9 +316,10 @@ class ActorCritic(Network):
         return scaled
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The most likely `action`, the distribution's parameters, `value`; a recurrent network's `state`.
+        """The most likely `action`, the distribution's parameters and the `value`; for a recurrent network,
+        its `state`.
 
-        That is float32 [B, M]: with the action, if the network takes it, and 0 for its reward.
+        The state is float32 [B, M]. With --memory-inputs it contains the action, and 0 for its reward.
         """
         found = super().exported(outputs) | {"value": outputs[1]}
         if not self._cores:
@@ -330,7 +331,7 @@ class ActorCritic(Network):
         return found | {"state": state}
 
     def _coded(self, actions: tf.Tensor) -> tf.Tensor:
-        """Actions [B, *shape] as `ActionSpec.encoded` gives them, float32 [B, A]."""
+        """Encodes actions [B, *shape] like `ActionSpec.encoded`, float32 [B, A]."""
         spec = self.distribution.action_spec
         if isinstance(spec, MultiDiscrete):
             each = [tf.one_hot(actions[:, k], count) for k, count in enumerate(spec.counts)]
@@ -341,8 +342,8 @@ class ActorCritic(Network):
 class PhasicActorCritic(ActorCritic):
     """An ActorCritic whose actor has an auxiliary value head (Cobbe et al. 2021, arXiv:2009.04416, fig. 1).
 
-    Where actor and critic share their torso, the critic's head sees its features as constants, so that the
-    value's gradient does not disturb the policy; the auxiliary head's gradient reaches the torso.
+    If actor and critic share their torso, the gradient of the critic's head stops at its features, so it does
+    not change the policy. The gradient of the auxiliary head reaches the torso.
     """
 
     def outputs(
@@ -355,7 +356,9 @@ class PhasicActorCritic(ActorCritic):
     def with_auxiliary(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
     ) -> Sequence[tf.Tensor]:
-        """The same, and third the values of the actor's own head, float32 [B]; without its weights, zeros."""
+        """The same as `outputs`, with the values of the auxiliary head in third place, float32 [B]; zeros
+        without its weights.
+        """
         features, seen, *state = self.both_features(weights, observations, memory)
         seen = tf.stop_gradient(seen) if self.shared else seen
         values = self.functions["critic"](weights["critic"], seen)
@@ -367,7 +370,7 @@ class PhasicActorCritic(ActorCritic):
 
 
 class ActorCriticSettings(NetworkSettings, RLSettings):
-    """The settings that networks of PPO, PPG and IMPALA are made from."""
+    """The settings of the networks of PPO, PPG and IMPALA."""
 
     free_deviation: bool
     normalize_observations: bool
@@ -429,7 +432,7 @@ def build(
 
     Args:
       torso: a name of the zoo.
-      torso_options: the torso's own options, for `resnet.build`, where they are not PPO's defaults.
+      torso_options: options of the torso for `resnet.build` that differ from PPO's defaults.
       observation_spec, action_spec: of the env.
       share_torso: one torso for both heads, or one each.
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
@@ -438,12 +441,12 @@ def build(
       scale_observations: standardise vectors by constants.
       freeze_torso: training leaves the torsos as they are.
       memory: the kind of the recurrent cores behind the torsos: "lstm", "gru", or "none".
-      memory_size: their units.
-      memory_inputs: they also take the last action and reward.
-      sequence_length: steps through which gradients go back in them; 0: all.
+      memory_size: the number of units of the cores.
+      memory_inputs: the cores also take the last action and reward.
+      sequence_length: the number of steps of truncated backpropagation; 0: all steps.
       phasic: with the auxiliary value head of phasic policy gradient.
-      critics_own: the critic's torso where it is another one, which needs `share_torso` False.
-      hidden_options: of the mlp that joins the features of images with all else.
+      critics_own: another torso for the critic; needs `share_torso` False.
+      hidden_options: options of the mlp that joins image features with all other inputs.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.

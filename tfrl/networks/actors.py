@@ -1,7 +1,7 @@
-"""The networks of the algorithms with replay, and of REINFORCE: each acts by one model of its own.
+"""The networks of the algorithms with replay, and of REINFORCE.
 
-DQN learns the values of all actions; DDPG, TD3 and SAC an actor and one or two critics Q(o, a); REINFORCE an
-actor alone. None shares a torso, so each is a Keras model from observations to outputs.
+DQN has a network for the values of all actions; DDPG, TD3 and SAC have an actor and one or two critics Q(o,
+a); REINFORCE has only an actor. They share no torso, so each is a Keras model from observations to outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfrl.workers.data_parallel import Weights
 
 
 class ActorSettings(RLSettings):
-    """The settings that the networks of this file are made from; an algorithm has those of its network."""
+    """The settings of the networks of this file; an algorithm has only those of its network."""
 
     dueling: bool
     exploration_end: float
@@ -37,10 +37,11 @@ class ActorAndCritics(Network):
     """An actor, whose outputs are a distribution's parameters, and critics `critic1`, `critic2` and so on.
 
     Args:
-      actor: gives float32 [B, P] of observations [B, *shape].
-      critics: give Q(o, a): of both, float32 [B], or of discrete actions all, float32 [B, A].
+      actor: computes float32 [B, P] from observations [B, *shape].
+      critics: compute Q(o, a) from observations and actions, float32 [B]; for discrete actions, the values of
+        all actions from observations, float32 [B, A].
       observation_spec: of the observations.
-      action_spec: the action space; None where a subclass chooses actions in its own way.
+      action_spec: the action space; None if a subclass chooses actions differently.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class DeterministicActor(ActorAndCritics):
     """An actor whose actions are tanh of its outputs.
 
     Args:
-      actor: gives float32 [B, D] of observations [B, *shape].
-      critics: give Q(o, a) float32 [B] of both.
+      actor: computes float32 [B, D] from observations [B, *shape].
+      critics: compute Q(o, a), float32 [B], from observations and actions.
       observation_spec: of the observations.
       noise_scale: standard deviation of the exploration noise.
     """
@@ -95,12 +96,12 @@ class DeterministicActor(ActorAndCritics):
         return generator.standard_normal((steps, self.noise_size), np.float32)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
-        """The best actions, and Gaussian noise upon them, float32 [B, D] in [-1, 1]."""
+        """The best actions with added Gaussian noise, float32 [B, D] in [-1, 1]."""
         return tf.clip_by_value(self.greedy(outputs) + self._noise_scale * noise, -1.0, 1.0)
 
     def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The best actions, float32 [B, D] in [-1, 1]."""
-        # By way of float64: vectorised functions round a float32 by its place in the batch.
+        # In float64, because vectorised functions round a float32 by its place in the batch.
         return tf.cast(tf.tanh(tf.cast(outputs[0], tf.float64)), tf.float32)
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -113,7 +114,7 @@ class DeterministicActor(ActorAndCritics):
         return np.tanh(outputs.astype(np.float64)).astype(np.float32)
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Raises TypeError: continuous actions have none."""
+        """Raises TypeError, because continuous actions have no probabilities."""
         raise TypeError("continuous actions have no probabilities")
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -125,10 +126,10 @@ class ActorAlone(ActorAndCritics):
     """REINFORCE's actor, which has no critics. It acts without dropout.
 
     Args:
-      torso: gives features float32 [B, D] of observations [B, *shape].
-      head: gives the parameters of the distribution, float32 [B, P], of them.
+      torso: computes features float32 [B, D] from observations [B, *shape].
+      head: computes the parameters of the distribution, float32 [B, P], from features.
       observation_spec, action_spec: of the env.
-      dropout: the share of features that training drops.
+      dropout: the share of features that are dropped in training.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class ActorAlone(ActorAndCritics):
     def parameters(self, weights: tf.Tensor, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         """Parameters of the distribution, float32 [B, P], with the dropout of the noise.
 
-        Inverted dropout (Srivastava et al. 2014): the features that stay are divided by their share.
+        This is inverted dropout (Srivastava et al. 2014): the kept features are divided by their share.
 
         Args:
           weights: float32 [size].
@@ -171,10 +172,10 @@ class ActorAlone(ActorAndCritics):
 
 
 class Dueling(keras.layers.Layer):
-    """Values of actions from the value of an observation and the advantage of each (`q_learning.dueling`)."""
+    """Action values from the value of an observation and the advantages of actions (`q_learning.dueling`)."""
 
     def call(self, value: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
-        """Values float32 [B, A] of float32 [B, 1] and [B, A]."""
+        """Values float32 [B, A] from float32 [B, 1] and [B, A]."""
         return q_learning.dueling(value[:, 0], advantages)
 
 
@@ -182,9 +183,9 @@ class QNetwork(Network):
     """Q(o, a) of A actions.
 
     Args:
-      model: values float32 [B, A] of observations [B, *shape].
+      model: computes values float32 [B, A] from observations [B, *shape].
       observation_spec: of the observations.
-      epsilon: the share of random actions among those that are drawn and not greedy.
+      epsilon: the share of random actions of `sample`.
     """
 
     noise_size = 2
@@ -202,7 +203,9 @@ class QNetwork(Network):
         return [self.entrance.shut(observations, self.functions["q"](weights["q"], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 [steps, 2]: whether to act at random, and how."""
+        """Uniform numbers in [0, 1), float32 [steps, 2]. The first decides whether the action is random, the
+        second which.
+        """
         return generator.random((steps, 2), np.float32)
 
     def sample(
@@ -218,7 +221,7 @@ class QNetwork(Network):
             at_random = tf.reduce_sum(tf.cast(passed, tf.int32), axis=1)
         else:
             at_random = tf.cast(noise[:, 1] * self.num_actions, tf.int32)
-            # Of float32 below 1 the largest may round up.
+            # The largest float32 below 1 may round up.
             at_random = tf.minimum(at_random, self.num_actions - 1)
         return tf.where(noise[:, 0] < epsilon, at_random, self.greedy(outputs))
 
@@ -240,19 +243,19 @@ class QNetwork(Network):
         return outputs.argmax(axis=1).astype(np.int32)
 
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The probability of each action when drawn, float32 [B, A]."""
+        """The probability of each action of `sample`, float32 [B, A]."""
         best = tf.one_hot(self.greedy(outputs), self.num_actions)
         allowed = tf.cast(outputs[0] > FORBIDDEN / 2, tf.float32)
         at_random = allowed / tf.reduce_sum(allowed, axis=1, keepdims=True)
         return (1.0 - self._epsilon) * best + self._epsilon * at_random
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The best `action`, and the `q` of all."""
+        """The best `action`, and `q` of all actions."""
         return {"action": self.greedy(outputs), "q": outputs[0]}
 
 
 def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCritics:
-    """Makes the networks that the settings of a DQN, DDPG, TD3, SAC or REINFORCE run describe.
+    """Makes the networks of a run of DQN, DDPG, TD3, SAC or REINFORCE from its settings.
 
     Raises:
       ValueError: the zoo cannot build their torso.
@@ -293,7 +296,7 @@ def _q_network(
 def _critic(
     config: ActorSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
 ) -> keras.Model:
-    """Q(o, a): actions join the observation, or a torso's features of an image, before the hidden layers."""
+    """A critic Q(o, a): actions join the observation, or an image's features, before the hidden layers."""
     if isinstance(action_spec, Discrete):
         torso = torso_for(config, observation_spec, precision, seed, critic=True)
         return _headed(torso, action_spec.n, 1.0, seed)

@@ -1,4 +1,4 @@
-"""Small networks in NumPy: for a few envs a call of TensorFlow takes longer than the arithmetic."""
+"""Small networks in NumPy. For a few envs, a call of TensorFlow takes longer than the arithmetic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from tfrl.networks.network import Functional
 
 MOST_ENVS = 16
-"""Training envs, all workers together, for which NumPy is the faster way (`benchmarks.small_networks`)."""
+"""The largest number of training envs, all workers together, for which NumPy is faster
+(`benchmarks.small_networks`).
+"""
 
-_ROWS = 1024  # of which a layer's outputs stay in the cache
+_ROWS = 1024  # so many that a layer's outputs stay in the cache
 
-# They work in place; gelu is missing, because NumPy has no error function.
+# These functions work in place. gelu is missing, because NumPy has no error function.
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda x: x,
     "tanh": lambda x: np.tanh(x, out=x),
@@ -30,7 +32,9 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def variable_name(variable: tf.keras.Variable) -> str:
-    """LAYER/WEIGHT, or PART/LAYER/WEIGHT, the same in every process and on every topology."""
+    """The name of a variable, LAYER/WEIGHT or PART/LAYER/WEIGHT, equal in every process and on every
+    topology.
+    """
     return getattr(variable, "in_file", None) or "/".join(variable.path.split("/")[-2:])
 
 
@@ -39,7 +43,7 @@ DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.n
 
 
 def fits(function: Functional) -> bool:
-    """True if NumPy can compute the network: a chain of dense layers in float32, of vectors."""
+    """True if NumPy can compute the network: a chain of dense layers in float32 for vectors."""
     return function.in_float32 and all(map(_fits, layers_of(function.layer)))
 
 
@@ -53,13 +57,13 @@ def _fits(layer: Any) -> bool:
 
 
 def layers_of(layer: tf.keras.layers.Layer) -> list[Any]:
-    """The layers and operations of a model, and of models in it, in their order; or the layer itself."""
+    """The layers and operations of a model and its inner models, in order; for a layer, the layer itself."""
     inner = getattr(layer, "operations", None) or getattr(layer, "layers", None)
     return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
 
 
 def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
-    """The layers of a network that `fits`, by its vector of weights."""
+    """The dense layers of a network that `fits`, from its weight vector."""
     arrays = function.split(vector)
     return [
         (
@@ -73,9 +77,9 @@ def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
 
 
 def outputs(observations: np.ndarray, layers: DenseLayers) -> np.ndarray:
-    """A network's outputs float32 [B, P] of vectors float32 [B, D]; any B, a few rows at a time.
+    """A network's outputs float32 [B, P] for vectors float32 [B, D], for any B, a few rows at a time.
 
-    Each row is a product of a vector and a matrix of its own, so its bits do not depend on the others.
+    Each row is a separate product of a vector and a matrix, so its bits do not depend on other rows.
     """
     parts = []
     # NumPy has several threads if it was imported before tfrl, and they would compete with TensorFlow's.

@@ -1,7 +1,6 @@
 """Action distributions from the outputs of an actor, for each kind of action space.
 
-To add an action space: its spec in `tfrl/envs/spec.py`, a class here that follows `ActionDistribution`, and a
-line in `_DISTRIBUTIONS`. Networks, noise and buffers size themselves by it.
+CONTRIBUTING.md says how to add an action space.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 class Distribution(ABC):
     """A distribution over actions for each of B envs.
 
-    The randomness comes from outside, so that an env draws the same numbers wherever it is held. A row is
-    computed by the same operations for every batch size (docs/design.md, "The same run on any topology").
+    The random numbers are arguments, so an env gets the same numbers on any worker. The operations on a row
+    do not depend on the batch size (docs/design.md, "The same run on any topology").
     """
 
     @abstractmethod
@@ -46,18 +45,18 @@ class Distribution(ABC):
 
 
 class ActionDistribution(ABC):
-    """The policies over an action space; called with an actor's outputs, the `Distribution` of each env.
+    """The policies over an action space. A call with an actor's outputs gives the `Distribution` of each env.
 
-    `act`, `log_probs_of` and `act_greedily` are NumPy versions of `sample`, `log_prob` and `mode`; they
-    differ by rounding.
+    `act`, `log_probs_of` and `act_greedily` are NumPy versions of `sample`, `log_prob` and `mode`, equal up
+    to rounding.
 
     Args:
       action_spec: the action space.
 
     Attributes:
-      parameters_size: P, the outputs that the actor needs.
-      noise_size: K, the random numbers that a sample needs.
-      deviation_size: how many of the parameters, the last ones, decide only how far actions vary.
+      parameters_size: P, the number of outputs of the actor.
+      noise_size: K, the number of random numbers of a sample.
+      deviation_size: the number of parameters, the last ones, that decide only the deviation of actions.
     """
 
     parameters_size: int
@@ -69,7 +68,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def __call__(self, parameters: tf.Tensor) -> Distribution:
-        """The distribution of the outputs of an actor, float32 [B, P]."""
+        """The distribution for the outputs of an actor, float32 [B, P]."""
 
     @abstractmethod
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
@@ -77,11 +76,11 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of parameters float32 [B, P], by noise float32 [B, K]."""
+        """Actions [B, *shape] drawn with parameters float32 [B, P] and noise float32 [B, K]."""
 
     @abstractmethod
     def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of parameters float32 [B, P] and the actions that `act` drew."""
+        """log pi(a), float32 [B], from parameters float32 [B, P] and the actions of `act`."""
 
     @abstractmethod
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
@@ -91,8 +90,8 @@ class ActionDistribution(ABC):
 class Categorical(Distribution):
     """A distribution over actions 0 ... A - 1, from logits float32 [B, A].
 
-    Normalised in float64: vectorised exponentials round a number by its place in the batch, so in float32 the
-    same env's log-probability would depend on how many others its replica holds.
+    It is normalised in float64. Vectorised exponentials round a number by its place in the batch, so in
+    float32 the log-probability of an env would depend on the number of envs of its replica.
     """
 
     def __init__(self, logits: tf.Tensor) -> None:
@@ -103,7 +102,7 @@ class Categorical(Distribution):
         """Actions int32 [B] from uniform numbers float32 [B, 1], by inverting the cumulative sum."""
         noise.shape.assert_is_compatible_with((None, 1))
         cumulative = tf.cumsum(tf.exp(self._wide), axis=-1)
-        # Rounding may leave the last sum a little below 1: the last action takes the rest.
+        # By rounding, the last sum may be slightly below 1; the last action then gets the rest.
         passed = cumulative[:, :-1] <= tf.cast(noise, tf.float64)
         return tf.reduce_sum(tf.cast(passed, tf.int32), axis=-1)
 
@@ -156,7 +155,7 @@ class CategoricalActions(ActionDistribution):
 
 
 def _shifted(logits: np.ndarray) -> np.ndarray:
-    """Logits float64 [B, A] of which the largest is 0. (`reduce` is faster than `max` and `sum`.)"""
+    """Logits float64 [B, A] shifted so that the largest is 0. (`reduce` is faster than `max` and `sum`.)"""
     wide = logits.astype(np.float64)
     wide -= np.maximum.reduce(wide, axis=1, keepdims=True)
     return wide
@@ -240,9 +239,9 @@ _WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
 class TanhNormal(Distribution):
     """The distribution of tanh(z), z normal with independent components: float32 actions [B, D] in (-1, 1).
 
-    The parameters, float32 [B, 2 D], are the mean of z, [B, D], and then x, [B, D], for its standard
-    deviation softplus(x + c) + 0.01, which is 1 where x = 0. (If no observation changes the deviation, x is
-    the same in all rows.) All is computed in float64, and each number by the same instructions
+    The parameters, float32 [B, 2 D], are the mean of z, [B, D], and x, [B, D]. The standard deviation is
+    softplus(x + c) + 0.01, which is 1 for x = 0. (If the deviation does not depend on observations, x is
+    equal in all rows.) All computations are in float64, with the same instructions for each number
     (`_batch_invariant`).
     """
 
@@ -261,8 +260,8 @@ class TanhNormal(Distribution):
     def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The actions of `sample`, and their log pi(a), float32 [B], with the gradients that SAC needs.
 
-        It is computed from z (Haarnoja et al. 2018, arXiv:1812.05905, appendix C), so that it loses nothing
-        where tanh rounds to +-1.
+        It is computed from z (Haarnoja et al. 2018, arXiv:1812.05905, appendix C), so it is exact even if
+        tanh rounds to +-1.
         """
         noise.shape.assert_is_compatible_with(self._mean.shape)
         noise = tf.cast(noise, tf.float64)
@@ -274,7 +273,7 @@ class TanhNormal(Distribution):
 
             log pi(a) = sum_i log N(atanh(a_i); mean_i, std_i) - log(1 - a_i^2)
 
-        +-1 counts as its neighbour in float32, which `sample` gives in its place: z is about +-8.7 there.
+        +-1 is replaced by its neighbour in float32, as in `sample`; z is about +-8.7 there.
         """
         actions.shape.assert_is_compatible_with(self._mean.shape)
         actions = tf.cast(tf.clip_by_value(actions, -_LARGEST, _LARGEST), tf.float64)
@@ -289,17 +288,17 @@ class TanhNormal(Distribution):
 
             H = sum_i log(std_i sqrt(2 pi e)) + E[log(1 - tanh(z_i)^2)]
 
-        The mean has no closed form. 24 points give it to 1e-7 where std <= 1, to 1e-4 where std <= 2, and to
-        1 % where std = 10. Other PPO codes take -log pi(a) of one action in place of H, whose gradient is
-        noise (and has mean zero where the action is from the policy itself), or the normal's entropy, which
-        grows with std without end while the actions gather at +-1.
+        The mean has no closed form. With 24 points its error is 1e-7 for std <= 1, 1e-4 for std <= 2, and 1 %
+        for std = 10. Other PPO implementations use -log pi(a) of one action instead of H; its gradient is
+        noisy, with mean zero if the action comes from the policy itself. Or they use the normal's entropy,
+        which grows with std without limit while the actions gather at +-1.
         """
         z = self._mean[..., None] + self._std[..., None] * _NODES
         correction = tf.reduce_sum(_log_slope(z) * _WEIGHTS, axis=-1)
         return _sum(self._log_std + (_LOG_SQRT_2_PI + 0.5) + correction)
 
     def mode(self) -> tf.Tensor:
-        """tanh(mean), float32 [B, D]: the median, which stays where a wide density has its peaks near +-1."""
+        """tanh(mean), float32 [B, D]. This is the median; the peaks of a wide density are near +-1."""
         return _squash(self._mean)
 
     def _log_normal(self, standard: tf.Tensor) -> tf.Tensor:
@@ -346,7 +345,7 @@ class TanhNormalActions(ActionDistribution):
 
 
 def _squash(z: tf.Tensor) -> tf.Tensor:
-    """tanh(z) as float32, next to +-1 where it would round to that."""
+    """tanh(z) as float32; +-1 is replaced by its neighbour."""
     return tf.clip_by_value(tf.cast(_batch_invariant(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
 
 
@@ -377,8 +376,8 @@ def _sum(log_probs: tf.Tensor) -> tf.Tensor:
 def _batch_invariant(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """function(x) of float64 [..., D]; the bits of each number do not depend on its place.
 
-    Vector instructions take eight numbers or fewer at a time. The rest at the end of a tensor goes through
-    other instructions, which round otherwise. Rows filled up to a multiple of eight have no such rest.
+    Vector instructions take eight numbers or fewer at a time. Other instructions, which round differently,
+    process the remainder at the end of a tensor. Padding rows to a multiple of eight avoids a remainder.
     """
     size = x.shape[-1]
     if size % 8 == 0:

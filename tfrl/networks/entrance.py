@@ -1,4 +1,4 @@
-"""The entrance of networks: takes rows of several arrays apart, and shuts out forbidden actions."""
+"""The entrance of networks: unpacks rows of several arrays, and excludes forbidden actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfrl.networks import own
 
 
 class Entrance:
-    """Takes observations apart before a network's first layer; leaves a plain array as it is.
+    """Unpacks observations before a network's first layer; a plain array stays unchanged.
 
     Args:
       spec: of the observations.
@@ -27,7 +27,9 @@ class Entrance:
         self.spec = spec
 
     def inputs(self, observations: tf.Tensor) -> list[tf.Tensor]:
-        """Images uint8 [B, H, W, C] each, then a vector float32 [B, D] if there is any, of [B, *shape]."""
+        """Unpacks observations [B, *shape]: images uint8 [B, H, W, C] each, then a vector float32 [B, D] if
+        there is one.
+        """
         spec = self.spec
         if not spec.parts:
             return [observations]
@@ -41,7 +43,7 @@ class Entrance:
         return found
 
     def _of_kind(self, observations: tf.Tensor, kind: str) -> tf.Tensor:
-        """The numbers of a kind, [B, size], of rows [B, n]."""
+        """The numbers of a kind, [B, size], from rows [B, n]."""
         stored, rows = self.spec.stored_type(kind), observations[:, self.spec.kind_places[kind]]
         if rows.dtype == tf.uint8 and stored != np.uint8:
             return tf.bitcast(tf.reshape(rows, (-1, rows.shape[1] // 4, 4)), stored)
@@ -51,14 +53,14 @@ class Entrance:
         if not self.spec.choices:
             return []
         choices, found, begin = tf.cast(self._of_kind(observations, CHOICES), tf.int32), [], 0
-        for count, group in itertools.groupby(self.spec.choices):  # neighbours of equal size at once
+        for count, group in itertools.groupby(self.spec.choices):  # neighbours of equal size in one operation
             size = len(list(group))
             found.append(tf.reshape(tf.one_hot(choices[:, begin : begin + size], count), (-1, size * count)))
             begin += size
         return found
 
     def rows(self, shown: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Observations [B, *shape] of what envs show: the plain array, or the parts in their order."""
+        """Packs observations [B, *shape] from the plain array, or from the parts in order."""
         if not self.spec.parts:
             return tf.transpose(shown[0], (0, 2, 3, 1)) if self.spec.channels_first else shown[0]
         found = []
@@ -75,18 +77,18 @@ class Entrance:
         return tf.concat(found, axis=1)
 
     def shut(self, observations: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Outputs float32 [B, A], a number for each action, with FORBIDDEN where the mask says so."""
+        """Outputs float32 [B, A], one for each action, with FORBIDDEN for forbidden actions."""
         if not self.spec.num_actions:
             return outputs
         return tf.where(self._of_kind(observations, MASK) != 0, outputs, FORBIDDEN)
 
     def shut_arrays(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The same in NumPy."""
+        """The same as `shut` in NumPy."""
         allowed = self.spec.allowed(observations)
         return outputs if allowed is None else np.where(allowed, outputs, FORBIDDEN)
 
     def replace_images(self, observations: tf.Tensor, images: list[tf.Tensor]) -> tf.Tensor:
-        """Observations [B, *shape] with other images, uint8 [B, H, W, C] each."""
+        """Observations [B, *shape] with their images replaced by others, uint8 [B, H, W, C] each."""
         if not self.spec.parts:
             return images[0]
         flat = [tf.reshape(image, (tf.shape(image)[0], image.shape[1:].num_elements())) for image in images]
@@ -102,7 +104,7 @@ class Unpack(keras.layers.Layer):
         self.built = True
 
     def call(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors that `torso` takes, of rows [B, n]."""
+        """The input tensors of `torso`, from rows [B, n]."""
         return self._entrance.inputs(rows)
 
 
@@ -115,16 +117,16 @@ def torso(
     precision: str,
     seed: int,
 ) -> keras.Model:
-    """Makes a torso: features float32 [B, F] of the tensors of `Entrance.inputs`.
+    """Makes a torso: features float32 [B, F] from the tensors of `Entrance.inputs`.
 
-    Each image goes through a network `name` of its own. Their features and all else, joined to one vector, go
-    through an mlp: a linear head would not see what only several arrays together tell.
+    Each image has its own network `name`. An mlp takes their features joined with all other inputs, because a
+    linear head could not combine several arrays.
 
     Args:
-      name: of the zoo, or `module:function` of a torso of the user's own (`tfrl.networks.own`).
+      name: a name of the zoo, or `module:function` of the user's own torso (`tfrl.networks.own`).
       spec: of the observations.
-      options: the network's own, for `resnet.build`, where they are not PPO's defaults.
-      hidden_options: those of the mlp behind networks of images.
+      options: options of the network for `resnet.build` that differ from PPO's defaults.
+      hidden_options: options of the mlp behind image networks.
       precision: "float32" or "bfloat16".
       seed: decides the initial weights.
 
@@ -161,10 +163,10 @@ def torso(
 
 
 def critic_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `torso` for critics' own torso: other options than those of the actor's."""
+    """The arguments of `torso` for the critics' own torso, with other options than the actor's."""
     return {**options, "options": options["hidden_options"] if name == "mlp" else {}}
 
 
 def _seed_of(seed: int, name: str) -> int:
-    """A seed for the torso of an image: two torsos of equal images begin with other weights."""
+    """A seed for the torso of an image, so that the torsos of equal images begin with different weights."""
     return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0] >> 1)

@@ -1,8 +1,8 @@
 """The recurrent core of a network: an LSTM or a GRU between a torso and the heads.
 
-The inputs of all steps go through one matrix product; then only the product of the hidden state is left for
-each step. The gradient goes back through the steps in the same way: the weights' gradients are one product of
-all steps (`_unroll`).
+One matrix product takes the inputs of all steps. Only the product with the hidden state is computed step by
+step. The same holds for the gradient: one product of all steps gives the gradients of the weights
+(`_unroll`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import tensorflow as tf
 class Sequences(NamedTuple):
     """The arrays that a recurrent network takes beside the observations of n sequences of U steps.
 
-    Rows are in the order of time: first the first steps of all sequences.
+    Rows are in the order of time; the first steps of all sequences are first.
 
     Attributes:
-      state: float32 [n, S], at the first steps.
-      keep: float32 [U * n], 0 where an episode begins, so that the state is reset there, otherwise 1.
+      state: float32 [n, S], the states before the first steps.
+      keep: float32 [U * n], 0 at the first step of an episode, where the state is reset, otherwise 1.
       inputs: float32 [U * n, I], the encoded previous actions and rewards; I may be 0.
     """
 
@@ -63,7 +63,7 @@ def _gru(inputs: tf.Tensor, products: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
 class _Kind(NamedTuple):
     step: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
     gates: int
-    states: int  # vectors of H numbers
+    states: int  # number of vectors of size H in the state
 
 
 _KINDS = {"lstm": _Kind(_lstm, gates=4, states=2), "gru": _Kind(_gru, gates=3, states=1)}
@@ -76,13 +76,13 @@ class Core(keras.layers.Layer):
       kind: "lstm" or "gru".
       units: H, the size of the hidden state, which is the output.
       features: D, the size of the inputs.
-      by_row: a single step treats each row alike, whatever the batch size (see `resnet.layers.Layers.dense`);
-        not needed where XLA compiles one number of rows.
+      by_row: the results of a single step do not depend on the batch size (see `resnet.layers.Layers.dense`);
+        not needed if XLA compiles one number of rows.
       seed: decides the initial weights.
-      length: steps through which gradients go back; None: all.
+      length: the number of steps of truncated backpropagation; None: all steps.
 
     Attributes:
-      state_size: S, the numbers of its state.
+      state_size: S, the size of its state.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Core(keras.layers.Layer):
         kernel = keras.initializers.GlorotUniform(seed=seed)((features, gates * units))
         bias = np.zeros(gates * units, np.float32)
         if kind == "lstm":
-            bias[units : 2 * units] = 1.0  # of the forget gate (Jozefowicz et al. 2015)
+            bias[units : 2 * units] = 1.0  # bias of the forget gate (Jozefowicz et al. 2015)
         self.kernel = keras.Variable(kernel, name="kernel")
         self.recurrent = keras.Variable(np.concatenate(orthogonal, axis=1), name="recurrent_kernel")
         self.bias = keras.Variable(bias, name="bias")
@@ -136,7 +136,7 @@ def _steps(features: tf.Tensor, state: tf.Tensor) -> int:
 
 
 def _by_row(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """A matrix product, float32 [n, D] x [D, G], as a 1 x 1 convolution: each row by itself."""
+    """A matrix product, [n, D] x [D, G], as a 1 x 1 convolution, which computes each row separately."""
     return tf.nn.conv2d(x[:, None, None], kernel[None, None], 1, "VALID")[:, 0, 0]
 
 
@@ -151,17 +151,17 @@ def _unroll(
 ) -> tf.Tensor:
     """The states after each of U steps, float32 [U, n, S].
 
-    Its gradient is written out. TensorFlow's own would add a gradient of the recurrent weights, as large as
-    they are, at every step.
+    It defines its own gradient. TensorFlow's would add a gradient as large as the recurrent weights at every
+    step.
 
     Args:
-      step: gives the next state of x W + b, h U and the state.
+      step: computes the next state from x W + b, h U and the state.
       inputs: x W + b of all steps, float32 [U, n, G].
       recurrent: U, float32 [H, G].
-      state: before the first step, float32 [n, S].
+      state: the state before the first step, float32 [n, S].
       keep: float32 [U, n, 1], by which the state before each step is multiplied.
       product: of h and U.
-      length: gradients stop before every so manyth step; None: nowhere.
+      length: gradients stop after this number of steps; None: they never stop.
     """
     units, steps = recurrent.shape[0], inputs.shape[0]
 
@@ -211,7 +211,9 @@ def _unroll(
 
 
 def _flows(steps: int, length: int) -> tf.Tensor:
-    """0 at the first step of every sequence of this length but the first one, float32 [U, 1, 1]."""
+    """Factors float32 [U, 1, 1]: 0 at the first step of every sequence of this length except the first,
+    otherwise 1.
+    """
     flows = np.ones((steps, 1, 1), np.float32)
     flows[length::length] = 0.0
     return tf.constant(flows)

@@ -1,4 +1,4 @@
-"""Networks as pure functions of their weights: the one form that every algorithm learns, copies and saves.
+"""Networks as pure functions of their weights, in one form for all algorithms.
 
 The weights of a network are one float32 vector. A target network is another vector, an optimizer's step is
 one operation, and a sum over replicas has few tensors. Keras builds the layers and their initial weights.
@@ -29,9 +29,9 @@ _ALIGNMENT = 16
 class Head(keras.layers.Dense):
     """A float32 linear layer that computes each row in the same way, whatever the batch size.
 
-    A matrix product blocks its sums by the batch size, so 32 envs would round differently on one replica
-    than 16 envs on each of two, and the runs would differ after some dozens of updates. A product and a sum
-    for each output cost little, because a head has few outputs.
+    A matrix product orders its sums by the batch size. So 32 envs on one replica would round differently than
+    16 envs on each of two replicas, and the runs would differ after some dozens of updates. A separate sum
+    for each output is cheap, because a head has few outputs.
     """
 
     def __init__(self, units: int, *, features: int, gain: float, seed: int, name: str = "head") -> None:
@@ -40,7 +40,7 @@ class Head(keras.layers.Dense):
         self.build((None, features))
 
     def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Outputs float32 [B, units] of features float32 [B, D]."""
+        """Outputs float32 [B, units] from features float32 [B, D]."""
         products = features[:, None, :] * tf.transpose(self.kernel)  # [B, units, D]
         return tf.reduce_sum(products, axis=-1) + self.bias
 
@@ -49,10 +49,10 @@ class Packing:
     """The layout of arrays in one float32 vector.
 
     Args:
-      variables: Keras variables, whose shapes, names and initial values count.
+      variables: Keras variables, which give shapes, names and initial values.
 
     Attributes:
-      names: of the arrays, in the order of the vector.
+      names: the names of the arrays, in the order of the vector.
       num_parameters: the number of values of all arrays.
       size: the length of the vector, which has some zeros between the arrays.
     """
@@ -64,12 +64,12 @@ class Packing:
         self._lengths = [int(np.prod(shape)) for shape in self._shapes]
         self._padding = [-length % _ALIGNMENT for length in self._lengths]
         self.num_parameters = sum(self._lengths)
-        # At least one value: workers that are sent an empty tensor wait for ever, or crash.
+        # At least one value, because workers hang or crash if they get an empty tensor.
         self.size = max(_ALIGNMENT, self.num_parameters + sum(self._padding))
 
     def arrays(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The arrays of one vector, in the order of `names`."""
-        if not self.names:  # a torso that only flattens, say
+        if not self.names:  # for example, a torso that only flattens
             return []
         sizes = [n for pair in zip(self._lengths, self._padding, strict=True) for n in pair]
 
@@ -84,8 +84,8 @@ class Packing:
     def vector(self, arrays: Sequence[tf.Tensor]) -> tf.Tensor:
         """The vector of tensors in the order of `names`; the inverse of `arrays`.
 
-        Each array is written into the vector: XLA copies it so, while in a `tf.concat` it would look for the
-        array of each value, which takes ten times as long.
+        Each array is written into the vector, because XLA computes a `tf.concat` value by value, which takes
+        ten times as long.
         """
         vector, begin = tf.zeros(self.size), 0
         for array, length, padding in zip(arrays, self._lengths, self._padding, strict=True):
@@ -100,11 +100,11 @@ class Packing:
         return vector
 
     def initial(self) -> np.ndarray:
-        """The values that the variables have, float32 [size]."""
+        """The initial values of the variables, float32 [size]."""
         return self.join({name: v.numpy() for name, v in zip(self.names, self._variables, strict=True)})
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """One vector of arrays by name. Raises ValueError if they are another network's."""
+        """One vector from arrays by name. Raises ValueError if they belong to another network."""
         odd = sorted({*self.names} ^ arrays.keys())
         if odd:
             raise ValueError(f"the weights belong to another network: only one of the two has {odd[0]}")
@@ -128,11 +128,11 @@ class Packing:
 
 
 class Functional(Packing):
-    """Calls a Keras layer or model with weights that are given.
+    """Calls a Keras layer or model with given weights.
 
     Args:
-      layer: a built layer or model without state besides its trained weights, such as batch normalization
-        has.
+      layer: a built layer or model without state besides its trained weights; batch normalization has such
+        state.
 
     Attributes:
       layer: the same.
@@ -148,35 +148,35 @@ class Functional(Packing):
         self.in_float32 = all(kind == "float32" for kind in types)
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
-        """The layer's outputs by weights float32 [size]."""
+        """The layer's outputs with weights float32 [size]."""
         arguments = inputs[0] if len(inputs) == 1 else list(inputs)
         return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
 
 
 class Network:
-    """The networks of an algorithm by name, and the part of them that acts; a base class.
+    """The networks of an algorithm by name; a base class.
 
-    A subclass gives `outputs`. The first of them are a distribution's parameters, from which actions follow;
-    a network without an `action_spec` overrides the methods that choose actions.
+    A subclass has `outputs`. The first output is the parameters of a distribution over actions. A network
+    without an `action_spec` overrides the methods that choose actions.
 
     Args:
       layers: Keras layers or models by name.
-      acting: the names of those that `outputs` calls.
-      signature: of the tensors that `outputs` gives for one observation.
+      acting: the names of the networks that `outputs` calls.
+      signature: the shapes and dtypes of `outputs` for one observation.
       observation_spec: of the observations.
       action_spec: the action space.
 
     Attributes:
-      entrance: takes the observations apart.
+      entrance: unpacks the observations.
       distribution: makes the policy's distribution from the first output.
-      functions: the layers as functions of vectors of weights.
-      noise_size: K, random numbers of one action.
-      has_probabilities: True if each of a few actions has a probability to show.
-      is_small: True if XLA gains more than the CPU's own convolutions: every torso is an mlp.
-      fixed_rows: rows of every part of a forward pass on CPUs; None: chosen by their number.
-      compiled_rows: rows of a part of a forward pass that XLA compiles; None if it is not compiled.
-      state_size: S, the numbers of a recurrent network's state, which is the last of its outputs; else 0.
-      memory_size: M, the numbers that a recurrent network takes beside an observation; else 0.
+      functions: the layers as functions of weight vectors.
+      noise_size: K, the number of random numbers of one action.
+      has_probabilities: True if there are only a few actions, whose probabilities videos can show.
+      is_small: True if every torso is an mlp, so that XLA is faster on CPUs.
+      fixed_rows: the number of rows of every part of a forward pass on CPUs; None: it depends on the batch.
+      compiled_rows: the number of rows of a part that XLA compiles; None if it is not compiled.
+      state_size: S, the size of a recurrent network's state, which is its last output; otherwise 0.
+      memory_size: M, the size of the memory input of a recurrent network; otherwise 0.
     """
 
     distribution: ActionDistribution
@@ -208,11 +208,11 @@ class Network:
 
     @property
     def models(self) -> dict[str, keras.Model]:
-        """The networks by name, as functional Keras models, to be looked at."""
+        """The networks by name, as functional Keras models, for inspection."""
         return {name: function.layer for name, function in self.functions.items()}
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """The outputs that actions follow from, [B, ...] each, of observations [B, *shape]."""
+        """The outputs that decide actions, [B, ...] each, for observations [B, *shape]."""
         raise NotImplementedError
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
@@ -220,7 +220,7 @@ class Network:
         return self.distribution.draw_noise(generator, steps)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
-        """Drawn actions [B, *shape], by noise float32 [B, K]."""
+        """Actions [B, *shape] drawn with noise float32 [B, K]."""
         return self.distribution(outputs[0]).sample(noise)
 
     def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -249,7 +249,8 @@ class Network:
         at_once: int,
         part_rows: int | None = None,
     ) -> Callable[..., Sequence[tf.Tensor]]:
-        """Returns a function of weights and rows (observations, say) that CPUs compute in parts of a few.
+        """Returns a function of weights and rows (such as observations) that CPUs compute in parts of a few
+        rows.
 
         `part_rows` is the size of a compiled part; None: `compiled_rows`.
         """
@@ -266,11 +267,11 @@ class Network:
 
     @property
     def fits_arrays(self) -> bool:
-        """True if NumPy can compute the first of the outputs; the settings alone decide it."""
+        """True if NumPy can compute the first output. It depends only on the settings."""
         return len(self.acting) == 1 and array_policy.fits(self.functions[self.acting[0]])
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns the first of `outputs`, float32 [B, P], in NumPy, by these weights."""
+        """Returns the first output, float32 [B, P], computed in NumPy with these weights."""
         (name,) = self.acting
         layers = array_policy.dense_layers(self.functions[name], vectors[name])
         seen, shut = self.entrance.spec.vectors, self.entrance.shut_arrays
@@ -287,11 +288,11 @@ class Network:
     # Weights
 
     def initial(self) -> dict[str, np.ndarray]:
-        """The vectors that a run begins with."""
+        """The initial vectors of a run."""
         return {name: function.initial() for name, function in self.functions.items()}
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The vectors of arrays by NETWORK/NAME. Raises ValueError if they are other networks'."""
+        """The vectors from arrays by NETWORK/NAME. Raises ValueError if they belong to other networks."""
         split: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.functions}
         for path, array in arrays.items():
             network, _, name = path.partition("/")
@@ -315,14 +316,15 @@ class Network:
         }
 
     def initial_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays that a run begins with, by NETWORK/NAME."""
+        """The initial arrays of a run by NETWORK/NAME."""
         return self.split(self.initial())
 
 
 def torso_for(
     config: RLSettings, observation_spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
 ) -> keras.Model:
-    """The torso of the settings, as one model of observations [B, *shape]; of a `critic`, its own if it has.
+    """The torso of the settings, as one model of observations [B, *shape]; for a `critic`, its own torso if
+    set.
 
     Raises:
       ValueError: the zoo cannot build it.

@@ -1,4 +1,4 @@
-"""Torsos of the user's own: functions from Keras inputs to features, found by name."""
+"""The user's own torsos: functions from Keras inputs to features, found by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def build(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Mod
     MultiDiscrete one-hot; texts and MultiBinary as flags.
 
     Args:
-      name: `module:function`, or the name of a function that `callables.give` was given.
+      name: `module:function`, or the name of a function of this process (`callables.give`).
       spec: of the observations.
-      precision: "float32", or "bfloat16" for layers that compute in it.
-      seed: decides the initial weights, where the function's initializers have no seeds of their own.
+      precision: "float32", or "bfloat16" for layers that compute in bfloat16.
+      seed: decides the initial weights of layers whose initializers have no seed.
 
     Raises:
-      ValueError: one sentence: the function fails, gives no features [B, F], or its network has state.
+      ValueError: the function fails, does not return features [B, F], or its network has state.
     """
     function = callables.find(name)
     inputs, shown = _inputs(spec)
@@ -37,7 +37,7 @@ def build(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Mod
     try:
         keras.config.set_dtype_policy("mixed_bfloat16" if precision == "bfloat16" else "float32")
         features = function(shown)
-    except Exception as error:  # of anybody's function
+    except Exception as error:  # a user's function may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
         raise ValueError(f"it raised {type(error).__name__}: {lines[0].rstrip('.')}") from error
     finally:
@@ -54,7 +54,7 @@ def build(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Mod
 
 
 def _inputs(spec: ArraySpec) -> tuple[Any, Any]:
-    """The inputs of the model, and what the function is called with."""
+    """The inputs of the model, and the argument of the function."""
     inputs, shown = [], {}
     parts = {part.identifier: part for part in spec.parts}
     for index, shape in enumerate(spec.image_shapes):
@@ -71,7 +71,9 @@ def _inputs(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
-    """The arrays that one vector [B, D] holds, by name; all of it under "" if that is what the env shows."""
+    """The arrays in a vector [B, D] by name; the whole vector under "" if the env's observation is this
+    vector.
+    """
     if not spec.parts:
         return {"": vector}
     found, begin = {}, 0
@@ -87,7 +89,7 @@ def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
 
 
 def _check_stateless(layers: Sequence[Any]) -> None:
-    """Raises ValueError for layers that do not compute the same of the same observation each time."""
+    """Raises ValueError for layers whose results for an observation may change."""
     for layer in layers:
         state = getattr(layer, "non_trainable_variables", ())
         if any("seed" in variable.name for variable in state):
@@ -104,7 +106,7 @@ def _check_stateless(layers: Sequence[Any]) -> None:
 
 
 def _name_weights(layers: Sequence[Any]) -> None:
-    """Gives weights names that do not depend on the layers that a process has made before."""
+    """Renames weights so that their names do not depend on layers made earlier in the process."""
     taken: set[str] = set()
     named: set[int] = set()
     for layer in layers:

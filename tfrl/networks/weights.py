@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
 
 WEIGHTS_FILE = "weights.npz"
-"""Name of an export's file with the weights as plain arrays."""
+"""The name of the file with the weights of an export."""
 PREFIX = "weights/"
-"""Beginning of the names of weights among a checkpoint's arrays."""
+"""The prefix of the names of weights in a checkpoint."""
 
 
 def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights by name among a checkpoint's arrays."""
+    """The weights of a checkpoint by name."""
     return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
 
 
 def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str, np.ndarray]) -> None:
-    """Gives the variables float32 arrays by name.
+    """Assigns float32 arrays to the variables by name.
 
     Raises:
       ValueError: names or shapes differ.
@@ -64,22 +64,22 @@ def export(
 ) -> None:
     """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
-    The SavedModel maps observations [B, *shape], as the env shows them, to a dict: the most likely `action`,
-    and other outputs of the network (PPO's: `logits` float32 [B, A], or `parameters` of continuous actions,
-    and `value` float32 [B]). Continuous actions are in the env's own units, float32
-    [B, D] in [low, high], so that `env.step` takes a row as it is; `parameters` are of the policy over
-    [-1, 1]. Discrete ones are integers [B] from the `start` of Gymnasium's space; `logits` begin with it.
+    The SavedModel maps observations [B, *shape] of the env to a dict: the most likely `action`, and other
+    outputs of the network (for PPO: `logits` float32 [B, A], or `parameters` of continuous actions, and
+    `value` float32 [B]). Continuous actions are float32 [B, D] in [low, high], the units of `env.step`;
+    `parameters` belong to the policy over [-1, 1]. Discrete actions are integers [B] counted from the `start`
+    of Gymnasium's space; the first logit belongs to `start`.
 
-    A recurrent policy also takes and gives `state`, float32 [B, M], which is 0 at an episode's first step.
-    With --memory-inputs it ends in the code of `action` and a 0: write the action's reward there, clipped to
-    [-1, 1], before the next call.
+    A recurrent policy also takes and returns `state`, float32 [B, M], which is 0 at an episode's first step.
+    With --memory-inputs the state ends with the encoded `action` and a 0. Replace this 0 by the action's
+    reward, clipped to [-1, 1], before the next call.
 
-    Where an env shows several arrays, or action masks are used, the inputs are named: keys of the Dict, with
-    "_" between levels, `observation` where the env shows one array alone, and `action_mask`. A text is
-    uint8 [B, 64], as `observations.word_flags` gives it. Outputs of forbidden actions are -1e9.
+    For observations of several arrays, or with action masks, the inputs have names: the keys of the Dict,
+    joined by "_", or `observation` for a single array, and `action_mask`. A text is uint8 [B, 64] from
+    `observations.word_flags`. Outputs for forbidden actions are -1e9.
 
-    It is made from a network of its own, outside the strategy, so it loads anywhere. All of it is on the disk
-    on return.
+    The SavedModel is built outside the strategy, so it loads on any machine. All files are synced to disk at
+    the return.
 
     Raises OSError.
     """
@@ -116,7 +116,7 @@ def export(
 
 
 def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
-    """Actions of a network in the env's own units: [-1, 1] becomes [low, high], and 0 becomes `start`."""
+    """Converts actions of a network to the env's units: [-1, 1] to [low, high], and 0 to `start`."""
     if isinstance(spec, MultiDiscrete):
         return actions + np.array(spec.starts, np.int32)
     if isinstance(spec, Discrete):
@@ -124,7 +124,7 @@ def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
     if not isinstance(spec, Box):
         return actions
     low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
-    # Rounding may not take a bound out of an env's of float64.
+    # Rounding must not exceed the float64 bounds of the env.
     low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)
     high = np.where(high > spec.high, np.nextafter(high, np.float32(-np.inf)), high)
     return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
@@ -134,7 +134,7 @@ _TORSO_PREFIX = "torso/"
 
 
 def check_torso(config: Network) -> None:
-    """Raises UserError if the run of --torso-weights cannot serve --torso; needs no TensorFlow."""
+    """Raises UserError if the run of --torso-weights does not fit --torso; needs no TensorFlow."""
     run = config.torso_weights or ""
     read_torso(run)
     try:
@@ -142,7 +142,7 @@ def check_torso(config: Network) -> None:
     except (OSError, ValueError, yaml.YAMLError):
         settings = {}
     model, width = settings.get("model"), settings.get("width", 1)
-    # Without settings, or of another trainer: the weights' shapes will tell.
+    # The run has no settings, or those of another trainer; the shapes of its weights are checked later.
     if model is not None and (model, width) != (config.torso, config.torso_width):
         raise UserError(
             f"--torso-weights {run} belongs to another network: give --torso {model} --torso-width "
@@ -158,7 +158,7 @@ def check_torso(config: Network) -> None:
 def read_torso(run: str) -> dict[str, np.ndarray]:
     """The torso's weights in a run's folder, by LAYER/WEIGHT; needs no TensorFlow.
 
-    Raises UserError if there are none, or they cannot serve PPO.
+    Raises UserError if there are no weights, or PPO cannot use them.
     """
     path = Path(run) / "export" / "weights.npz"
     if not path.exists():
@@ -183,9 +183,9 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
 
 
 def torso_vectors(network: ActorCritic, run: str) -> dict[str, np.ndarray]:
-    """The vectors of the network's torsos with the weights of a run, by the torsos' names.
+    """The vectors of the torsos by name, with the weights of a run.
 
-    Raises UserError if the weights are of another network.
+    Raises UserError if the weights belong to another network.
     """
     weights = read_torso(run)
     vectors = {}
