@@ -385,6 +385,8 @@ class BufferSettings(RLSettings):
     replay_size: int
     iteration_steps: int
     learning_starts: int
+    priority_exponent: float  # of algorithms with `prioritized_replay`, as is the next one
+    priority_beta: float
 
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
         """Further arguments of the network's `sample` in training, after `env_steps` env steps."""

@@ -7,12 +7,11 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.replay import PendingUpdate, ReplayAgent
-from tfrl.config.run import RLSettings
+from tfrl.algorithms.replay import PendingUpdate, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Step, VecEnv
 from tfrl.experience import exploration
@@ -59,7 +58,10 @@ class OffPolicyLearner(EnvLearner):
       make_agent: makes the agent from the settings and the runtime.
     """
 
-    def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
+    _config: ReplaySettings
+    agent: ReplayAgent
+
+    def __init__(self, config: ReplaySettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
         self.time_columns = (*_COLUMNS, *self.envs.columns)
@@ -347,7 +349,8 @@ class Iteration:
         self.rewards = np.zeros((num_steps, envs), np.float32)
         self.first = np.zeros((num_steps, envs), bool)
         self.actions = np.zeros((num_steps, envs, *action.shape), action.dtype)
-        self.clock, self.sums = Counter(), Counter()
+        self.clock: dict[str, float] = {"learning": 0.0, "replay": 0.0}
+        self.sums: Counter[str] = Counter()
 
     def add(self, actions: np.ndarray, step: Step) -> None:
         """Takes actions [B, *shape] and what they led to."""
@@ -373,7 +376,7 @@ class Iteration:
         numbers = unpack_json(state[_STATE])
         for name in ("done", "counted", "taken", "seconds"):
             setattr(self, name, numbers[name])
-        self.clock, self.sums = Counter(numbers["clock"]), Counter(numbers["sums"])
+        self.clock, self.sums = self.clock | numbers["clock"], Counter(numbers["sums"])
         for name in _BY_ENV:
             getattr(self, name)[: self.done] = columns(parts, name, envs)
 
@@ -404,15 +407,15 @@ def pack_round(rollout: Rollout) -> dict[str, np.ndarray]:
 
 def join_rounds(parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]) -> Rollout:
     """The round of some global envs, of those that all workers packed, with the `indices` of their envs."""
-    arrays = {name: columns(parts, name, envs)[None] for name in _ROUND}
+    arrays: dict[str, Any] = {name: columns(parts, name, envs)[None] for name in _ROUND}
     finals = {}
     for part in parts:
         for (_, t, b), final in zip(part["final_at"].tolist(), part["finals"], strict=True):
             if part["indices"][b] in envs:
                 finals[0, t, list(envs).index(part["indices"][b])] = final
     seconds, idle, version = parts[0]["times"].tolist()
-    times = {"seconds": seconds, "idle_seconds": idle, "version": version}
-    return Rollout(**arrays, extras={}, final_observations=finals, **times)
+    arrays |= {"seconds": seconds, "idle_seconds": idle, "version": version}
+    return Rollout(**arrays, extras={}, final_observations=finals)
 
 
 class Pauses:
@@ -494,7 +497,7 @@ class EnvSource:
         """The envs' state after the last step that was played."""
         raise NotImplementedError
 
-    def set_state(self, states: dict[int, bytes]) -> None:
+    def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index."""
         raise NotImplementedError
 
@@ -520,7 +523,9 @@ class EnvSource:
 class SyncEnvs(EnvSource):
     """Envs that the agent acts in by its weights of now."""
 
-    def __init__(self, config: RLSettings, session: Session) -> None:
+    _envs: VecEnv
+
+    def __init__(self, config: ReplaySettings, session: Session) -> None:
         self._config = config
         self.indices = list(session.runtime.local_envs(config.num_envs))
         self._envs = registry.make(env_spec(config), self.indices)
@@ -539,7 +544,7 @@ class SyncEnvs(EnvSource):
         for t in range(begin, config.steps_per_env):
             if self._correlated is not None:
                 noise[t] = self._correlated.next(noise[t], step.first)
-            if exploration.is_random(config, iteration, t):
+            if random is not None and exploration.is_random(config, iteration, t):
                 actions = exploration.allowed_actions(config, random[t], step.observation)
             else:
                 env_steps = exploration.env_steps(config, iteration, t)
@@ -559,7 +564,7 @@ class SyncEnvs(EnvSource):
             states = self._correlated.add_to(states)
         return EnvStates(self.indices, states, step.observation, step.first)
 
-    def set_state(self, states: dict[int, bytes]) -> None:
+    def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index."""
         mine = [states[i] for i in self.indices]
         self._envs.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
@@ -569,17 +574,22 @@ class PrefetchedEnvs(EnvSource):
     """Envs whose rounds are acted by older weights, in a thread or on Ray."""
 
     columns = COLUMNS
+    _envs: PrefetchCollector
+    _rollout: Rollout  # the present round
 
-    def __init__(self, config: RLSettings, session: Session) -> None:
-        indices = session.runtime.local_envs(config.num_envs)
-        sizes = {"replicas": 1, "num_steps": config.steps_per_env, "rollouts": config.rollouts_held}
-        sizes["correlated"] = functools.partial(exploration.correlated_noise, config)
-        self._envs = make_prefetch_collector(
-            config, session, replicas=1, make=lambda: Collector(env_spec(config), indices, **sizes)
+    def __init__(self, config: ReplaySettings, session: Session) -> None:
+        make = functools.partial(
+            Collector,
+            env_spec(config),
+            session.runtime.local_envs(config.num_envs),
+            replicas=1,
+            num_steps=config.steps_per_env,
+            rollouts=config.rollouts_held,
+            correlated=functools.partial(exploration.correlated_noise, config),
         )
+        self._envs = make_prefetch_collector(config, session, replicas=1, make=make)
         self.indices = self._envs.indices
         self._prefetch = Prefetch(config, self._envs)
-        self._rollout: Rollout | None = None
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
@@ -604,7 +614,7 @@ class PrefetchedEnvs(EnvSource):
         """The envs' state after the last round that was taken."""
         return self._envs.get_state()
 
-    def set_state(self, states: dict[int, bytes]) -> None:
+    def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index."""
         self._envs.set_state(states)
 
