@@ -23,16 +23,19 @@ def state(learner):
 
 
 @pytest.mark.parametrize(
-    "env",
+    ("env", "counts"),
     [
-        *(pytest.param(env, marks=pytest.mark.long) for env in ("CartPole-v1", "InvertedDoublePendulum-v5")),
-        LIMITED,
+        (LIMITED, (1, 2)),
+        *(
+            pytest.param(env, (1, 2, 4), marks=pytest.mark.long)
+            for env in ("CartPole-v1", "InvertedDoublePendulum-v5", LIMITED)
+        ),
     ],
 )
-def test_1_2_and_4_replicas_are_one_run_to_the_bit(learner, env):
+def test_1_2_and_4_replicas_are_one_run_to_the_bit(learner, env, counts):
     """Weights, optimizer, the moments of rewards and observations, episodes: three updates of each."""
     runs, cut = [], 0
-    for replicas in (1, 2, 4):
+    for replicas in counts:
         made = learner(of(env, "--replicas", str(replicas)))
         for _ in range(3):
             made.update()

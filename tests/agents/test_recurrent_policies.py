@@ -40,19 +40,14 @@ def sharpened(learner):
     return learner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algorithm", "env", "flags", "replicas"),
     [
         ("ppo", VECTORS, KINDS[1], ("2", "1")),
-        pytest.param("ppo", VECTORS, KINDS[0], ("4", "1"), marks=pytest.mark.long),
-        pytest.param(
-            *("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
-            marks=pytest.mark.long,
-        ),
+        ("ppo", VECTORS, KINDS[0], ("4", "1")),
+        ("impala", ("--env", "catch", "--precision", "float32"), KINDS[0], ("2", "1")),
+        ("drac", ("--env", "catch", "--precision", "float32", "--epochs", "1"), KINDS[1], ("2", "1")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
