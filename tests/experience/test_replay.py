@@ -336,7 +336,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does():
     config = DQN.parse(["--env", "catch", "--replay-size", "160000000000"])
     sentence = refusal(check_memory, config, 1)
     assert "--replay-size 160000000000 needs 9.6 TB" in sentence
-    fits = int(sentence.split(";")[1].split()[0])
+    fits = int(sentence.rpartition("use at most ")[2].rstrip("."))
     smaller = dataclasses.replace(config, replay_size=fits - fits % config.num_envs)
     assert 0 < replay_bytes(smaller) < replay_bytes(config)
     check_memory(smaller, 1)
@@ -346,7 +346,9 @@ def test_what_is_refused_and_what_is_advised_are_the_same_share_of_the_memory(mo
     config = DQN.parse(["--env", "coinrun", "--replay-size", "1000000"])
     assert in_words(config) == "1,000,000 transitions, 12.3 GB"
     monkeypatch.setattr(machine, "memory", lambda: 12_400_000_000)  # nothing left for all else
-    assert "needs 12.3 GB, and of the 12.4 GB" in refusal(check_memory, config, 1)
+    assert "needs 12.3 GB, and a replay may use 80% of this machine's memory of 12.4 GB" in refusal(
+        check_memory, config, 1
+    )
     for size in (800_000, 801_000, 806_000, 807_000, 808_000, 900_000):
         try:
             check_memory(dataclasses.replace(config, replay_size=size), 1)

@@ -228,7 +228,7 @@ def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_pa
     (first / "config.yaml").write_text(text.replace("hidden: '8'", "hidden: '9'"))
     config = config_of("ppo", tmp_path, "new", "--start-from", first, "--hidden", 9)
     start_from.check(config)
-    assert "is another network or optimizer" in refusal(begun, config)
+    assert "has another network or optimizer" in refusal(begun, config)
 
 
 def test_the_command_refuses_before_tensorflow(tmp_path):
