@@ -122,6 +122,7 @@ def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
     assert (played.lengths == 11).all()
 
 
+@pytest.mark.long
 def test_a_resumed_run_remembers(tmp_path):
     flags = (*VECTORS, *KINDS[1])
     through = sharpened(make(tmp_path, *flags))

@@ -53,10 +53,10 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("sac", ()),
         ("td3", ("--huber-delta", "0.5", "--max-grad-norm", "0.1")),
-        ("ddpg", ("--optimizer", "nadam")),
-        ("dqn", ("--prioritized", "--dueling")),
+        pytest.param("sac", (), marks=pytest.mark.long),
+        pytest.param("ddpg", ("--optimizer", "nadam"), marks=pytest.mark.long),
+        pytest.param("dqn", ("--prioritized", "--dueling"), marks=pytest.mark.long),
     ],
     ids=str,
 )

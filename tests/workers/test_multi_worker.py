@@ -267,6 +267,7 @@ def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begin
     assert env_steps(logdirs[0]) == [BATCH, 2 * BATCH]
 
 
+@pytest.mark.long
 def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_path):
     cut_off(tmp_path, alone / "run", 3)
     command = [*TRAIN, *flags(tmp_path, "--eval-every", "1")]
