@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from processes import ROOT
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
 from tfrl.envs.spec import Box, Discrete
@@ -119,6 +120,22 @@ def test_it_trains_in_a_thread(runs, tmp_path):
     thread.start()
     thread.join()
     assert sha(found[0]) == sha(runs["id"])
+
+
+def test_training_takes_one_thread_of_numpy_and_gives_the_others_back(tmp_path):
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    class Threads(tfrl.Callback):
+        def on_update(self, run, metrics):
+            seen.append(threads())
+
+    seen = []
+    with threadpool_limits(2, user_api="blas"):
+        tfrl.train("ppo", env=cartpole, logdir=tmp_path, callbacks=[Threads()], **SMALL)
+        after = threads()
+    assert seen and all(number == {1} for number in seen)
+    assert after == {2}
 
 
 def test_a_policy_takes_one_observation_or_a_batch(runs):

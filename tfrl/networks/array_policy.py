@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from tfrl.ops.graph import tf
 
@@ -82,18 +80,11 @@ def outputs(observations: np.ndarray, layers: DenseLayers) -> np.ndarray:
     Each row is a separate product of a vector and a matrix, so its bits do not depend on other rows.
     """
     parts = []
-    # NumPy has several threads if it was imported before tfrl, and they would compete with TensorFlow's.
-    with _blas().limit(limits=1):
-        for begin in range(0, len(observations), _ROWS):
-            x = observations[begin : begin + _ROWS, None]  # [B, 1, D]: NumPy multiplies the rows one by one
-            for kernel, bias, activate in layers:
-                x = x @ kernel
-                x += bias
-                x = activate(x)
-            parts.append(x[:, 0])
+    for begin in range(0, len(observations), _ROWS):
+        x = observations[begin : begin + _ROWS, None]  # [B, 1, D]: NumPy multiplies the rows one by one
+        for kernel, bias, activate in layers:
+            x = x @ kernel
+            x += bias
+            x = activate(x)
+        parts.append(x[:, 0])
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController().select(user_api="blas")

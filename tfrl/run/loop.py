@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from tfrl.cli.settings import Settings
 from tfrl.run import results
@@ -234,7 +235,9 @@ def train(
       TrainingError: the run failed, because of a NaN, for example.
     """
     console = Console(enabled=cluster is None or cluster.is_chief)
-    with join(config, cluster) as (runtime, watchdog):
+    # NumPy has several threads if it was imported before tfrl, and they would compete with TensorFlow's.
+    one_thread = threadpool_limits(1, user_api="blas")
+    with one_thread, join(config, cluster) as (runtime, watchdog):
         config.check_topology(runtime.num_workers, runtime.local_replicas)
         with open_session(config, runtime, watchdog, console, step_name=step_name, saves=saves) as session:
             followed = cluster is not None and cluster.evaluator is not None
