@@ -135,7 +135,7 @@ def test_a_browser_shows_every_picture(logdir, page, tmp_path):
 
 # Folders that are not whole
 
-COMMANDS = ("report", "evaluate", "record", "collect")
+COMMANDS = ("report", "evaluate", "record")
 
 
 def empty(run):
@@ -233,7 +233,7 @@ def test_a_run_without_progress_has_no_report(damage, tmp_path):
         report.main([str(run)])
 
 
-@pytest.mark.parametrize("command", ["evaluate", "record", "collect"])
+@pytest.mark.parametrize("command", ["evaluate", "record"])
 @pytest.mark.parametrize("checkpoint", ["last", "best", "7", "newest"])
 def test_a_run_without_weights_is_one_sentence(command, checkpoint, tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
