@@ -201,7 +201,7 @@ def test_1_and_2_replicas_are_one_run_to_the_bit(tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_run_with_masks_goes_on_exactly(tmp_path, monkeypatch):
+def test_a_killed_run_with_masks_resumes_exactly(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
     flags = ["--env", packed("Masked"), *SMALL, "--total-steps", 64 * 40, "--checkpoint-every", 3]
     training = Command(tmp_path / "killed", *flags)

@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ppo", LONG_DQN])
-def test_what_only_all_arrays_together_tell_is_learned(runs, name):
+def test_a_task_that_needs_all_arrays_is_learned(runs, name):
     assert runs(name).results["eval"]["test"]["return"] > 7.5
 
 
@@ -112,7 +112,7 @@ class Command(Training):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_exactly(tmp_path, monkeypatch):
+def test_a_killed_run_resumes_exactly(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in DQN.items() if value is not True]
     flags += ["--total-steps", 1024 * 5, "--checkpoint-every", 1]

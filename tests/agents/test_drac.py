@@ -153,7 +153,7 @@ def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, use, name):
         np.testing.assert_allclose(learner.weights()[key], weight - step, rtol=0, atol=config.lr * 2e-3)
 
 
-def test_each_pass_augments_otherwise(make):
+def test_each_pass_augments_differently(make):
     """The weights stay as they are, so the regularisers are the means over two passes of the oracle's."""
     config = small(lr=1e-30, num_minibatches=1, epochs=2)
     learner = make(config)
@@ -185,7 +185,7 @@ def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
 
 @pytest.mark.long
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
+def test_a_restored_agent_continues_bit_for_bit(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
 
@@ -210,7 +210,7 @@ def test_a_state_goes_on_as_if_it_had_never_stopped(make, lag):
         learner.close()
 
 
-def test_a_state_of_before_there_was_a_lag_goes_on(make):
+def test_a_state_without_lag_is_restored(make):
     learner = make(small(augment="ucb"))
     state, part = learner.get_state()
     for written, choices in ((-1, []), (2, [2])):

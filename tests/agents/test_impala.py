@@ -132,7 +132,7 @@ def off_policy(learner):
         {"optimizer": "sgd", "max_grad_norm": 100.0},
     ],
 )
-def test_one_step_is_that_of_a_float64_computation(learner, changes):
+def test_one_step_equals_a_float64_computation(learner, changes):
     config = small(**{"num_minibatches": 1, "num_steps": 12, "lr": 0.01, "entropy_coef": 0.1, **changes})
     one = learner(config)
     if config.num_steps == 12:
@@ -187,7 +187,7 @@ def test_a_minibatch_is_the_whole_rollouts_of_every_nth_env(learner):
         np.testing.assert_allclose(found, whole.weights()[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_what_is_no_number_ends_the_run(learner):
+def test_a_nan_ends_the_run(learner):
     one = learner(small(lag=0, replicas=2))
     rollout = one.collect()
     rollout.rewards[1, 8, 1] = np.nan  # of the second minibatch, on the second replica
@@ -240,7 +240,7 @@ def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
     ("lag", "at"),
     [(1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((0, 2), (1, 0), (3, 2)))],
 )
-def test_a_state_goes_on_bit_for_bit(learner, lag, at):
+def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
     """Before the first update too, where nothing is behind; on another number of replicas."""
     config = small(lag=lag, lr=1e-2)
     whole, before = learner(config), learner(config)
@@ -258,7 +258,7 @@ def test_a_state_goes_on_bit_for_bit(learner, lag, at):
     assert len({key.split("/")[1] for key in state if key.startswith("acting/")}) == min(lag, at)
 
 
-def test_a_learner_that_is_slow_does_not_let_the_actors_run_further_ahead(learner):
+def test_a_slow_learner_does_not_increase_the_lag(learner):
     one = learner(small(lag=2, num_envs=8))
     run(one, 2)
     rollout = one.collect()  # update 2: rollouts up to 4 are begun
@@ -282,7 +282,7 @@ def test_an_error_of_the_envs_ends_the_learner(learner):
         run(one, 3)
 
 
-def test_closing_breaks_off_a_rollout(learner):
+def test_closing_interrupts_a_rollout(learner):
     one = learner(small(num_steps=1200, num_minibatches=1, total_steps=10_000_000))
     env = one.collector._actor._collector._groups[0].env
     act = env.act

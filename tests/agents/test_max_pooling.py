@@ -42,13 +42,13 @@ def within_loops(found):
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_of_steps_on_rollouts(small, learner, operations, replicas):
+def test_rollout_steps_use_one_gradient_of_max_pooling(small, learner, operations, replicas):
     agent = learner(small(torso="impala", epochs=1, replicas=replicas))
     rollout = agent.collect()
     assert not within_loops(operations(functools.partial(agent.agent.update, rollout, 0)))
 
 
-def test_of_steps_from_replay(operations):
+def test_replay_steps_use_one_gradient_of_max_pooling(operations):
     flags = ["--env", "catch", "--torso", "impala", "--num-envs", "1", "--batch-size", "8"]
     config = settings.reader("dqn").parse(flags)
     agent = DQNAgent(config, strategy.make(config, None))

@@ -128,7 +128,7 @@ def test_metrics_are_those_of_a_float64_computation(small, learner):
 
 
 @pytest.mark.parametrize(("value", "explained"), [(None, 0.0), (0.5, 1.0)])
-def test_of_targets_that_are_all_the_same_only_the_same_values_explain_all(small, learner, value, explained):
+def test_explained_variance_of_constant_targets_is_1_only_for_equal_values(small, learner, value, explained):
     agent = learner(small(gamma=0.0))
     rollout = agent.collect()
     rollout.rewards[:] = 0
@@ -177,7 +177,7 @@ def test_the_first_ratio_is_1(small, learner, precision, updates):
         assert metrics["train/approx_kl"] > 0  # though the policy does move after it
 
 
-def test_the_agent_has_what_the_learner_asks_for(small, learner):
+def test_the_agent_implements_the_protocol(small, learner):
     asked = {name for name in (*vars(Agent), *Agent.__annotations__) if not name.startswith("_")}
     assert asked >= {"extras", "draw_noise", "act", "update", "get_state"}
     assert asked <= set(dir(learner(small()).agent))

@@ -123,7 +123,7 @@ def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
 
 
 @pytest.mark.long
-def test_a_resumed_run_remembers(tmp_path):
+def test_a_resumed_run_keeps_the_memory_of_its_envs(tmp_path):
     flags = (*VECTORS, *KINDS[1])
     through = sharpened(make(tmp_path, *flags))
     learners.updated(through, 2)

@@ -89,7 +89,7 @@ def test_a_step_is_the_optimizers_along_the_gradient_of_the_slow_loss(flags):
     assert metrics["train/first_ratio_error"] < 1e-5
 
 
-def test_steps_that_an_env_waits_change_nothing():
+def test_waiting_envs_do_not_change_the_gradient():
     """Whatever stands in their place."""
     found = []
     for filler in (0.0, 7.0):

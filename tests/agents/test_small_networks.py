@@ -102,7 +102,7 @@ def passes(agent):
 
 
 @pytest.mark.parametrize("hidden", ["64,64", "256,256,256", "13"])
-def test_an_env_is_computed_alike_in_any_company(tmp_path, hidden):
+def test_actions_of_an_env_do_not_depend_on_other_envs(tmp_path, hidden):
     agent = make(tmp_path, "--env", "Pendulum-v1", *SHORT, "--hidden", hidden).agent
     observations = np.random.default_rng(0).normal(size=(75, 3)).astype(np.float32)
     for forward in passes(agent):
@@ -119,7 +119,7 @@ def test_an_env_is_computed_alike_in_any_company(tmp_path, hidden):
                 np.testing.assert_array_equal(found, expected[rows])
 
 
-def test_numpy_acts_by_the_weights_of_now(tmp_path):
+def test_numpy_acts_with_the_newest_weights(tmp_path):
     learner = make(tmp_path, "--env", "CartPole-v1", *SHORT)
     agent, shown = learner.agent, (np.ones((4, 4), np.float32), np.zeros((4, 1), np.float32))
     before, state = said(agent, *shown)[1], agent.get_state()
@@ -136,7 +136,7 @@ def test_numpy_acts_by_the_weights_of_now(tmp_path):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_what_is_said_of_a_whole_rollout_is_what_each_step_would_say(tmp_path, env):
+def test_extras_of_a_whole_rollout_equal_those_of_single_steps(tmp_path, env):
     """Log-probabilities and values wait for the rollout's end; they are those of each env's step alone."""
     learner = make(tmp_path, "--env", env, *SHORT, "--replicas", "2")
     learners.change(learner.agent, moved_by(learner.agent, np.random.default_rng(0)))

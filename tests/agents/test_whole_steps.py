@@ -60,7 +60,7 @@ def close(found, expected):
     ],
     ids=str,
 )
-def test_one_program_takes_the_steps_that_parts_take(monkeypatch, algorithm, more):
+def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, more):
     """K steps in a call, then one of them; weights, slots, target networks, metrics and errors."""
     flags = flags_of(algorithm, *more)
     whole = agent_of(algorithm, flags)

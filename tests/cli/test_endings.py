@@ -43,7 +43,7 @@ def test_a_table_whose_reader_has_seen_enough_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_so_is_one_of_richs():
+def test_a_rich_table_whose_reader_has_seen_enough_is_no_error():
     body = "from rich.table import Table; from tfrl.cli.streams import console; t = Table('a')"
     with unread_pipe("broken") as stdout:
         done = run(
@@ -52,7 +52,7 @@ def test_so_is_one_of_richs():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_a_full_disk_does_not_take_is_one_sentence():
+def test_output_to_a_full_disk_fails_with_one_sentence():
     with open("/dev/full", "w") as stdout:  # noqa: PTH123
         done = run("print('x')", stdout=stdout, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (1, "error: the output: No space left on device\n")

@@ -80,7 +80,7 @@ def test_a_signal_to_every_process_ends_a_job_that_has_hardly_begun(tmp_path, or
         until(lambda job=job: not any(alive(process) for process in job))
 
 
-def test_what_a_worker_was_told_is_not_told_again_when_its_launcher_dies_later(tmp_path):
+def test_a_stopped_worker_gets_no_second_signal_from_its_agent(tmp_path):
     launch = Launch(tmp_path, SAVES.replace("time.sleep(1.0)", "time.sleep(4.5)"))
     launch.wait_for("ready")
     launch.process.terminate()

@@ -271,7 +271,7 @@ def pictures(count):
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_what_is_written_is_read_back(suffix, tmp_path):
+def test_a_written_video_is_read_back(suffix, tmp_path):
     path = tmp_path / f"video{suffix}"
     frames = pictures(9)
     with video.Writer(path, fps=15) as writer:

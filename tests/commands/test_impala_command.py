@@ -106,7 +106,7 @@ def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
         (["--env", "coinrun", "--normalize-observations"], ["--normalize-observations is for vectors"]),
     ],
 )
-def test_what_cannot_work_is_one_sentence(flags, parts):
+def test_impossible_settings_are_one_sentence(flags, parts):
     assert_refused(Answer(*flags, module="tfrl.impala"), *parts)
 
 

@@ -34,7 +34,7 @@ def alone(request, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_what_it_leaves(alone):
+def test_a_run_leaves_the_promised_files(alone):
     _, folder = alone
     found = results(folder)
     assert set(found["eval"]) == {"test"} and found["eval"]["test"]["episodes"] == 2

@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_
         (["--dropout", 1], ["--dropout must be at least 0"]),
     ],
 )
-def test_what_cannot_work_is_one_sentence(flags, parts):
+def test_impossible_settings_are_one_sentence(flags, parts):
     assert_refused(Answer(*flags, module="tfrl.reinforce"), *parts)
 
 

@@ -288,7 +288,7 @@ def test_scores_are_by_the_papers_ranges_also_of_runs_that_were_scored_by_others
         '{"evaluations": [1, null, {"levels": {}}]}',
     ],
 )
-def test_results_of_another_shape_do_no_harm(content, tmp_path):
+def test_results_of_another_shape_are_ignored(content, tmp_path):
     run = make_run(tmp_path, total_steps=100_000)
     (run / "results.json").write_text(content)
     (run / "eval.json").write_text(content)
@@ -332,7 +332,7 @@ def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
         runs.find([tmp_path])
 
 
-def test_a_run_of_another_trainer_is_not_gone_on_with(tmp_path):
+def test_a_run_of_another_trainer_is_not_resumed(tmp_path):
     made, theirs = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
     for module, run in (("tfrl.algorithms.ppo", theirs), ("resnet.supervised.config", made)):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)

@@ -76,7 +76,7 @@ def unbroken(stopped, tmp_path_factory):
     return said
 
 
-def test_a_killed_run_goes_on_by_the_same_command(stopped):
+def test_the_same_command_resumes_a_killed_run(stopped):
     assert stopped["SIGKILL"][0] == -signal.SIGKILL
     code, stdout, stderr = stopped["SIGINT"]
     assert "continues at" in stdout
@@ -106,7 +106,7 @@ def test_a_stopped_run_may_be_ended_where_it_stands(stopped):
     assert (stopped["folder"] / "export" / "weights.npz").exists()
 
 
-def test_a_run_stopped_in_every_way_equals_one_that_never_was(stopped, unbroken):
+def test_a_run_stopped_in_every_way_equals_an_undisturbed_run(stopped, unbroken):
     assert stopped["end"][0] == unbroken["extended"][0] == 0
     ours, theirs = results(stopped["folder"]), results(unbroken["folder"])
     assert ours["env_steps"] == theirs["env_steps"] == stopped["total"]
@@ -241,7 +241,7 @@ def starpilot(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_killed_run_of_procgen_goes_on_bit_for_bit(starpilot):
+def test_a_killed_run_of_procgen_resumes_bit_for_bit(starpilot):
     killed, whole, ends = starpilot
     assert [end[0] for end in ends] == [0, 0]
     ours, theirs = results(killed), results(whole)

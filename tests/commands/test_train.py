@@ -69,7 +69,7 @@ def test_the_policy_is_loaded_by_the_line_that_the_terminal_shows(finished):
     assert eval('saved.policy(observations)["action"]', names).shape == (5,)
 
 
-def test_nothing_of_tensorflow_is_heard(finished):
+def test_tensorflow_prints_nothing(finished):
     _, stdout, stderr = finished
     assert stderr == ""
     assert not any(word in stdout for word in ("WARNING", "cuda", "oneDNN", "retracing", "gym", "Keras"))

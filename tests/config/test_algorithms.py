@@ -74,7 +74,7 @@ def test_a_threshold_is_that_of_its_own_env(tmp_path):
     assert of.parse(["--config", str(file), "--env", "CartPole-v1"]).solved_at == -90
 
 
-def test_an_algorithm_that_is_a_number_is_none_that_there_is(tmp_path):
+def test_a_number_is_refused_as_an_algorithm(tmp_path):
     (tmp_path / "config.yaml").write_text("algorithm: 5\n")
     assert "there is no algorithm '5'" in refusal(from_yaml, tmp_path / "config.yaml")
 
@@ -160,7 +160,7 @@ def test_a_run_with_replay_that_cannot_have_actors_says_what_it_was_begun_with(a
 
 @pytest.mark.parametrize(("actors", "envs"), [(0, 1), (1, 8), (4, 8), (5, 5)])
 @pytest.mark.parametrize("algorithm", ["dqn", "ddpg", "td3", "sac"])
-def test_actors_have_envs_that_they_can_share(algorithm, actors, envs):
+def test_the_default_number_of_envs_divides_by_the_actors(algorithm, actors, envs):
     env = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
     flags = ["--env", env, "--actors", str(actors), "--batch-size", "320"]
     assert reader(algorithm).parse(flags).num_envs == envs
@@ -197,7 +197,7 @@ def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_p
         ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr has no effect with a fixed"),
     ],
 )
-def test_what_would_do_nothing_or_something_else_is_refused(algorithm, flags, sentence):
+def test_settings_without_effect_are_refused(algorithm, flags, sentence):
     assert sentence in refusal(reader(algorithm).parse, flags.split())
 
 
@@ -212,11 +212,11 @@ def test_what_would_do_nothing_or_something_else_is_refused(algorithm, flags, se
         ("ppo", "--preset torchrl --env coinrun --torso cookbook --no-normalize-observations"),
     ],
 )
-def test_what_a_preset_says_is_not_held_against_anyone(algorithm, flags):
+def test_settings_of_a_preset_without_effect_are_accepted(algorithm, flags):
     assert reader(algorithm).parse(flags.split())
 
 
-def test_a_run_begun_with_what_does_nothing_goes_on_without_it(tmp_path):
+def test_a_run_resumes_without_a_setting_that_has_no_effect(tmp_path):
     """Flags that are refused by now are in files of runs that were begun before they were."""
     flags = ["--env", "catch", "--logdir", str(tmp_path)]
     config = reader("ppo").parse(flags)
@@ -228,7 +228,7 @@ def test_a_run_begun_with_what_does_nothing_goes_on_without_it(tmp_path):
     assert "--hidden 9 there" in refusal(as_it_began, of_vectors, dataclasses.replace(of_vectors, hidden="9"))
 
 
-def test_gradient_steps_are_due_by_the_number_that_was_given():
+def test_the_number_of_gradient_steps_follows_updates_per_step():
     """Not by the nearest of float64, by which 90 x 0.7 are less than 63."""
     for ratio, tenths in (("0.7", 7), ("0.2", 2), ("1.1", 11)):
         config = reader("sac").parse(["--updates-per-step", ratio, "--learning-starts", "1000"])

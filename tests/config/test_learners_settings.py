@@ -29,7 +29,7 @@ CLUSTER = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "in
         ),
     ],
 )
-def test_what_does_not_divide_is_refused(algorithm, flags, sentence):
+def test_numbers_that_do_not_divide_are_refused(algorithm, flags, sentence):
     env = {"sac": "Pendulum-v1", "drac": "coinrun"}.get(algorithm, "catch")
     slices = ["--num-minibatches", "4"] if algorithm == "impala" else []  # of envs, which 8 of them allow
     with pytest.raises(UserError, match=sentence):
@@ -43,7 +43,7 @@ def test_learners_and_tf_config_exclude_each_other(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_learner_and_those_that_were_started_lead_no_others(monkeypatch):
+def test_single_learners_and_started_learners_start_no_workers(monkeypatch):
     parse = settings.reader("impala").parse
     two = parse(["--env", "catch", "--learners", "2"])
     assert actors.leads(two) and not actors.leads(parse(["--env", "catch"]))

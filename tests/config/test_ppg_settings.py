@@ -28,7 +28,7 @@ from tfrl.training import command
         (["--free-running"], "leave --actors, --actor-timeout and --lag out"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(flags, words):
+def test_impossible_settings_are_refused(flags, words):
     assert words in refusal(ppg.READER.parse, flags)
 
 
@@ -49,7 +49,7 @@ def test_a_phase_that_the_disk_does_not_hold_is_refused(small_disk):
     command.check(solved)
 
 
-def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypatch):
+def test_a_resumed_run_needs_disk_space_only_for_its_rest(tmp_path, monkeypatch):
     """Of 70 updates the last 6 are a phase of their own; the rollouts of earlier phases are gone."""
     settings = ["--logdir", str(tmp_path), "--total-steps", str(70 * 16_384)]
     config = ppg.READER.parse(settings)
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_needs_room_for_what_is_left_of_it(tmp_path, monkeypa
     phase.check_disk(config)
 
 
-def test_a_file_that_goes_while_the_disk_is_looked_at_counts_nothing(tmp_path):
+def test_a_file_that_vanishes_during_the_check_counts_nothing(tmp_path):
     """Of a phase that another process has ended."""
     there, gone = tmp_path / "there.npy", tmp_path / "gone.npy"
     there.write_bytes(bytes(7))
@@ -77,7 +77,7 @@ def test_a_file_that_goes_while_the_disk_is_looked_at_counts_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("replicas", "rows"), [(1, 4), (2, 2), (3, 4), (4, 1)])
-def test_the_parts_of_an_auxiliary_step_divide_what_a_replica_has_of_it(replicas, rows):
+def test_auxiliary_parts_divide_the_share_of_a_replica(replicas, rows):
     flags = "--env catch --num-envs 4 --num-steps 48 --num-minibatches 8 --aux-minibatches 16 --micro-batch 4"
     step = ppg.READER.parse(flags.split()).auxiliary_step(replicas)
     assert (step.rows_per_step, step.micro_batch) == (12, rows)
@@ -109,7 +109,7 @@ def test_the_authors_protocol_of_hard_levels_has_none_that_are_unseen():
     assert config.distribution_mode == "hard" and not config.has_unseen_levels
 
 
-def test_a_folder_that_cannot_be_written_is_told_as_that_and_not_as_a_full_disk():
+def test_an_unwritable_folder_is_not_reported_as_a_full_disk():
     """/proc has no room either."""
     answer = Answer("--env", "starpilot", "--logdir", "/proc/foo", module="tfrl.ppg")
     assert_refused(answer, "cannot write in /proc for the run's folder", "choose another --logdir.")

@@ -31,7 +31,7 @@ def test_an_env_of_vectors_takes_its_own_preset():
     assert parse(["--env", "CartPole-v1"]) == config, "whichever command it is"
 
 
-def test_an_env_of_images_takes_that_of_games():
+def test_an_env_of_images_takes_the_preset_of_games():
     config = ppo(f"--env {PIXELS}")
     assert (config.preset, config.torso, config.normalize_observations) == ("openai-easy", "impala", False)
     assert ppo("--env coinrun") == parse([])
@@ -64,14 +64,14 @@ def test_hidden_layers():
     assert ppo("--hidden 8,8 --activation relu,tanh").torso_options["activation"] == ("relu", "tanh")
 
 
-def test_the_length_may_change_where_the_learning_rate_does_not_hang_on_it():
+def test_total_steps_may_change_if_the_learning_rate_does_not_depend_on_it():
     assert "total_steps" not in ppo("").may_change
     assert "total_steps" in ppo("--lr-schedule constant").may_change
     assert "total_steps" not in ppo("--anneal-lr").may_change
     assert "solved_at" in ppo("").may_change
 
 
-def test_a_flag_wins_over_what_a_preset_says_by_another_flag():
+def test_a_flag_wins_over_an_equivalent_setting_of_a_preset():
     assert ppo("").lr_schedule == "linear"
     assert ppo("--no-anneal-lr").lr_schedule == "constant"
     assert ppo("--lr-schedule constant").lr_schedule == "constant"
@@ -167,7 +167,7 @@ BAD = [
 ]
 
 
-def test_only_a_policy_without_memory_is_told_of_the_memory_mode():
+def test_only_policies_without_memory_get_the_memory_mode_warning():
     maze = "--env maze --distribution-mode memory"
     (note,) = ppo(maze).notes
     assert note.endswith("this policy sees one frame alone.")
@@ -175,7 +175,7 @@ def test_only_a_policy_without_memory_is_told_of_the_memory_mode():
 
 
 @pytest.mark.parametrize(("line", "sentence"), BAD, ids=[line[:60] for line, _ in BAD])
-def test_what_does_not_fit(line, sentence):
+def test_settings_that_do_not_fit_are_refused(line, sentence):
     assert sentence in refusal(ppo, line)
 
 

@@ -45,7 +45,7 @@ def test_derived_settings():
     assert str(Config(env="maze", seed=3).run_dir) == "logs/maze-seed3"
 
 
-def test_a_home_folder_that_the_shell_left_alone(tmp_path, monkeypatch):
+def test_a_tilde_in_logdir_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
     assert parse(["--config", settings_file(tmp_path, "logdir: ~/runs")]).logdir == f"{tmp_path}/runs"
@@ -115,7 +115,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     assert parse(["--config", path, "--preset", "openai-easy"]).num_levels == 200
 
 
-def test_a_preset_takes_the_place_of_the_files_own(tmp_path):
+def test_a_preset_flag_replaces_the_preset_of_the_file(tmp_path):
     """A run's config.yaml holds every setting, and is taken as what it changes of its preset."""
     argv = ["--lr", "1e-4", "--num-levels", "100"]
     for there, here in (("openai-easy", "openai-hard"), ("openai-hard", "openai-easy")):
@@ -186,7 +186,7 @@ def test_print_config(tmp_path, capsys):
     assert from_yaml(settings_file(tmp_path, capsys.readouterr().out)) == parse(["--seed", "4"])
 
 
-def test_help_shows_what_people_change_first(capsys):
+def test_help_shows_the_most_used_settings(capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
     assert ended.value.code == 0
@@ -236,7 +236,7 @@ def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "there is no command evaluat; known: ppo" in refusal(overview.main, ["evaluat"])
 
 
-def test_a_module_that_there_is_none_of_is_one_sentence():
+def test_an_unknown_command_module_is_one_sentence():
     done = subprocess.run(
         [sys.executable, "-m", "tfrl.a2c", "--env", "catch"], capture_output=True, text=True, check=False
     )
@@ -392,7 +392,7 @@ def test_a_file_that_is_not_text(tmp_path):
     assert "Is a directory" in refusal(parse, ["--config", str(tmp_path)])
 
 
-def test_topology():
+def test_settings_that_do_not_fit_the_topology_are_refused():
     config = parse([])
     config.check_topology(workers=4, replicas_per_worker=2)
     sentence = refusal(config.check_topology, 3, 2)
@@ -415,7 +415,7 @@ def test_the_largest_numbers_are_taken_as_they_are():
         assert f"at most {most}" in refusal(parse, [flag, str(most + 1)])
 
 
-def test_a_suite_refuses_what_its_runs_would():
+def test_a_suite_checks_the_settings_of_its_runs():
     sentence = refusal(suite.main, ["--envs", "catch", "--total-steps", "1" + "0" * 400])
     assert "--total-steps must be at least 1" in sentence
 
@@ -432,7 +432,7 @@ def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
     check_memory(games, 64, 256, 1)
 
 
-def test_running_out_of_memory_is_told_in_one_sentence(capsys):
+def test_running_out_of_memory_is_one_sentence(capsys):
     with pytest.raises(SystemExit) as ended:
         endings.run(lambda arguments: np.empty(2**60, np.uint8).size)
     assert ended.value.code == 1

@@ -54,17 +54,17 @@ def test_values_with_commas_stand_between_semicolons():
     assert [config.hidden for config in map(sweep.config, sweep.trials)] == ["64,64", "256,256,32"]
 
 
-def test_a_trial_is_as_long_as_was_asked_for_and_not_as_another_one_s_updates_round_it():
+def test_the_length_of_a_trial_is_rounded_by_its_own_updates():
     sweep = planned(grids=["num-envs=64,16"], flags=[*CATCH, "--total-steps", "20000"])
     assert sweep.total_steps == 20_000
 
 
-def test_settings_that_cannot_be_together_are_no_trial_s():
+def test_a_sweep_refuses_trials_with_conflicting_settings():
     sweep = planned(samples=["num-steps=choice:8,64"], flags=[*CATCH, "--num-minibatches", "8"])
     assert sweep.is_possible({"num_steps": 16}) and not sweep.is_possible({"num_steps": 17})
 
 
-def test_a_sweep_has_nothing_to_do_with_a_run_of_the_same_flags(tmp_path, monkeypatch):
+def test_a_sweep_ignores_a_run_with_the_same_flags(tmp_path, monkeypatch):
     """Which keeps its number of envs, 1, where the trials begin with 8."""
     monkeypatch.chdir(tmp_path)
     config = settings.reader("dqn").parse(["--env", "CartPole-v1"])
@@ -119,7 +119,7 @@ def test_changed_values_stay_between_the_ends():
         ({"algorithm": "a3c", "grids": ["lr=1"]}, "there is no algorithm 'a3c'"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(wrong, words):
+def test_impossible_sweeps_are_refused_with_one_sentence(wrong, words):
     assert words in refusal(lambda: planned(**wrong))
 
 
@@ -147,7 +147,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_folder_is_one_sweep_s(tmp_path):
+def test_a_folder_belongs_to_one_sweep(tmp_path):
     one, other = (planned(grids=[f"lr={values}"]) for values in ("1e-3", "1e-4"))
     for _ in range(2):
         tune._claim(tmp_path, one)

@@ -155,7 +155,7 @@ def test_a_seed_and_an_index_decide_everything():
     assert len(set(episodes)) == 200  # each begins by a seed of its own
 
 
-def test_a_step_stays_what_it_was():
+def test_later_steps_do_not_change_a_step():
     env = vector("Pendulum-v1", range(2))
     steps = play(env, 199)
     kept = [[None if x is None else x.copy() for x in step] for step in [*steps, *play(env, 1)]]
@@ -245,7 +245,7 @@ def test_an_episode_too_long_to_replay_begins_anew_and_its_state_stays_small(mon
     assert max(map(len, env.get_state())) <= size + 8  # digits
 
 
-def test_one_long_episode_does_not_hinder_its_neighbour(monkeypatch):
+def test_a_long_episode_does_not_affect_other_envs(monkeypatch):
     monkeypatch.setattr(family, "LONGEST_REPLAY", 70)
     env, ahead, other = (vector("Pendulum-v1", [0, 1]) for _ in range(3))
     play(ahead, 60)

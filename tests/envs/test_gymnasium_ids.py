@@ -45,7 +45,7 @@ from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec, rewa
         (made("Huge64"), "between -1.7e+308 and 1.7e+308, which are hardly bounds"),
     ],
 )
-def test_what_is_wrong_with_an_id_is_one_sentence(name, complaint, request):
+def test_a_wrong_id_is_one_sentence(name, complaint, request):
     package = {"box2d": "Box2D", "dm_control": "shimmy"}
     package["atari"] = "ale_py"
     if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):

@@ -131,7 +131,7 @@ def test_a_replayed_episode_that_fails_is_one_sentence(monkeypatch):
         env.set_state(state)
 
 
-def test_it_is_the_same_from_a_process_apart(monkeypatch):
+def test_faults_in_a_separate_process_are_reported_equally(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
     name = "made_envs:made/late-step-raises-v0"
     env = SubprocessVecEnv(GymnasiumVec, EnvSpec(name, num_envs=1, seed=1), [0])

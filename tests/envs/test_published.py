@@ -134,7 +134,7 @@ def test_training_curves_have_every_update_of_the_first_million(game):
     assert env_steps[:62].tolist() == [16_384 * update for update in range(1, 63)]
 
 
-def test_the_yardstick_of_ppg_in_the_docs_is_that_of_the_data():
+def test_published_ppg_returns_in_the_docs_equal_the_data():
     text = (Path(__file__).parents[2] / "docs" / "notebook" / "ppg-and-drac.md").read_text()
     for game in ("starpilot", "bigfish", "fruitbot"):
         (row,) = (

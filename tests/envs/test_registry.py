@@ -49,7 +49,7 @@ def test_a_family_is_what_its_envs_are(family):
 
 
 @pytest.mark.parametrize(("name", "mode"), [("pong", "easy"), ("", "easy"), ("bigfish", "memory")])
-def test_what_procgen_does_not_know_is_an_error_and_not_the_end_of_the_process(name, mode):
+def test_unknown_procgen_settings_raise_an_error(name, mode):
     with pytest.raises(ValueError, match=f"{name!r}|{mode!r}"):
         registry.make(EnvSpec(name, num_envs=1, seed=0, distribution_mode=mode))
 
@@ -72,13 +72,13 @@ def test_a_game_is_of_one_family():
         ("Cart\nPole", "CartPole-v1"),
     ],
 )
-def test_a_name_that_is_none_is_told_from_both_games_and_ids(typed, meant):
+def test_an_unknown_name_is_compared_with_games_and_ids(typed, meant):
     with pytest.raises(ValueError) as error:
         registry.check(Task(typed))
     assert f"there is no env {typed!r} (did you mean {meant}?)" in str(error.value)
 
 
-def test_nothing_is_proposed_for_what_is_like_nothing():
+def test_no_suggestion_for_a_name_that_resembles_none():
     with pytest.raises(ValueError, match="^there is no env 'xqzzy'; known: bigfish"):
         registry.check(Task("xqzzy"))
 

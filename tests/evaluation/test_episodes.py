@@ -23,7 +23,7 @@ def test_short_episodes_do_not_count_more_often(monkeypatch):
     np.testing.assert_array_equal(played.solved, [[True] * 4, [False] * 4, [False] * 4])
 
 
-def test_an_episode_without_an_end_is_taken_as_ended_and_told(monkeypatch, capsys):
+def test_an_endless_episode_is_cut_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(episodes, "LONGEST_EPISODE", 50)
     spec = scripted(monkeypatch, [10, 10**9], [1.0, 0.0])
     played = play(Acting(still), spec, range(2), episodes_each=2)
@@ -54,7 +54,7 @@ def test_a_watcher_sees_an_episode_that_is_cut_off_as_truncated_and_it_is_not_so
     assert not any(step.first[1] for step in seen[:4])
 
 
-def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
+def test_actions_are_computed_only_for_envs_with_episodes_left(monkeypatch):
     asked = []
 
     def act(observations, uniforms):
@@ -65,7 +65,7 @@ def test_only_envs_with_episodes_left_are_asked_for(monkeypatch):
     assert asked == [3, 3, 2, 2, 2, 2], "never a batch of one, which TensorFlow rounds in another way"
 
 
-def test_each_env_is_asked_with_what_it_shows_and_numbers_of_its_own(monkeypatch):
+def test_each_env_has_its_own_observation_and_random_numbers(monkeypatch):
     """For more steps than numbers are drawn at once, while others have played all."""
     lengths = [300, 1, 2, 3]
     asked = [[] for _ in lengths]
@@ -105,7 +105,7 @@ def test_unseen_levels_are_all_of_the_same_mode():
         assert (spec.env, spec.distribution_mode, spec.num_envs) == ("coinrun", "hard", 4)
 
 
-def test_the_gap_is_one_of_scores_or_else_of_returns():
+def test_the_generalization_gap_uses_scores_or_else_returns():
     returns = {"eval_train/return": 8.0, "eval_test/return": 5.5}
     assert with_gap(Config(env="catch"), returns)[GAP] == 2.5
     scores = {"eval_train/normalized_return": 0.75, "eval_test/normalized_return": 0.5}

@@ -66,7 +66,7 @@ def test_a_damaged_file_is_told_in_one_sentence(folder, size):
 
 
 @pytest.mark.parametrize("place", [20, 128, 140, -5, -1])
-def test_a_flipped_bit_is_told(folder, place):
+def test_a_flipped_bit_is_detected(folder, place):
     """In what says what the array is, in the array, and in the checksum."""
     path = folder / "observations-00000008-envs-0000000-0000004.npy"
     content = bytearray(path.read_bytes())

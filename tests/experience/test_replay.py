@@ -16,7 +16,7 @@ from tfrl.workers import machine, tf_config
 GAMMA = 0.9
 
 
-def test_envs_that_stand_elsewhere_had_their_episodes_cut_off():
+def test_episodes_of_envs_that_were_reset_are_truncated():
     """Env 0 begins an episode that nobody ended; env 1 stands where it was shown."""
     replay = Replay([0, 1], 10, observation=ArraySpec((1,), "float32"), action=Discrete(2), gamma=GAMMA)
     zeros, no = np.zeros(2, np.float32), np.zeros(2, bool)
@@ -131,7 +131,7 @@ def test_transitions_are_those_that_happened(n, steps):
     assert batch.reward.dtype == batch.discount.dtype == np.float32
 
 
-def test_images_stay_uint8_and_an_env_draws_alike_in_any_company():
+def test_images_stay_uint8_and_draws_do_not_depend_on_other_envs():
     together, alone = Script(range(4), 2, (3, 3, 1), "uint8"), Script([2], 2, (3, 3, 1), "uint8")
     both = [make(s.envs, 20, (3, 3, 1), "uint8", n_step=2) for s in (together, alone)]
     for replay, script in zip(both, (together, alone), strict=True):

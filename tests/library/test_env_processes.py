@@ -97,7 +97,7 @@ def test_a_run_has_the_same_bits(tmp_path, algorithm):
     assert runs[0].results["eval"] == runs[1].results["eval"]
 
 
-def test_what_cannot_be_in_processes_is_one_sentence():
+def test_envs_that_cannot_run_in_processes_are_one_sentence():
     for settings, sentence in (
         ({"env": "catch"}, "env_processes is for Gymnasium's envs, and catch has threads"),
         ({"env": "CartPole-v1", "num_envs": 1}, "env_processes must be at most num_envs 1; got 2"),

@@ -62,7 +62,7 @@ def runs(tmp_path_factory):
     return {"one": one, "two": two, "killed": again}
 
 
-def test_an_own_algorithm_has_the_promises_of_ours(runs):
+def test_a_users_algorithm_resumes_and_scales_exactly(runs):
     """One replica, two, and a run that was killed and goes on from Python."""
     assert len({run.results["weights_sha256"] for run in runs.values()}) == 1
     assert runs["killed"].results["resumed_at"] == [256]
@@ -70,7 +70,7 @@ def test_an_own_algorithm_has_the_promises_of_ours(runs):
     assert np.isfinite(runs["one"].progress["train/policy_loss"]).all()
 
 
-def test_callbacks_by_name_go_on_where_they_were(runs):
+def test_callbacks_by_name_resume_their_state(runs):
     for name in ("one", "killed"):
         assert runs[name].progress["own/updates"].tolist() == list(range(1, 9))
 
@@ -93,7 +93,7 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
 
 
-def test_what_is_no_algorithm_and_no_callback_is_one_sentence():
+def test_wrong_algorithms_and_callbacks_are_one_sentence():
     class Bare:
         pass
 

@@ -67,7 +67,7 @@ def play(env, steps, seed):
 
 
 @pytest.mark.parametrize("steps", [25, 70])
-def test_a_fresh_vector_goes_on_bit_for_bit(steps):
+def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps):
     """Also across time limits, whose steps are counted on."""
     assert saves_itself(registry.name_of(limited))
     one = vector(limited)
@@ -82,7 +82,7 @@ def test_a_fresh_vector_goes_on_bit_for_bit(steps):
     np.testing.assert_array_equal(play(one, 60, 1), play(other, 60, 1))
 
 
-def test_a_state_that_is_not_whole_is_not_used():
+def test_an_incomplete_own_state_is_not_used():
     assert not saves_itself(registry.name_of(Forgetful))
     one, other = vector(Forgetful), vector(Forgetful)
     play(one, 30, 0)

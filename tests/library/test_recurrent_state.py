@@ -41,7 +41,7 @@ def test_a_state_carried_by_hand_acts_as_the_run_evaluates(run):
     assert np.abs(state).max() > 0.01
 
 
-def test_rows_of_a_batch_are_envs_of_their_own(run):
+def test_rows_of_a_batch_have_separate_states(run):
     policy, generator = tfrl.load(run.folder), np.random.default_rng(0)
     shown = generator.normal(size=(3, 2, 4)).astype(np.float32)
     whole, single = policy.initial_state(2), policy.initial_state()

@@ -7,7 +7,7 @@ from tfrl import callbacks
 
 
 @pytest.mark.long
-def test_both_get_the_metrics_of_a_run(tmp_path, monkeypatch):
+def test_wandb_and_mlflow_get_the_metrics_of_a_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database

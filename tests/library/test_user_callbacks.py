@@ -44,7 +44,7 @@ def test_another_env_is_evaluated_among_the_metrics(run):
     assert np.isnan(column[0]) and column[1] == run.progress["heavier/episode_length"][1] >= 10
 
 
-def test_curves_stand_in_another_folder_too(run):
+def test_curves_are_also_written_to_another_folder(run):
     events = EventAccumulator(str(run.folder.parent / "shared" / "r"))
     events.Reload()
     points = events.Tensors("train/entropy")

@@ -160,7 +160,7 @@ def test_what_the_settings_alone_tell_is_refused_at_once(tmp_path, flags, senten
     assert sentence in str(error.value)
 
 
-def test_what_is_no_network_is_refused_by_the_library():
+def test_the_library_refuses_a_network_that_is_not_callable():
     for network, sentence in (
         ({"critic": chain}, 'network takes "actor" and "critic"'),
         (3, "network must be a function of Keras inputs; got a int"),

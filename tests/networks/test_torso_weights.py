@@ -49,7 +49,7 @@ def exported(run):
 
 
 @pytest.mark.parametrize("flags", [[], ["--freeze-torso"]])
-def test_a_run_goes_on_without_the_folder_that_it_began_from(command, tmp_path, flags):
+def test_a_run_resumes_without_the_folder_of_its_torso_weights(command, tmp_path, flags):
     assert command("whole", 256, *flags) == 0
     assert command("moved", 128, *flags) == 0
     (tmp_path / "pretrained").rename(tmp_path / "elsewhere")
@@ -61,7 +61,7 @@ def test_a_run_goes_on_without_the_folder_that_it_began_from(command, tmp_path, 
         assert kept == bool(flags), "a frozen torso stays, another one learns"
 
 
-def test_a_run_does_not_begin_without_it(command, tmp_path):
+def test_a_new_run_needs_the_folder_of_its_torso_weights(command, tmp_path):
     (tmp_path / "pretrained").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="holds no finished run of resnet.train"):
         command("new", 256)

@@ -121,12 +121,12 @@ def seeds():
     return np.random.default_rng(1).integers(-(2**31), 2**31, (IMAGES, 2)).astype(np.int32)
 
 
-def test_every_augmentation_has_a_slow_one():
+def test_every_augmentation_has_a_slow_reference():
     assert list(AUGMENTATIONS) == list(SLOW)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_image_by_image(name, images, seeds):
+def test_augmentations_equal_their_slow_references(name, images, seeds):
     found = AUGMENTATIONS[name](images, seeds)
     assert found.dtype == tf.uint8
     rows = range(6) if name in WITH_FRACTIONS else range(IMAGES)
@@ -200,7 +200,7 @@ def test_a_flat_image_stays_finite(seeds):
 
 
 @pytest.mark.parametrize("name", ["crop", "flip", "cutout", "random-conv"])
-def test_other_shapes_than_procgens(name, seeds):
+def test_images_of_other_shapes_are_augmented(name, seeds):
     """Catch's boards are 10 x 5 with one channel."""
     boards = np.random.default_rng(2).integers(0, 256, (IMAGES, 10, 5, 1)).astype(np.uint8)
     found = AUGMENTATIONS[name](boards, seeds).numpy()

@@ -63,7 +63,7 @@ def test_it_settles_on_the_best_and_follows_a_change():
         assert np.argmax(bandit.counts() - before) == np.argmax(means)
 
 
-def test_of_equals_the_first():
+def test_ties_choose_the_first_augmentation():
     bandit = SlidingWindowUCB(3, exploration=0.0)
     for choice in (0, 1, 2):
         assert bandit.choose() == choice
@@ -72,7 +72,7 @@ def test_of_equals_the_first():
 
 
 @pytest.mark.parametrize("steps", [0, 2, 37])
-def test_state_goes_on(steps):
+def test_a_restored_bandit_makes_the_same_choices(steps):
     def play(bandit, rng, number):
         played = []
         for _ in range(number):

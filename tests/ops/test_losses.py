@@ -49,7 +49,7 @@ CLIPPED_VALUE = [
 ]
 
 
-def test_arrays_will_do():
+def test_losses_accept_numpy_arrays():
     ratio, advantage, expected, _ = np.array(SURROGATE).T
     np.testing.assert_allclose(losses.clipped_surrogate(ratio, advantage, 0.2), expected, atol=1e-15)
     value, old, target, expected, _ = np.array(CLIPPED_VALUE).T
@@ -108,7 +108,7 @@ def test_huber_is_smooth_and_half_the_square_while_delta_is_large():
     np.testing.assert_allclose(mine, keras_loss(0 * errors[:, None], errors[:, None]), rtol=1e-12)
 
 
-def test_the_clip_takes_either_error():
+def test_the_clipped_value_loss_is_the_larger_error():
     value, old, target = map(tf.constant, np.random.default_rng(2).normal(0, 2, (3, 500)))
     found, slope = values_and_gradients(
         lambda v: losses.clipped_value_error(v, old, target, 0.2, losses.huber_value_error), value
@@ -231,7 +231,7 @@ def test_joint_auxiliary_loss_by_hand():
     assert tape.gradient(loss, old) is None
 
 
-def test_regularizers_move_the_augmented_side_alone():
+def test_regularizers_have_gradients_only_for_augmented_observations():
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(2, 20, 5))
     loss, slope = values_and_gradients(lambda z: losses.policy_regularizer(x, z), y)

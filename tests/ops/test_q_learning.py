@@ -218,7 +218,7 @@ def test_actor_losses_and_their_slopes(rng):
     assert with_alpha is None
 
 
-def test_temperature_rises_where_the_policy_is_too_sure(rng):
+def test_temperature_rises_if_entropy_is_below_the_target(rng):
     log_prob, log_alpha, target = rng.normal(size=B), np.float64(-1.5), -3.0
     found = q_learning.temperature_loss(log_alpha, -log_prob, target)
     np.testing.assert_allclose(found, np.exp(log_alpha) * (-log_prob - target))

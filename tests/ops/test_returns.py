@@ -72,7 +72,7 @@ def test_lambda_1_gives_discounted_returns_minus_values():
         np.testing.assert_allclose(targets[t], discounted, rtol=1e-9, atol=1e-12)
 
 
-def test_gamma_0_sees_nothing_but_the_reward():
+def test_with_gamma_0_the_return_is_the_reward():
     rollout = random_rollout(10, 3, 0.2)
     advantages, targets = run_gae(*rollout, 0.0, 0.95)
     np.testing.assert_allclose(advantages, rollout[0] - rollout[1], rtol=1e-12)
@@ -90,7 +90,7 @@ def test_a_case_worked_by_hand():
     np.testing.assert_array_equal(targets, [[4, 3], [6, 2], [8, 8]])
 
 
-def test_what_comes_after_an_episode_does_not_touch_it():
+def test_later_episodes_do_not_change_earlier_returns():
     rewards, values, last_value, first = random_rollout(12, 2, 0.0)
     first[5] = True
     before, _ = run_gae(rewards, values, last_value, first, 0.99, 0.95)
@@ -259,7 +259,7 @@ def test_vtrace_by_hand():
     np.testing.assert_allclose(advantages[:, 0], [11 / 8, 3 / 4, 1], rtol=1e-14)
 
 
-def test_no_trace_passes_a_truncation():
+def test_traces_end_at_truncations():
     """What is learned of a cut-off episode depends on its final observation, not on the episode after it."""
     rollout = random_experience(12, 2, seed=5)
     rewards, values, last, first, cut, final = rollout

@@ -30,7 +30,7 @@ DECREASING = (schedules.linear, schedules.cosine)
         ("step", 75, 0.01),
     ],
 )
-def test_the_rate_of_a_step(kind, step, rate):
+def test_rates_equal_the_formula(kind, step, rate):
     assert learning_rate(kind, 1.0, step, 100) == pytest.approx(rate, abs=1e-15)
     assert learning_rate(kind, 3e-4, step, 100) == pytest.approx(3e-4 * rate, abs=1e-18)
 
@@ -62,7 +62,7 @@ def earlier_rate(kind, highest, step, steps, warmup):
 
 
 @pytest.mark.parametrize("steps", [1, 10, 333, 1763])
-def test_runs_of_earlier_versions_go_on_with_the_same_rates(steps):
+def test_rates_equal_those_of_earlier_versions(steps):
     for step in range(steps):
         for kind in ("constant", "step", "cosine"):
             for highest, warmup in ((0.1, 0), (1e-3, 7), (0.05, 400)):

@@ -38,7 +38,7 @@ def test_uniforms_are_uniform_and_independent():
     assert len(np.unique(numbers)) > 0.99 * numbers.size
 
 
-def test_neighbouring_seeds_have_nothing_in_common():
+def test_neighbouring_seeds_give_independent_numbers():
     i = np.arange(2000, dtype=np.int32)
     for seeds in (np.stack([i, 0 * i], 1), np.stack([0 * i, i], 1), np.stack([i, i], 1)):
         numbers = augment.uniforms(seeds, 2).numpy()

@@ -40,7 +40,7 @@ def gymnasium_page(tmp_path_factory):
     return folder, (folder / "report.html").read_text()
 
 
-def test_an_env_without_levels_is_not_said_to_have_any(gymnasium_page):
+def test_reports_of_envs_without_levels_do_not_mention_levels(gymnasium_page):
     folder, page = gymnasium_page
     for word in ("training levels", "unseen levels against", "generalization", "ormalised", "gap"):
         assert word not in shown(page), word
@@ -97,7 +97,7 @@ class Other(Config):
     tau: float = 0.1
 
 
-def test_algorithms_are_told_apart(tmp_path):
+def test_runs_of_different_algorithms_are_separate_variants(tmp_path):
     ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]
     settings = {f.name: getattr(ours[0].config, f.name) for f in dataclasses.fields(Config)}
     theirs = dataclasses.replace(ours[0], config=Other(**settings), path=tmp_path / "other")
@@ -113,7 +113,7 @@ def test_algorithms_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [ppo.Config, ppg.Config, drac.Config])
-def test_published_marks_beside_any_algorithm_are_named_as_ppos(tmp_path, kind):
+def test_published_ppo_scores_are_labelled_as_ppo(tmp_path, kind):
     loaded = [runs.load(make_run(tmp_path, total_steps=200_000, seed=seed, kind=kind)) for seed in (1, 2)]
     groups = runs.group(loaded)
     drawn = (plots.learning_curves, plots.final_scores)

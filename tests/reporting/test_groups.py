@@ -30,7 +30,7 @@ def color_of(variant):
         ("gamma", (0.99, 0.999), ["gamma 0.99", "gamma 0.999"]),
     ],
 )
-def test_what_decides_a_result_is_never_pooled(make, setting, values, labels):
+def test_runs_with_different_result_settings_are_separate_groups(make, setting, values, labels):
     plain = {"total_steps": 100_000, "precision": "float32", "run_name": None}
     loaded = [
         make(name=f"{v}", seed=seed, **plain | {setting: value})
@@ -42,7 +42,7 @@ def test_what_decides_a_result_is_never_pooled(make, setting, values, labels):
     assert runs.variants(groups) == labels  # in statistics over games as well
 
 
-def test_what_decides_no_result_does_not_split_seeds(make):
+def test_settings_without_influence_on_results_do_not_split_seeds(make):
     loaded = [
         make(seed=1, total_steps=100_000, eval_every=5, replicas=2),
         make(seed=2, total_steps=100_001, env_threads=3),  # as many updates
@@ -51,7 +51,7 @@ def test_what_decides_no_result_does_not_split_seeds(make):
     assert (group.label, len(group.runs), report.notes([group])) == ("ppo", 2, [])
 
 
-def test_precision_is_the_one_that_was_computed_in(make):
+def test_auto_precision_is_grouped_by_the_precision_used(make):
     """A file that a person wrote may say auto."""
     runs_of_both = [make(seed=seed, total_steps=100_000) for seed in (1, 2)]
     results = runs_of_both[1].results | {"precision": "bfloat16"}
@@ -97,7 +97,7 @@ def test_seeds_of_different_lengths_are_compared_where_all_were_evaluated(make, 
     assert float(row[1]) == pytest.approx(group.returns("train").mean(), abs=5e-3)
 
 
-def test_seeds_that_ended_by_themselves_have_their_scores_at_their_own_ends(make):
+def test_complete_seeds_are_scored_at_their_own_ends(make):
     """As --solved-at ends them: not the slowest one alone, which came farthest."""
     loaded = []
     for seed, end in ((1, 40), (2, 62), (3, 45)):
@@ -148,7 +148,7 @@ def test_a_seed_that_was_not_evaluated_with_the_others_is_left_out_by_name(make)
     assert np.isnan(alone.returns("test")).all() and not report.notes([alone])
 
 
-def test_statistics_over_games_of_other_lengths_say_so(make):
+def test_statistics_over_games_of_different_lengths_have_a_warning(make):
     groups = runs.group([make(env="coinrun"), make(env="maze", updates=25)])
     (note,) = report.notes(groups)
     assert note.startswith("Scores are not all after as many env steps (327,680 to 1,015,808)")
@@ -160,7 +160,7 @@ def test_a_wider_network_is_a_group_of_its_own(tmp_path):
     assert [(g.label, len(g.runs)) for g in groups] == [("torso-width 1", 2), ("torso-width 4", 2)]
 
 
-def test_published_scores_are_taken_at_as_many_steps(tmp_path):
+def test_published_scores_are_from_the_same_number_of_env_steps(tmp_path):
     run = runs.load(make_run(tmp_path, total_steps=1_000_000))
     (group,) = runs.group([run])
     at, returns = published_curve("fruitbot", "train")
@@ -211,7 +211,7 @@ def test_scores_after_other_env_steps_are_compared_with_a_warning(make):
     assert not report.notes(alike)  # 114,688 and 102,400: both are the first whole update there
 
 
-def test_statistics_over_games_are_of_those_that_all_have(make):
+def test_statistics_use_only_games_in_which_all_variants_have_scores(make):
     plays = {
         ppo: ("bigfish", "coinrun", "fruitbot"),
         ppg: ("bigfish", "fruitbot"),
@@ -245,7 +245,7 @@ def test_there_are_no_intervals_over_games_where_one_has_a_single_seed(make):
     assert re.search(r"<td>ppo, unseen levels</td><td>[\d.]+ \[[\d.]+, [\d.]+\]</td>", shown)
 
 
-def test_what_was_published_of_drac_is_not_beside_rad(make):
+def test_published_drac_returns_are_not_shown_for_rad(make):
     _, (of_drac,) = told_apart(make, (drac.Config, "bigfish", {}))
     _, (of_rad,) = told_apart(make, (drac.Config, "bigfish", {"augment_use": "rad"}))
     shown = [report.render(list(g.runs), [g], {}) for g in (of_drac, of_rad)]
@@ -261,7 +261,7 @@ def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
         assert f"<td>ppo, {title}</td><td>{value:.3f} [" in report.render(loaded, groups, {})
 
 
-def test_long_labels_leave_out_what_is_usual(make):
+def test_long_labels_omit_values_that_most_runs_share(make):
     plain, wide = (drac.Config, "bigfish", {}), (drac.Config, "bigfish", {"torso_width": 2})
     rad, ucb = ((drac.Config, "bigfish", changed) for changed in ({"augment_use": "rad"}, {"augment": "ucb"}))
     _, groups = told_apart(make, (ppo.Config, "bigfish", {}), plain, ucb, rad, wide)
@@ -270,7 +270,7 @@ def test_long_labels_leave_out_what_is_usual(make):
     ]
 
 
-def test_styles_are_each_variants_own_in_all_pictures(make):
+def test_a_variant_has_the_same_style_in_all_pictures(make):
     """Beyond six variants, too, and where a picture leaves some of them out."""
     for style in (plots.line_style, plots.marker_style):
         assert len({str(style(v)) for v in range(36)}) == 36

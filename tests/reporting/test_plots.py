@@ -14,7 +14,7 @@ from tfrl.reporting import plots, runs
 GYMNASIUM = {k: v for k, v in PRESETS["gymnasium"].items() if k != "total_steps"} | {"preset": "gymnasium"}
 
 
-def test_curves_of_seeds_end_together_and_go_on_alone(make):
+def test_the_mean_curve_ends_with_the_shortest_seed_and_single_curves_continue(make):
     figure = plots.learning_curves(runs.group([make(seed=1), make(seed=2, updates=30)]))
     (panel,) = figure.axes
     mean, first, second = (

@@ -7,7 +7,7 @@ from tfrl import report
 from tfrl.algorithms import ppg
 
 
-def test_a_speed_is_of_all_the_time_that_a_run_took(make):
+def test_speed_counts_the_whole_time_of_a_run(make):
     """Not the mean of its updates' speeds: of PPG a slow one comes after many fast ones."""
     run = make(kind=ppg.Config, env="bigfish", total_steps=65_536, policy_updates=4)
     run.progress["time/env_steps_per_second"][:] = 400.0, 400.0, 400.0, 10.0
@@ -18,7 +18,7 @@ def test_a_speed_is_of_all_the_time_that_a_run_took(make):
     assert f"<td>{65_536 / seconds:.0f}</td>" in report.render([run], [], {})
 
 
-def test_updates_of_other_lengths_count_by_their_env_steps(make):
+def test_updates_of_different_lengths_count_by_their_env_steps(make):
     run = make(env="bigfish", total_steps=49_152)
     run.progress["env_steps"][:] = 100, 1100, 1200
     run.progress["time/env_steps_per_second"][:] = 100, np.nan, 10

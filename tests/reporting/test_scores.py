@@ -88,7 +88,7 @@ def test_there_are_no_intervals_where_a_game_has_one_run():
     assert np.isnan(statistics.stratified_bootstrap(uneven, statistics.mean)).all()
 
 
-def test_curves_are_compared_where_all_seeds_are():
+def test_curves_are_compared_up_to_the_shortest_seed():
     """Beyond the end of the shortest, and before the last to begin, a mean would be one of other seeds."""
     long = np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])
     short = np.array([0.0, 10.0]), np.array([2.0, 3.0])
@@ -103,7 +103,7 @@ def test_curves_are_compared_where_all_seeds_are():
     assert not statistics.over_seeds([short, (np.zeros(0), np.zeros(0))])[0].size
 
 
-def test_points_at_the_steps_that_all_have():
+def test_points_are_at_steps_that_all_runs_reached():
     first = np.array([1.0, 2.0, 4.0, 8.0]), np.array([10.0, 20.0, 40.0, 80.0])
     second = np.array([2.0, 3.0, 8.0]), np.array([-2.0, -3.0, -8.0])
     steps, values = statistics.at_shared_steps([first, second])
@@ -120,5 +120,5 @@ def test_equal_steps_are_kept_as_they_are():
     np.testing.assert_array_equal(mean, np.full(3, 0.5))
 
 
-def test_no_curve_gives_nothing():
+def test_no_curves_give_no_mean():
     assert all(part.size == 0 for part in statistics.over_seeds([(np.zeros(0), np.zeros(0))]))

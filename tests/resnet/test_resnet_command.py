@@ -60,7 +60,7 @@ def test_a_bad_setting_ends_before_tensorflow():
     assert done.stdout == "--lr must be above 0 and at most 1e+38; got 0.0.\nFalse\n"
 
 
-def test_tf_configs_evaluator_is_turned_away(tmp_path, monkeypatch):
+def test_an_evaluator_in_tf_config_is_refused(tmp_path, monkeypatch):
     cluster = {"worker": ["localhost:1"], "evaluator": ["localhost:2"]}
     task = {"type": "evaluator", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))

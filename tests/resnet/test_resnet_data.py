@@ -189,7 +189,7 @@ def test_a_set_without_labels_is_refused():
         data.prepare("celeb_a")
 
 
-def test_that_a_set_is_made_is_said_where_it_is(monkeypatch, tmp_path):
+def test_preparing_a_data_set_is_reported(monkeypatch, tmp_path):
     config = FramesConfig(name="tiny", **MAKERS["games"])
     monkeypatch.setattr(data, "_builder", lambda name: ProcgenFrames(config=config, data_dir=tmp_path))
     said = []

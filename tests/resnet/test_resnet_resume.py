@@ -45,7 +45,7 @@ def undisturbed(command):
 
 
 @pytest.mark.long
-def test_a_killed_process_goes_on_exactly(command, undisturbed):
+def test_a_killed_run_resumes_exactly(command, undisturbed):
     """Killed after a checkpoint."""
     folder, process = command("killed")
     end = time.monotonic() + PATIENCE

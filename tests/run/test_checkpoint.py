@@ -43,7 +43,7 @@ def test_round_trip_is_bit_exact(store, directory):
     loaded += 1  # the arrays are the caller's own
 
 
-def test_packing():
+def test_arrays_are_packed_and_unpacked_exactly():
     value = {"seed": 1, "names": ["a", "ü"], "x": 0.1}
     assert unpack_json(pack_json(value)) == value
     for items in ([b"abc", b"", b"\x00" * 23_000], []):
@@ -69,7 +69,7 @@ def test_saving_an_update_again_replaces_it(store, directory):
     assert folder_names(directory) == ["update-00000010"]
 
 
-def test_going_back_abandons_what_came_later(store):
+def test_a_save_after_going_back_removes_later_checkpoints(store):
     for update in (10, 20, 30):
         save(store, update)
     save(store, 25)

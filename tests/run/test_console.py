@@ -263,7 +263,7 @@ def test_time_left_follows_the_latest_updates():
     assert progress.seconds_left == pytest.approx((1_000_000 - 20_000) / 100 * 5)
 
 
-def test_percent_never_says_done_too_early():
+def test_percent_is_below_100_until_the_end():
     progress, clock = make_progress(total=100_000)
     progress.finish_update(99_999, {})
     assert progress.percent_text() == "99.9%"
@@ -274,7 +274,7 @@ def test_percent_never_says_done_too_early():
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("phase", ["collecting", "evaluating on train levels"])
-def test_what_has_no_room_is_left_out_and_nothing_is_cut(width, phase):
+def test_entries_without_room_are_omitted_and_not_cut(width, phase):
     progress, clock = make_progress(total=25_000_000, start=24_000_000)
     clock.now += 100_000
     metrics = {"time/env_steps_per_second": 12_345.0, "rollout/episode_return": -3.2}

@@ -151,7 +151,7 @@ def touch(path):
 
 
 @pytest.mark.parametrize("left", ["results.json", "export/weights.npz", "checkpoints/best.npz"])
-def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left):
+def test_results_of_a_run_without_checkpoints_are_not_overwritten(tmp_path, left):
     config = run_of(tmp_path, checkpoint=False)
     touch(config.run_dir / left)
     sentence = refusal(check_run, config)
@@ -159,7 +159,7 @@ def test_what_a_run_without_checkpoints_has_come_to_is_left_alone(tmp_path, left
     assert "--run-name" in sentence
 
 
-def test_an_export_without_files_is_nothing_that_a_run_has_come_to(tmp_path):
+def test_an_empty_export_folder_does_not_block_a_new_start(tmp_path):
     config = run_of(tmp_path, checkpoint=False)
     (config.run_dir / "export").mkdir()
     check_run(config)

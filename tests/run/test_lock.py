@@ -87,7 +87,7 @@ def test_the_supervised_trainer_is_refused_as_well(tmp_path):
 # The lock
 
 
-def test_it_is_held_once_and_leaves_no_trace(tmp_path):
+def test_the_lock_is_exclusive_and_leaves_no_trace(tmp_path):
     run = tmp_path / "logs" / "run"
     with locked(run):
         with pytest.raises(UserError, match="is in use: process .* --run-name.$"), locked(run):
@@ -136,7 +136,7 @@ while True:
 """
 
 
-def test_who_looks_turns_no_trainer_away(tmp_path):
+def test_checking_the_lock_does_not_block_a_trainer(tmp_path):
     command = [sys.executable, "-c", LOOKER, str(tmp_path)]
     looker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -189,7 +189,7 @@ def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(
     process.communicate()
 
 
-def test_many_who_want_it_have_it_one_after_another(tmp_path):
+def test_many_trainers_get_the_lock_one_after_another(tmp_path):
     """Each removes the file, and others may have opened it before."""
     run, busy = tmp_path / "run", tmp_path / "busy"
     code = """

@@ -78,7 +78,7 @@ def test_rows_and_curves(tmp_path):
     writer.close()
 
 
-def test_text(tmp_path):
+def test_texts_are_written_for_tensorboard(tmp_path):
     from tensorboard.util.tensor_util import make_ndarray
 
     writer = make_writer(tmp_path)

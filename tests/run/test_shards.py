@@ -34,7 +34,7 @@ def files_of(directory):
     return sorted(path.name for path in (directory / "shards").iterdir())
 
 
-def test_each_is_written_once_and_kept_as_long_as_a_checkpoint_needs_it(store, directory):
+def test_a_shard_is_written_once_and_kept_while_a_checkpoint_needs_it(store, directory):
     shards = []
     for update in range(1, 8):
         shards = [*shards[-1:], shard(update)]  # the last one and a new one

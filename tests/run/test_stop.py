@@ -116,7 +116,7 @@ def test_a_terminal_that_closes_is_a_request_to_stop_however_often_it_says_so(st
     assert stdout.splitlines()[-1] == "votes [1.0, 0.0, 0.0]" and stdout.count("SIGHUP: saving") == 1
 
 
-def test_nohup_is_heeded(start):
+def test_nohup_is_respected(start):
     process = start(COMPUTES, preexec_fn=hangup(signal.SIG_IGN))
     assert process.stdout.readline() == "computing\n"
     process.send_signal(signal.SIGHUP)
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_what_comes_on_the_heels_of_a_signal_repeats_it(start, first):
+def test_signals_within_a_second_count_once(start, first):
     """From a parent that passes it on, or a scheduler that signals children, parents and children again."""
     process = start(WRITES)
     wait_until_full(process.stdout)

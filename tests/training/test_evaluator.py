@@ -18,7 +18,7 @@ from tfrl.run.checkpoint import CheckpointStore
         (None, b"damaged", 2, []),
     ],
 )
-def test_it_says_once_why_it_cannot_evaluate(
+def test_an_evaluator_reports_a_failure_once(
     tmp_path, capsys, monkeypatch, settings, learner, taken, sentences
 ):
     from tfrl.training import evaluator  # TensorFlow

@@ -35,12 +35,12 @@ def config(tmp_path_factory):
     return config
 
 
-def test_a_complete_run_is_told_before_tensorflow_is_imported(config):
+def test_a_complete_run_is_reported_before_tensorflow_is_imported(config):
     said = again("tfrl.ppo", config.run_dir)
     assert f"{config.run_dir} is complete; more --total-steps would" in said and said.endswith("0 False\n")
 
 
-def test_a_complete_supervised_run_is_told_before_tensorflow_is_imported(tmp_path):
+def test_a_complete_supervised_run_is_reported_before_tensorflow_is_imported(tmp_path):
     from test_resnet_train import run
 
     assert run(tmp_path, "whole", epochs=1)[0] == 0

@@ -200,7 +200,7 @@ def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso,
     ("replicas", "done"),
     [(1, 0), (2, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 3), (2, 0)))],
 )
-def test_the_first_update_of_a_process_moves_and_tells_the_time_left(small, learner, replicas, done):
+def test_the_first_update_shows_progress_and_time_left(small, learner, replicas, done):
     """In plain lines, at the start of a run and where it goes on."""
     config = small(num_steps=256, num_minibatches=8, epochs=12, total_steps=10 * 2048, replicas=replicas)
     agent, shown = learner(config), io.StringIO()
@@ -221,7 +221,7 @@ def test_the_first_update_of_a_process_moves_and_tells_the_time_left(small, lear
     assert "ETA --" not in shown.getvalue().splitlines()[-1]
 
 
-def test_an_update_tells_how_far_it_is(small, learner):
+def test_an_update_shows_its_progress(small, learner):
     """In gradient steps; where they are fast, after each epoch, so that telling costs next to nothing."""
     agent = learner(small(num_steps=80, epochs=5, num_minibatches=4))
     for _ in range(2):

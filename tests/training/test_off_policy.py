@@ -114,7 +114,7 @@ def test_a_run_in_two_halves_on_four_and_two_replicas_ends_as_one(dqn, tmp_path)
 
 
 @pytest.mark.long
-def test_a_run_with_continuous_actions_too(tmp_path):
+def test_a_run_with_continuous_actions_in_two_halves_ends_as_one(tmp_path):
     plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
     train(*SAC[:1], tmp_path / "halves", *SAC[1:], total_steps=200, replicas=2)
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
@@ -129,7 +129,7 @@ def test_a_single_env_in_two_halves_ends_as_one_run(tmp_path):
     assert_same_end(plain, train(flags[0], tmp_path / "halves", *flags[1:]))
 
 
-def test_a_stop_while_the_first_steps_are_waited_for_can_be_saved_and_gone_on_from():
+def test_a_run_stopped_during_its_first_steps_resumes():
     """An actor that dies at once may keep it waiting for minutes."""
 
     def stopped():
@@ -257,7 +257,7 @@ def test_one_signal_stops_two_workers_within_an_iteration_and_one_process_ends_i
     assert results(whole)["eval"] == results(plain)["eval"]
 
 
-def test_the_row_of_an_iteration_tells_what_was_done(dqn):
+def test_the_row_of_an_iteration_has_its_metrics(dqn):
     lines = [line.split(",") for line in (dqn.run_dir / "progress.csv").read_text().splitlines()]
     rows = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
     assert [int(row["env_steps"]) for row in rows] == [100, 200, 300, 400]

@@ -42,7 +42,7 @@ def small(tmp_path):
         pytest.param(1, (3,), "gru", marks=pytest.mark.long),
     ],
 )
-def test_a_state_of_any_moment_goes_on_as_if_it_had_never_stopped(small, tmp_path, replicas, moments, memory):
+def test_a_run_restored_at_any_pause_continues_bit_for_bit(small, tmp_path, replicas, moments, memory):
     small = functools.partial(small, memory=memory)
     whole = make(small())
     states = []  # before each call of `update`
@@ -147,7 +147,7 @@ def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
 
 
 @pytest.mark.long
-def test_a_kill_in_the_auxiliary_phase_is_not_seen_in_the_end(tmp_path):
+def test_a_run_killed_in_the_auxiliary_phase_ends_with_the_same_weights(tmp_path):
     """Real processes: one to the end; one killed among the parts, with checkpoints before and after."""
     flags = "--env catch --torso cookbook --num-envs 8 --num-steps 16 --num-minibatches 2 --policy-updates 2"
     flags += " --aux-minibatches 4 --total-steps 512 --checkpoint-every 1 --eval-episodes 4 --aux-epochs 15"
@@ -207,7 +207,7 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(sm
     assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
 
 
-def test_a_kill_costs_no_more_at_the_ends_of_an_auxiliary_phase(small, monkeypatch):
+def test_a_kill_at_the_ends_of_an_auxiliary_phase_loses_one_part(small, monkeypatch):
     """What is saved is counted in updates and parts together."""
     told = []
 

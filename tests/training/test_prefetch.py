@@ -99,7 +99,7 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
     "name",
     ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "sac of a pendulum"))],
 )
-def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
+def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     """Taken while two rollouts are under way, which are played again."""
     whole = updated(learner(name, "--lag", 2), 6)
     begun = learner(name, "--lag", 2)
@@ -112,7 +112,7 @@ def test_a_state_goes_on_bit_for_bit(learner, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
-def test_running_free_goes_on_from_a_state(learner, name, tmp_path):
+def test_a_free_running_learner_continues_from_a_state(learner, name, tmp_path):
     flags = ("--free-running", "--lag", 3)
     one, other = learner(name, *flags), learner(name, *flags)
     lags = [metrics["train/lag"] for metrics in updated(one, 4)[0]]

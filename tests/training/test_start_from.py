@@ -193,7 +193,7 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path, monkey
     assert all("the workers do not see the same weights in --start-from" in said for said in begin())
 
 
-def test_what_cannot_be_begun_with_is_one_sentence(runs, tmp_path):
+def test_a_run_that_cannot_be_started_from_is_one_sentence(runs, tmp_path):
     first = runs("ppo")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -220,7 +220,7 @@ def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):
     start_from.check(dataclasses.replace(config, free_deviation=not config.free_deviation))
 
 
-def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_path):
+def test_weights_of_other_shapes_are_one_sentence(runs, tmp_path):
     """The settings say that it fits, the checkpoint that it does not."""
     first = tmp_path / "first"
     shutil.copytree(runs("ppo"), first)
@@ -231,7 +231,7 @@ def test_weights_that_only_their_shapes_tell_apart_are_one_sentence(runs, tmp_pa
     assert "has another network or optimizer" in refusal(begun, config)
 
 
-def test_the_command_refuses_before_tensorflow(tmp_path):
+def test_a_wrong_start_from_is_refused_before_tensorflow(tmp_path):
     answer = Answer(
         *FLAGS["ppo"].split(), "--logdir", tmp_path, "--start-from", tmp_path / "none", module="tfrl.ppo"
     )

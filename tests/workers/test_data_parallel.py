@@ -119,7 +119,7 @@ def test_target_networks_follow_slowly_and_a_tau_of_1_copies(small):
         np.testing.assert_allclose(learning.get_state()[TARGET + "two"], expected, rtol=1e-6)
 
 
-def test_a_state_goes_on_where_it_was_taken(small):
+def test_a_restored_state_continues_bit_for_bit(small):
     runtime, whole = make(small, 1)
     train(runtime, whole)
     runtime, begun = make(small, 2)

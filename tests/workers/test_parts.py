@@ -145,6 +145,6 @@ def test_replicas_add_in_the_order_of_one(small, num_steps):
     assert strategy._cpu_micro_batch(defaults, 1) == 128
 
 
-def test_more_replicas_than_rows_are_for_others_to_refuse(small):
+def test_more_replicas_than_rows_are_accepted(small):
     assert strategy._cpu_micro_batch(small(), 33) == 1
     assert strategy._cpu_micro_batch(small(micro_batch=8), 33) == 1

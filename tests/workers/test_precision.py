@@ -76,7 +76,7 @@ def of_auto():
 
 
 @pytest.mark.long
-def test_a_run_goes_on_in_its_own_precision_not_in_that_of_auto(tmp_path):
+def test_a_run_resumes_in_its_own_precision_not_in_that_of_auto(tmp_path):
     """It began where `auto` meant the other one, or with a flag."""
     folder, (meant, other) = tmp_path / "run", of_auto()
     assert train(folder, *CATCH.split(), "--total-steps", 128, "--precision", other)[0] == 0
@@ -89,7 +89,7 @@ def test_a_run_goes_on_in_its_own_precision_not_in_that_of_auto(tmp_path):
     assert code == 2 and f"--precision {other} there, {meant} here" in stderr
 
 
-def test_so_does_a_supervised_run(tmp_path):
+def test_a_supervised_run_resumes_in_its_own_precision(tmp_path):
     flags, (_, other) = [*MINI.split(), "--logdir", str(tmp_path), "--run-name", "run"], of_auto()
     with tfds.testing.mock_data(num_examples=64):
         assert main([*flags, "--precision", other]) == 0

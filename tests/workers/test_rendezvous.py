@@ -177,7 +177,7 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
     ],
     ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
 )
-def test_strangers_are_shown_out(garbage, monkeypatch):
+def test_connections_of_other_programs_are_refused(garbage, monkeypatch):
     monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 60.0 if garbage else 0.2)
     cluster = configs(2)
     chief = Attempt(cluster[0])
@@ -193,7 +193,7 @@ def test_strangers_are_shown_out(garbage, monkeypatch):
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
 
 
-def test_a_worker_that_goes_on_with_garbage_is_missing_again():
+def test_a_worker_that_sends_garbage_is_missing_again():
     cluster = configs(3)
     chief = Attempt(cluster[0])
     connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))

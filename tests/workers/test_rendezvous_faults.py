@@ -64,7 +64,7 @@ def test_a_hello_with_anything_wrong_in_any_field_is_dropped():
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
 
 
-def test_a_chief_that_says_anything_wrong_is_not_obeyed():
+def test_wrong_messages_of_a_chief_are_ignored():
     cluster = configs(2)
     status = {"tfrl": "rendezvous", "missing": ["worker 2 (c:1)"]}
     lines = [with_field(status, "missing", value) for value in WRONG if not value.startswith("[")]
@@ -91,7 +91,7 @@ def mutated(source, message):
     return bytes(line) + b"\n" * source.randrange(2)
 
 
-def test_random_lines_end_nobody():
+def test_random_lines_crash_no_worker():
     source = random.Random(1)
     cluster = configs(3)
     attempts = [Attempt(config, timeout=60) for config in cluster[:2]]
@@ -105,7 +105,7 @@ def test_random_lines_end_nobody():
 
 
 @pytest.mark.parametrize("beginning", [b"", b'{"tfrl": "rendezvous", "worker": 1'])
-def test_who_never_ends_a_line_is_hung_up_on(monkeypatch, beginning):
+def test_a_connection_without_a_line_end_is_closed(monkeypatch, beginning):
     """On both sides, and though a byte comes now and then."""
     monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 0.5)
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
@@ -139,7 +139,7 @@ def trickle(connection, byte):
         pytest.fail("it was not hung up on")
 
 
-def test_a_connection_that_takes_nothing_keeps_nobody_out(monkeypatch):
+def test_a_blocked_connection_does_not_block_others(monkeypatch):
     """A worker that says hello, and then neither reads nor answers."""
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 1.0)
     cluster = configs(3)
@@ -165,7 +165,7 @@ def test_a_worker_whose_connection_broke_unnoticed_comes_again():
     assert [attempt.result() for attempt in (Attempt(cluster[1]), Attempt(cluster[2]), chief)] == [None] * 3
 
 
-def test_what_a_stranger_says_cannot_write_on_the_terminal():
+def test_control_characters_of_strangers_are_not_printed():
     cluster = configs(2)
     chief = Attempt(cluster[0])
     until(lambda: chief.lines)
@@ -178,7 +178,7 @@ def test_what_a_stranger_says_cannot_write_on_the_terminal():
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
 
 
-def test_time_is_never_up_for_want_of_nobody(monkeypatch):
+def test_no_time_out_names_an_empty_list_of_workers(monkeypatch):
     """The last answer may come when the time is up: it is heard before the clock is asked."""
     waited_for, wait_for = [], rendezvous._Patience.wait_for
     monkeypatch.setattr(

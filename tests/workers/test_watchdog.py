@@ -45,21 +45,21 @@ def ticks(dogs, count):
     return [said for _ in range(count) for dog in dogs if (said := dog.tick()) is not None]
 
 
-def test_steps_keep_it_quiet(pair):
+def test_steps_prevent_a_verdict(pair):
     for _ in range(100):
         for dog in pair:
             dog.beat()
         assert ticks(pair, 1) == []
 
 
-def test_waiting_for_one_who_works_is_no_stall(pair):
+def test_waiting_for_a_working_peer_is_no_stall(pair):
     pair[0].beat("updating")
     for _ in range(100):
         pair[1].beat()
         assert ticks(pair, 1) == []
 
 
-def test_the_one_behind_is_named_with_its_phase_and_place(pair):
+def test_the_slowest_worker_is_named_with_its_phase_and_place(pair):
     pair[0].beat("updating")
     said = ticks(pair, 12)
     assert said
@@ -82,7 +82,7 @@ def test_workers_that_wait_in_different_calls_are_named_with_their_calls(pair):
     assert said
 
 
-def test_a_process_that_does_not_run_is_told_from_one_that_waits(pair):
+def test_a_stopped_process_is_distinguished_from_a_waiting_one(pair):
     assert ticks(pair, 2) == []
     said = ticks(pair[:1], 20)
     assert "worker 1 (b:2) has fallen silent in update 5, collecting, at " in said[0]
@@ -110,7 +110,7 @@ class Living(Watchdog):
 
 
 @pytest.mark.parametrize("begin", ["collecting", "connecting"])
-def test_who_does_not_move_before_the_first_measured_update_is_found_in_minutes(tmp_path, begin):
+def test_a_hang_before_the_first_measured_update_is_found_in_minutes(tmp_path, begin):
     dogs = unmeasured(tmp_path)
     dogs[0].beat("updating")
     for dog in dogs:
@@ -121,13 +121,13 @@ def test_who_does_not_move_before_the_first_measured_update_is_found_in_minutes(
     assert f"worker 1 (b:2) is stuck in update 1, {begin}, at " in ticks(dogs, 10)[0]
 
 
-def test_who_traces_for_long_is_left_alone_for_half_an_hour(tmp_path):
+def test_long_tracing_is_allowed_for_half_an_hour(tmp_path):
     dogs = unmeasured(tmp_path, Living)
     assert ticks(dogs, int(watchdog.UNMEASURED) - 1) == []
     assert ticks(dogs, 10)
 
 
-def test_one_that_connects_is_not_blamed_for_its_silence(tmp_path):
+def test_a_connecting_worker_is_not_blamed(tmp_path):
     hanging, mute = unmeasured(tmp_path)
     for dog in (hanging, mute):
         dog.beat(watchdog.CONNECTING)
@@ -135,7 +135,7 @@ def test_one_that_connects_is_not_blamed_for_its_silence(tmp_path):
     assert "all of them are in update 1, connecting, at " in ticks([hanging], 2 * int(watchdog.LIFELESS))[0]
 
 
-def test_others_wait_for_the_one_that_traces(tmp_path):
+def test_workers_wait_for_a_tracing_worker(tmp_path):
     waiting, tracing = unmeasured(tmp_path)[0], unmeasured(tmp_path, Living)[1]
     waiting.beat("updating")
     assert ticks([waiting, tracing], int(watchdog.UNMEASURED) - 1) == []
@@ -148,7 +148,7 @@ def test_the_first_time_of_a_phase_may_take_longer(pair):
     assert ticks(pair, 5)
 
 
-def test_who_needs_any_time_is_left_alone_while_its_process_runs(tmp_path):
+def test_phases_without_a_limit_are_not_stalls(tmp_path):
     dogs = unmeasured(tmp_path)
     with dogs[1].unhurried():
         assert ticks(dogs, 3000) == []
@@ -237,7 +237,7 @@ def test_a_file_that_is_half_written_is_no_heartbeat(pair, tmp_path):
     assert "(it has left no heartbeat)" in ticks(pair[:1], 20)[0]
 
 
-def test_who_is_gone_after_a_lost_connection(tmp_path):
+def test_a_lost_connection_names_the_dead_worker(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as closed:
         names = [f"127.0.0.1:{s.getsockname()[1]}" for s in (here, closed)]
         closed.close()
@@ -266,7 +266,7 @@ def test_others_are_asked_at_the_same_time(tmp_path):
         assert 0.5 < time.monotonic() - began < 4
 
 
-def test_who_is_frozen_after_a_lost_connection(tmp_path, monkeypatch):
+def test_a_lost_connection_names_the_frozen_worker(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         names = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
@@ -275,7 +275,7 @@ def test_who_is_frozen_after_a_lost_connection(tmp_path, monkeypatch):
         assert f"worker 1 ({names[1]}) has fallen silent in update 1, starting" in dogs[0].missing()
 
 
-def test_one_worker_watches_nobody(tmp_path):
+def test_a_single_worker_has_no_watchdog(tmp_path):
     dog = Watchdog(tmp_path / "run" / "heartbeats", ["here"], 0, stall_timeout=LIMIT)
     dog.start()
     dog.beat("collecting", 0)
