@@ -78,8 +78,8 @@ def lost(run):
     ("way", "signum", "order"),
     [
         ("launch", signal.SIGTERM, "children first"),
-        ("suite", signal.SIGINT, "parents first"),
-        ("make", signal.SIGTERM, "parents first"),
+        pytest.param("suite", signal.SIGINT, "parents first", marks=pytest.mark.long),
+        pytest.param("make", signal.SIGTERM, "parents first", marks=pytest.mark.long),
     ],
 )
 def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, order):
@@ -104,8 +104,8 @@ def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, 
     ("trainer", "flags", "signum"),
     [
         (TRAINER, FLAGS, signal.SIGTERM),
-        (TRAINER, FLAGS, signal.SIGINT),
-        ([sys.executable, "-m", "resnet.train"], "", signal.SIGTERM),
+        pytest.param(TRAINER, FLAGS, signal.SIGINT, marks=pytest.mark.long),
+        pytest.param([sys.executable, "-m", "resnet.train"], "", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path, trainer, flags, signum):

@@ -115,7 +115,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["apart", "sac", *(pytest.param(name, marks=pytest.mark.long) for name in ("one", "several"))]
+    "name", ["apart", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "one", "several"))]
 )
 def test_1_and_2_replicas_are_one_run_to_the_bit(name, tmp_path):
     algorithm, kind, flags = RUNS[name]
