@@ -77,9 +77,9 @@ def lost(run):
 @pytest.mark.parametrize(
     ("way", "signum", "order"),
     [
-        ("launch", signal.SIGTERM, "children first"),
+        pytest.param("launch", signal.SIGTERM, "children first", marks=pytest.mark.long),
         pytest.param("suite", signal.SIGINT, "parents first", marks=pytest.mark.long),
-        pytest.param("make", signal.SIGTERM, "parents first", marks=pytest.mark.long),
+        ("make", signal.SIGTERM, "parents first"),
     ],
 )
 def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, order):

@@ -77,6 +77,7 @@ def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, mo
     assert len({*parts}) == 2, "both took the same way"
 
 
+@pytest.mark.long
 def test_one_program_takes_ppos_epochs_as_parts_do(tmp_path, monkeypatch):
     flags = [*SMALL, "--env", "Pendulum-v1", "--num-steps", "64", "--num-minibatches", "2", "--epochs", "2"]
     flags += ["--logdir", str(tmp_path), "--run-name", "run"]

@@ -119,6 +119,7 @@ def test_the_published_recipe_decays_weights_as_the_paper_does():
     assert not build(parse(["--weight-decay", "0"]), "float32", image_shape=(8, 8, 3), classes=2).losses
 
 
+@pytest.mark.long
 def test_the_published_recipe_trains(tmp_path):
     """All of `--preset he-cifar10` but length and depth, on made-up images of CIFAR-10's shape."""
     flags = ["--preset", "he-cifar10", "--logdir", str(tmp_path), "--run-name", "he"]

@@ -251,6 +251,7 @@ def test_layers_of_one_shape_start_differently():
     assert len(drawn) == len(kernels)
 
 
+@pytest.mark.long
 def test_a_seed_means_the_same_in_every_process():
     code = "import resnet; print(resnet.build('mlp', (3,), seed=5).variables[0].numpy().tobytes().hex())"
     here = resnet.build("mlp", (3,), seed=5).variables[0].numpy()

@@ -35,6 +35,7 @@ def stop_at(update):
     return raise_if_stopped
 
 
+@pytest.mark.long
 def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly(
     tmp_path, monkeypatch, capfd
 ):
