@@ -69,7 +69,7 @@ class Options:
     episodes: Annotated[int, COUNT] = 10
     """Episodes of the evaluation at the end, with --learn."""
     logdir: str = "logs/continuous-control"
-    """Folder of our runs and of TorchRL's lines, with --learn, so that the same command goes on."""
+    """Folder of our runs and of TorchRL's lines, with --learn, so that the same command continues."""
 
 
 def main(options: Options) -> None:

@@ -49,7 +49,7 @@ _LEARNERS = 2
 _NODES = 3
 _FLAGS = ["--env", "catch", "--torso", "cookbook", "--precision", "float32", "--num-envs", "8"]
 _FLAGS += ["--num-steps", "32", "--num-minibatches", "2", "--eval-episodes", "64", "--actors", "2"]
-_REPLACED = "another takes its place"  # says the run
+_REPLACED = "another process replaces it"  # says the run
 _ENDS_WITHIN = 180.0  # seconds: Ray's agents look now and then whether the driver lives
 
 

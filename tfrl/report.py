@@ -32,8 +32,8 @@ _CAPTIONS = {
     "learning_curves": (
         "Learning curves",
         "Mean return of the last 100 episodes while training (lines) and in evaluations, of games on unseen "
-        "levels (open markers). Bands and bars go from the least to the greatest seed, as far as all have "
-        "come.",
+        "levels (open markers). Bands and bars go from the lowest to the highest seed, up to the env steps "
+        "that all seeds have reached.",
     ),
     "final_scores": (
         "Final scores on unseen levels",
@@ -144,7 +144,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
         for run in g.repeated:
             (kept,) = (other for other in g.runs if other.config.seed == run.config.seed)
             found.append(
-                f"{run.path} does not count: its settings and its seed, {run.config.seed}, are those of "
+                f"{run.path} is ignored: it has the same settings and the same seed, {run.config.seed}, as "
                 f"{kept.path}."
             )
         if len({run.env_steps for run in g.runs}) > 1:
@@ -153,15 +153,15 @@ def notes(groups: Sequence[Group]) -> list[str]:
             at = g.scored_at("test")
             after = "their ends" if g.is_done else f"{at:,} env steps" if at else "no evaluation yet"
             found.append(
-                f"{g.env}, {g.label}: the seeds have come to different env steps ({reached}). Curves are "
+                f"{g.env}, {g.label}: the seeds have reached different env steps ({reached}). Curves are "
                 f"compared up to {g.env_steps:,}, scores are those after {after}."
             )
     scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
     steps = [at for g in scored if (at := g.scored_at("test")) is not None]
     if steps and max(steps) - min(steps) >= max(g.config.steps_per_update for g in scored):
         found.append(
-            f"Scores are not all after as many env steps ({min(steps):,} to {max(steps):,}): the column "
-            '"evaluated at" has those of each row.'
+            f"Scores are after different numbers of env steps ({min(steps):,} to {max(steps):,}): the "
+            'column "evaluated at" has the number of each row.'
         )
     counted = {g.env for g in over_games(groups, ["test"])}
     if left_out := {g.env for g in scored} - counted:

@@ -39,7 +39,7 @@ _OUTPUT = "output.txt"  # in a run's folder: what it would have shown, where sev
 _POLL_EVERY = 0.2  # seconds
 _RUNS_PER_CORE = 2  # side by side; more would fill the memory before they are any faster
 _USAGE = "python -m tfrl.suite"
-_SUMMARY = """Trains every game with every seed by every algorithm, skips what is done, and writes
+_SUMMARY = """Trains every game with every seed by every algorithm, skips complete runs, and writes
 LOGDIR/report.html. All other flags are those of the algorithms' commands, and the same for every run; they
 may stand after --."""
 
@@ -75,14 +75,17 @@ def main(arguments: Sequence[str]) -> int:
     options, rest = _split(arguments)
     tasks = plan(options, rest)
     lengths = sum(task.config.run_steps for task in tasks)
-    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command goes on")
+    _show(f"{len(tasks)} run(s), {lengths:,} env steps in all; Ctrl-C saves, the same command continues")
     suite = _Runs(tasks, options.workers)
     code = suite.run()
     done = [task.config.run_dir for task in tasks if is_done(task.config)]
     if code:
         left = [task.config.run_dir.name for task in tasks if task.config.run_dir not in done]
         if left and code not in signals.STOP_CODES.values():
-            tell(f"error: the others would end like it: {len(left)} runs are not done: {', '.join(left)}.")
+            tell(
+                f"error: the other runs would fail in the same way: {len(left)} runs are not done: "
+                f"{', '.join(left)}."
+            )
         return code
     if done:
         _show(str(report.write([runs.load(folder) for folder in done], done[0].parent)))
@@ -183,14 +186,14 @@ class _Runs:
             said = "done"
             if code in signals.STOP_CODES.values() or (code == 0 and not is_done(config)):
                 self.stopped.append(config.run_dir.name)
-                said = "stopped; the same command goes on with it"
+                said = "stopped; the same command continues it"
             elif code:
                 self.failed.append(config.run_dir.name)
                 said = f"ended with code {code}"
             if code and self._workers > 1:
                 last = files.last_line(config.run_dir / _OUTPUT, self._output_from[index])
                 was_stopped = code in signals.STOP_CODES.values()
-                said = (last or said) if was_stopped else f"{said}: {last or 'nothing was said'}"
+                said = (last or said) if was_stopped else f"{said}: {last or 'no output'}"
             self._say(index, said)
             if code in _ENDING:
                 if not self._is_ending:  # a second signal would end the others at once

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         with Watch(outcomes):
             stopped = on_ray.run(sweep, logdir, options.parallel, _show)
         if stopped:
-            _show("Stopped; the same command goes on.")
+            _show("Stopped; the same command continues.")
             return signals.STOP_CODES[stopped]
         return _conclude(sweep, outcomes())
 

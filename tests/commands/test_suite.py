@@ -101,7 +101,7 @@ def test_what_ends_a_suite_is_told_with_the_runs_that_are_left(tmp_path, trainer
     make_run(tmp_path, "maze", 1, total_steps=40_000)
     assert suite.main([*trainer(_2=2), "--seeds", "1,2,3"]) == 2
     assert {path.name for path in tmp_path.glob("*.started")} == {"2.started"}
-    said = "error: the others would end like it: 2 runs are not done: maze-seed2, maze-seed3.\n"
+    said = "error: the other runs would fail in the same way: 2 runs are not done: maze-seed2, maze-seed3.\n"
     assert capsys.readouterr().err.endswith(said)
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_was_stopped_is_told_as_that(tmp_path, trainer, capsys):
     output.write_text("Ended without saving; there is no checkpoint yet.\n")
     assert suite.main([*trainer(together=2, s1=130), "--seeds", "1,2", "--workers", "2"]) == 130
     said = capsys.readouterr().out
-    assert "maze-seed1: stopped; the same command goes on with it\n" in said and "with code" not in said
+    assert "maze-seed1: stopped; the same command continues it\n" in said and "with code" not in said
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, trainer, capsys):

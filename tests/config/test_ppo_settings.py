@@ -170,7 +170,7 @@ BAD = [
 def test_only_policies_without_memory_get_the_memory_mode_warning():
     maze = "--env maze --distribution-mode memory"
     (note,) = ppo(maze).notes
-    assert note.endswith("this policy sees one frame alone.")
+    assert note.endswith("this policy sees only one frame.")
     assert ppo(f"{maze} --memory lstm").notes == ()
 
 

@@ -426,8 +426,8 @@ def test_a_suite_checks_the_settings_of_its_runs():
 def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
     games, sizes = registry.specs(Config())[0], (1_000_000, 2000)
     sentence = refusal(check_memory, games, *sizes, 1)
-    assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 fill 24.6 TB with observations, and")
-    assert "fill 12.3 TB with observations in each of 2 workers," in refusal(check_memory, games, *sizes, 2)
+    assert sentence.startswith("--num-envs 1000000 x --num-steps 2000 need 24.6 TB for observations, and")
+    assert "need 12.3 TB for observations in each of 2 workers," in refusal(check_memory, games, *sizes, 2)
     check_memory(games, *sizes, 10_000)
     check_memory(games, 64, 256, 1)
 

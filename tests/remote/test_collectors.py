@@ -128,7 +128,7 @@ def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_to
         updated(one, 3)
         ended = one.replay._first[[end, end + 10]]  # a round may have been done as they died
     assert ended.all(axis=1).any() and not before[end].all()
-    assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
+    assert "cannot be restored exactly and begin new episodes" in capsys.readouterr().err
 
 
 @pytest.mark.long

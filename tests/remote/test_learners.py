@@ -158,7 +158,7 @@ def test_learners_on_nodes_of_a_ray_die_with_actors_and_driver_and_the_run_has_i
     code, stdout, stderr = training.end()
     assert code == 130, stdout + stderr
     assert "learner 0 on " in stderr and "died (killed by signal 9); restarting all 2 learners" in stderr
-    assert "has died; another takes its place" in stdout + stderr
+    assert "has died; another process replaces it" in stdout + stderr
     wait_until_gone([*learners_of(node.process.pid), *node.actors()])
     training = Impala(folder, *LONG, *flags)
     training.wait_until(steps_done(folder) + 3 * UPDATE)

@@ -50,7 +50,7 @@ def test_a_lost_node_is_replaced_by_one_that_joins_later(nodes, tmp_path):
     until(lambda: len(third.actors()) == 1, 300)
     training.wait_until(steps_done(tmp_path / "run") + 2 * UPDATE)
     said = stopped(training)
-    assert "has died; another takes its place" in said, said
+    assert "has died; another process replaces it" in said, said
     assert "waits until Ray has a CPU free for it" in said, said
     assert_same_as_undisturbed(tmp_path / "run")
 

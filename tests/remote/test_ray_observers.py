@@ -59,7 +59,10 @@ def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
     training.process.send_signal(signal.SIGTERM)
     code, stdout, stderr = training.end()
     assert code == 143, stdout + stderr
-    for words in ("has died; another takes its place", "has not answered for 15 s; another takes its place"):
+    for words in (
+        "has died; another process replaces it",
+        "has not answered for 15 s; another process replaces it",
+    ):
         assert words in stdout + stderr
     until(lambda: not any(map(alive, everyone)), 30)
     for observers in (2, 1):

@@ -60,7 +60,7 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
             sweep.wait(1)
     os.kill(trainer_of(logdir / "trial-000"), signal.SIGCONT)
     assert sweep.communicate(timeout=PATIENCE)[1] == "" and sweep.returncode == 143
-    assert shown.read_text().endswith("Stopped; the same command goes on.\n")
+    assert shown.read_text().endswith("Stopped; the same command continues.\n")
     until(lambda: not any(map(alive, everyone)), 60)
     assert list((logdir / "trial-000" / "checkpoints").glob("update-*"))  # far from --checkpoint-every
     assert not (logdir / "trial-000" / "results.json").exists()
@@ -70,7 +70,7 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
     assert sweep.returncode == 1, stdout + stderr
     assert stderr.startswith("error: 1 of 2 trials failed: trial-001 (error: ") and stderr.count("\n") == 1
     assert "trial-001 holds files that belong to no run (export" in stderr
-    assert "trial-001: failed; the others go on" in stdout and "Trial trial" not in stdout
+    assert "trial-001: failed; the other trials continue" in stdout and "Trial trial" not in stdout
     assert "best: python -m tfrl.ppo_procgen" in stdout
     assert results(logdir / "trial-000")["resumed_at"]
 

@@ -101,7 +101,7 @@ def test_a_run_that_ended_while_nobody_looked_is_told_by_its_last_row_alone(make
     ("program", "words"),
     [
         ("print('curves: ...', flush=True)\nos.kill(os.getpid(), 9)", "killed by signal 9"),
-        ("print('saved')", "stopped by its stop file; the same command goes on"),
+        ("print('saved')", "stopped by its stop file; the same command continues"),
         ("print('error: it is broken', file=sys.stderr)\nsys.exit(1)", "error: it is broken"),
     ],
 )

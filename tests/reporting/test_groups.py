@@ -72,7 +72,7 @@ def test_the_same_seed_twice_is_one_with_a_warning(make, tmp_path, capsys):
     report.main([str(tmp_path / "logs"), str(half.path), "--out", str(tmp_path / "out")])
     page, warned = (tmp_path / "out" / "report.html").read_text(), capsys.readouterr().err
     for text in (page, warned):
-        assert text.count("does not count") == 2 and str(half.path) in text
+        assert text.count("is ignored") == 2 and str(half.path) in text
     assert "2 runs, 2 seeds" in page
 
 
@@ -151,7 +151,7 @@ def test_a_seed_that_was_not_evaluated_with_the_others_is_left_out_by_name(make)
 def test_statistics_over_games_of_different_lengths_have_a_warning(make):
     groups = runs.group([make(env="coinrun"), make(env="maze", updates=25)])
     (note,) = report.notes(groups)
-    assert note.startswith("Scores are not all after as many env steps (327,680 to 1,015,808)")
+    assert note.startswith("Scores are after different numbers of env steps (327,680 to 1,015,808)")
 
 
 def test_a_wider_network_is_a_group_of_its_own(tmp_path):
@@ -205,7 +205,7 @@ def test_scores_after_other_env_steps_are_compared_with_a_warning(make):
     short = (ppg.Config, "bigfish", {"total_steps": 50_000})
     _, groups = told_apart(make, (ppo.Config, "bigfish", {}), short)
     (note,) = report.notes(groups)
-    assert note.startswith("Scores are not all after as many env steps (65,536 to 114,688)")
+    assert note.startswith("Scores are after different numbers of env steps (65,536 to 114,688)")
     short = {"num_steps": 64, "policy_updates": 2}
     _, alike = told_apart(make, (ppo.Config, "bigfish", {}), (ppg.Config, "bigfish", short))
     assert not report.notes(alike)  # 114,688 and 102,400: both are the first whole update there

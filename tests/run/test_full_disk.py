@@ -103,7 +103,7 @@ def test_a_video_in_training_costs_a_warning_once(run, learner):
     shown = callbacks.Videos(config, session)
     for steps in (1, 2):
         shown.record(Acting(lambda observations, noise: (noise[:, 0] * 3).astype("int32")), steps)
-    assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training goes on.")
+    assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training continues.")
 
 
 def test_a_run_without_its_last_checkpoint_says_so_at_its_end(small_disk, capfd):

@@ -217,5 +217,5 @@ def test_a_disk_that_knows_no_locks_does_not_stop_the_training(tmp_path, monkeyp
         (tmp_path / "config.yaml").touch()
     assert capsys.readouterr().err == (
         f"warning: {tmp_path} cannot be locked (No locks available); "
-        "see to it that no other process trains it.\n"
+        "make sure that no other process trains it.\n"
     )

@@ -79,10 +79,10 @@ def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys)
     sessions, screen = workers(after_each=occupy)
     both(sessions, save)
     assert not any(session.is_saved for session in sessions)
-    assert "says why in its own output. Training goes on." in screen.getvalue()
+    assert "its output says why. Training continues." in screen.getvalue()
     said = capsys.readouterr().err
     assert said.startswith("warning: The checkpoint of update 1 was not saved: ")
-    assert said.endswith(f"cannot write {part} (Is a directory). Training goes on.\n")
+    assert said.endswith(f"cannot write {part} (Is a directory). Training continues.\n")
     assert said.count("\n") == 1
 
 
@@ -115,7 +115,7 @@ def test_old_checkpoints_that_make_room_are_told_of_once(workers, tmp_path, smal
     for _ in range(6):
         both(sessions, lambda session: save(session, part if session.runtime.is_chief else {}))
         assert all(session.is_saved for session in sessions)
-    assert screen.getvalue().count("old checkpoints make room for new ones") == 1
+    assert screen.getvalue().count("old checkpoints are removed to make room") == 1
     assert len(screen.getvalue().splitlines()) == 1 and capsys.readouterr().err == ""
     assert sorted(path.name for path in (disk / "checkpoints").iterdir())[-1] == "update-00000006"
 

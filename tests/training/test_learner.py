@@ -125,7 +125,7 @@ def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algori
         found, _ = after.get_state()
         for name in ("episodes/lengths", "episodes/returns", "normalizer/returns"):
             assert not found.get(name, np.zeros(1)).any(), name
-    assert "cannot go on exactly: they begin new episodes" in capsys.readouterr().err
+    assert "cannot be restored exactly and begin new episodes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(sm
     assert not list((config.run_dir / "phase").iterdir())
     shutil.rmtree(config.run_dir / "phase")
     assert train(dataclasses.replace(config, total_steps=6 * 128)) == 0
-    assert "is complete; more --total-steps would go on with it" in capfd.readouterr().out
+    assert "is complete; more --total-steps would continue it" in capfd.readouterr().out
 
 
 def test_a_kill_at_the_ends_of_an_auxiliary_phase_loses_one_part(small, monkeypatch):

@@ -210,7 +210,7 @@ def test_all_workers_go_through_the_same_phases(tmp_path):
     command = [*FAULTY, "NONE", "0", "99", str(tmp_path / "marker"), *flags(tmp_path, *periodic, updates=3)]
     ends = run_workers(command, command, PHASES=str(tmp_path), IMAGEIO_FFMPEG_EXE="/nowhere/ffmpeg")
     assert [code for code, _ in ends] == [0, 0], ends
-    assert "Training goes on." in ends[0][1]
+    assert "Training continues." in ends[0][1]
     evaluation = [f"{w} on {s} levels" for s in LEVEL_SETS for w in ("evaluating", "gathering episodes")]
     assert phases(tmp_path, 0) == [
         *("0 connecting", "0 preparing"),
@@ -317,7 +317,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(alone, small_disk):
     ends = run_workers(*[[*TRAIN, *flags(disk)]] * 2)
     said = ends[0][1]
     assert "is full" in said
-    assert "Training goes on." in said
+    assert "Training continues." in said
     assert len(saved(disk)) >= 1
     assert not list((disk / "run" / "checkpoints").glob("*.tmp"))
     assert env_steps(disk) == env_steps(alone)

@@ -106,8 +106,8 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 _SUMMARIES = {
     "default": "for any env",
-    "catch": "for catch, which takes it by itself",
-    "cartpole": "for CartPole-v1, which takes it by itself",
+    "catch": "for catch, which uses it by default",
+    "cartpole": "for CartPole-v1, which uses it by default",
     "cleanrl": "CleanRL's settings for CartPole-v1",
 }
 

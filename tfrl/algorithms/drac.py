@@ -65,7 +65,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 _SUMMARIES = {
     "openai-easy": "the authors' settings, which are for easy levels",
     "openai-hard": "the same with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's for Gymnasium envs, for those of images",
+    "gymnasium": "PPO's settings for Gymnasium envs, for envs with images",
 }
 
 
@@ -134,8 +134,7 @@ def fitting(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
 READER = Reader(
     Config,
     "python -m tfrl.drac",
-    "Train data-regularised PPO (DrAC), on envs that show images and have discrete actions. "
-    + registry.in_words(),
+    "Train data-regularised PPO (DrAC), on envs with images and discrete actions. " + registry.in_words(),
     {"env": "coinrun"},
 )
 
@@ -173,7 +172,7 @@ class DrACAgent(PPOAgent):
         config = self._config
         how = "a bandit's choice of " + ", ".join(config.augmentations) if self._bandit else config.augment
         is_rad = config.augment_use == "rad"
-        use = "of what is learned from, after acting" if is_rad else f"x {config.augment_coef}"
+        use = "of the observations to learn from, after acting" if is_rad else f"x {config.augment_coef}"
         return super().summary | {"augmentation": f"{how}, {use}"}
 
     @property

@@ -99,7 +99,7 @@ _SUMMARIES = {
     "procgen-hard": "hard levels",
     "paper": "Espeholt et al. 2018, table G.1: its loss is a sum over 20 x 32 samples, and ours their mean, "
     "so its epsilon and gradient norm are divided",
-    "gymnasium": "for Gymnasium envs that show vectors, which take it by themselves",
+    "gymnasium": "for Gymnasium envs with vectors, which use it by default",
 }
 
 

@@ -85,9 +85,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 _SUMMARIES = {
     "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
     "initialisation, nor whole rollouts as minibatches",
-    "openai-hard": "the same for hard levels, of their four workers together: all levels are trained on, as "
-    "in the paper, so there are no unseen ones, and no gap",
-    "gymnasium": "PPO's for Gymnasium envs, with shorter phases",
+    "openai-hard": "the same for hard levels, of their four workers together: all levels are training "
+    "levels, as in the paper, so there are no unseen levels",
+    "gymnasium": "PPO's settings for Gymnasium envs, with shorter phases",
 }
 
 
@@ -190,8 +190,8 @@ class Config(PPG, ppo.Config):
 READER = Reader(
     Config,
     "python -m tfrl.ppg",
-    "Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the one "
-    "torso: only the auxiliary phase teaches it to tell values. " + registry.in_words(),
+    "Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the "
+    "shared torso, which learns values only in the auxiliary phase. " + registry.in_words(),
     {"env": "coinrun"},
 )
 

@@ -124,13 +124,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES: Mapping[str, str] = {
-    "openai-easy": "train-procgen's settings for easy levels; what no other preset changes",
+    "openai-easy": "train-procgen's settings for easy levels; the defaults of other presets",
     "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
     "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
     "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
     "with dropout",
-    "gymnasium": "for Gymnasium envs; those that show vectors take it by themselves",
-    "pendulum": "for Pendulum-v1, which takes it by itself",
+    "gymnasium": "for Gymnasium envs; envs with vectors use it by default",
+    "pendulum": "for Pendulum-v1, which uses it by default",
     "torchrl": "the run of TorchRL's PPO tutorial",
     "cleanrl": "CleanRL's settings for continuous control",
 }

@@ -78,9 +78,9 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 _SUMMARIES = {
     "default": "solves CartPole-v1",
-    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout. Three things differ: gamma is "
-    "0.99 where the tutorial has 0.1; the loss is a mean where the tutorial has a sum, which Adam does not "
-    "tell apart; the tutorial's returns run on from one episode into the next",
+    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout. Three things differ: gamma "
+    "is 0.99 where the tutorial has 0.1; the loss is a mean where the tutorial has a sum, which makes no "
+    "difference to Adam; the tutorial's returns continue over the ends of episodes",
 }
 
 
@@ -152,7 +152,7 @@ class Config(Observers, REINFORCE, RLSettings):
 READER = Reader(
     Config,
     "python -m tfrl.reinforce",
-    "Train REINFORCE on an env, whose observers ask one agent for their actions. " + registry.in_words(),
+    "Train REINFORCE on an env; one agent chooses the actions for all observers. " + registry.in_words(),
     {"env": "CartPole-v1"},
 )
 

@@ -88,8 +88,8 @@ class Task(EnvSettings):
         found = []
         if self.distribution_mode == "memory" and getattr(self, "memory", "none") == "none":
             found.append(
-                "--distribution-mode memory is made for policies with memory; this policy sees one frame "
-                "alone."
+                "--distribution-mode memory is made for policies with memory; this policy sees only one "
+                "frame."
             )
         return tuple(found)
 

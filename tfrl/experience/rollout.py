@@ -137,8 +137,8 @@ def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> U
     needed = words.size(observation_bytes(spec, num_envs * num_steps // workers))
     share = f" in each of {workers} workers" if workers > 1 else ""
     return UserError(
-        f"--num-envs {num_envs} x --num-steps {num_steps} fill {needed} with observations{share}, and there "
-        f"are {words.size(machine.memory())} of memory here; lower either."
+        f"--num-envs {num_envs} x --num-steps {num_steps} need {needed} for observations{share}, and this "
+        f"machine has {words.size(machine.memory())} of memory; lower one of the two."
     )
 
 

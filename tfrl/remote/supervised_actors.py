@@ -128,7 +128,7 @@ class SupervisedActor:
         found = self._wait(lambda: self._ready, lambda: seconds, self._look_at_start)
         self.after, self.exact_state = found.place, found.exact_state
         if self._deaths and not found.exact_state:
-            self._hooks.tell(f"{self._name}'s envs cannot go on exactly: they begin new episodes")
+            self._hooks.tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
 
     def _look_at_start(self) -> None:
         """Stops if the run is to stop, and reports that Ray may have no CPU: Ray notices a lost node late."""
@@ -193,7 +193,7 @@ class SupervisedActor:
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")
-        self._hooks.tell(f"{self._name} {reason}; another takes its place, and plays {self.part} again")
+        self._hooks.tell(f"{self._name} {reason}; another process replaces it and repeats {self.part}")
         self.kill()
         free = free_cpus(1)
         self._start()

@@ -247,4 +247,4 @@ class _Teller(TrialProgressCallback):
         self._tell(f"{trial}: {words}" + (f", {last['value']:.4g}" if "value" in last else ""))
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._tell(f"{trial}: failed; the others go on")
+        self._tell(f"{trial}: failed; the other trials continue")

@@ -304,7 +304,9 @@ def _reason(code: int, words: str) -> str:
     """Words for why a run has not come to its end."""
     if code < 0:
         return f"killed by signal {-code}"
-    return "stopped by its stop file; the same command goes on" if code == 0 else words or "nothing was said"
+    return (
+        "stopped by its stop file; the same command continues" if code == 0 else words or "nothing was said"
+    )
 
 
 def rows_with(path: Path, metric: str) -> list[Row]:

@@ -308,7 +308,7 @@ class CheckpointStore:
 
     def _reason(self, failure: BaseException | None, size: int) -> str:
         if failure is None:
-            return "another worker could not do its share, and says why in its own output"
+            return "another worker could not save its part; its output says why"
         if not isinstance(failure, OSError):
             return str(failure) or type(failure).__name__
         if files.is_full(failure):

@@ -77,7 +77,7 @@ def locked(
         file = _wait(run, patience, does, instead)
     except OSError as error:
         file, reason = None, error.strerror
-        tell(f"warning: {run} cannot be locked ({reason}); see to it that no other process trains it.")
+        tell(f"warning: {run} cannot be locked ({reason}); make sure that no other process trains it.")
     try:
         yield
     finally:

@@ -153,7 +153,7 @@ class MetricsWriter:
                 self._has_warned = True
                 self._warn(
                     f"The metrics in {self._directory} cannot be written ({files.reason(error)}); "
-                    "training goes on, and their curves will have a gap."
+                    "training continues, and their curves will have a gap."
                 )
 
 

@@ -52,7 +52,9 @@ def open_session(
     session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
 
     def on_first(name: str) -> None:
-        console.message(f"{name}: saving {saves}, then ending; once more, later, ends at once")
+        console.message(
+            f"{name}: saving {saves}, then ending; a second signal, some seconds later, ends at once"
+        )
 
     def on_second() -> None:
         console.stop()
@@ -223,8 +225,8 @@ class Session:
             self._unsaved = None
         if dropped:
             self._warn_once(
-                f"The disk of {self._config.run_dir} is full: old checkpoints make room for new ones, "
-                f"fewer than --keep-checkpoints {self._config.keep_checkpoints} are kept. Training goes on."
+                f"The disk of {self._config.run_dir} is full: old checkpoints are removed to make room, so "
+                f"fewer than --keep-checkpoints {self._config.keep_checkpoints} are kept. Training continues."
             )
 
     def _tell_unsaved(self, error: CheckpointError) -> None:
@@ -232,7 +234,7 @@ class Session:
         cause = error.__cause__
         fault = (type(cause), getattr(cause, "errno", None))
         if fault != self._unsaved and (self.runtime.is_chief or cause is not None):  # those who know why tell
-            self.console.warn(f"{error} Training goes on.")
+            self.console.warn(f"{error} Training continues.")
         self._unsaved = fault
 
     def kept(self) -> str:
@@ -341,7 +343,7 @@ class Session:
         self.console.stop()
         self.stop.saved = self.is_saved
         saved = f"saved at {where}" if self.is_saved else "but it could not be saved"
-        self.console.message(f"Stopped, {saved}; the same command goes on from its last checkpoint.")
+        self.console.message(f"Stopped, {saved}; the same command continues from its last checkpoint.")
         return self.leave(code if self.is_saved else 1)
 
     def leave(self, code: int) -> int:

@@ -176,7 +176,7 @@ class BestPolicy(Callback):
         except OSError as error:
             self._session.unwritten.add("the best policy")
             self._warn(
-                f"The best policy so far could not be saved ({files.reason(error)}). Training goes on."
+                f"The best policy so far could not be saved ({files.reason(error)}). Training continues."
             )
 
 
@@ -227,11 +227,11 @@ class Videos(Callback):
         except OSError as error:
             self._session.unwritten.add("videos")
             self._warn(
-                f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training goes on."
+                f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training continues."
             )
             return
         except UserError as error:
-            self._warn(f"{error} Training goes on.")
+            self._warn(f"{error} Training continues.")
             return
 
 

@@ -280,20 +280,22 @@ def complete_sentence(config: RLSettings, env_steps: int, episodes: float, stopp
     `stopped` is the reason of the callback that stopped the run, or None.
     """
     if stopped is not None:
-        return f"{config.run_dir} is complete, stopped by a callback ({stopped}); without it, it would go on."
+        return (
+            f"{config.run_dir} is complete, stopped by a callback ({stopped}); without it, it would continue."
+        )
     return f"{config.run_dir} is complete; {_advice(config, env_steps, episodes)}."
 
 
 def _advice(config: RLSettings, env_steps: int, episodes: float) -> str:
     if env_steps < config.run_steps:
         if config.max_episodes is not None and episodes >= config.max_episodes:
-            return "without --max-episodes, or with a higher one, it would go on"
+            return "without --max-episodes, or with a higher one, it would continue"
         open_again = dataclasses.replace(config, solved_at=None).complete()
         without = "without --solved-at, or " if open_again.solved_at is None else ""
-        return f"{without}with a higher {'one' if without else '--solved-at'}, it would go on"
+        return f"{without}with a higher {'one' if without else '--solved-at'}, it would continue"
     if "total_steps" in config.may_change:
-        return "more --total-steps would go on with it"
+        return "more --total-steps would continue it"
     return (
-        "its learning rate followed --total-steps to its end; another run goes on with its weights by "
+        "its learning rate followed --total-steps to its end; another run can start from its weights with "
         f"--start-from {config.run_dir}"
     )

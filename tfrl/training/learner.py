@@ -251,7 +251,9 @@ class EnvLearner(Learner):
         if self._runtime.any_worker(not envs.exact_state):
             if self._runtime.is_chief:
                 env = self._config.env
-                self._session.console.warn(f"Envs of {env} cannot go on exactly: they begin new episodes.")
+                self._session.console.warn(
+                    f"Envs of {env} cannot be restored exactly and begin new episodes."
+                )
             mine = found[1][np.argsort(indices)].astype(np.float32)
             return self._runtime.gather_envs(mine).astype(bool)
         if not self._runtime.all_agree(all(map(np.array_equal, found, shown_envs(parts, indices)))):

@@ -297,6 +297,6 @@ class PhasicLearner(OnPolicyLearner):
             failure = error
         self._agree(
             failure,
-            f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which the "
-            "checkpoint needs to go on with its phase; choose another --run-name.",
+            f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which are "
+            "needed to resume its phase; choose another --run-name.",
         )

@@ -44,8 +44,8 @@ def one_thread_each(wanted: bool = True) -> None:
     if wanted != (threading.get_intra_op_parallelism_threads() == 1) and cores() > 1:
         have = "threads of their own" if wanted else "one thread each"
         _warn(
-            f"warning: TensorFlow has computed in this process before, and its operations keep {have}; "
-            "results may differ from a new process's by rounding."
+            f"warning: TensorFlow has already run in this process, so its operations keep {have}; results "
+            "may differ by rounding from those of a new process."
         )
 
 
