@@ -247,7 +247,8 @@ def temperature_loss(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: f
     Args:
       log_alpha: float [], the learned logarithm of the temperature, which itself stays positive.
       entropy: float [B], H in nats, a constant here.
-      target_entropy: in nats; -D for D continuous actions (the paper's), 0.98 log A for A discrete ones.
+      target_entropy: in nats; in the papers -D for D continuous actions, and 0.98 log A for A discrete
+        actions.
 
     Returns:
       float [B].

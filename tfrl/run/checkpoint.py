@@ -1,4 +1,5 @@
-"""Checkpoints: named arrays in, one committed folder out, and back bit for bit. NumPy only, no pickle.
+"""Checkpoints: save named arrays in one atomically committed folder, and read them bit for bit, without
+pickle.
 
     checkpoints/update-00000040/
         learner.npz                  everything global, written by the chief
@@ -11,8 +12,8 @@ rename. So whenever a process is killed, a folder without `.tmp` is a complete c
 saved again, the old folder steps aside as `update-00000040.replaced/`, which readers accept while nothing has
 taken its place.
 
-A shard is named by the checksum of its content, so it never changes, and whoever refers to it can tell that
-it is whole. It is written before the checkpoint that first needs it, and removed once none does.
+The name of a shard is the checksum of its content, so it never changes, and a reader can verify it. It is
+written before the first checkpoint that needs it, and removed after the last one.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ _BLOCK = 1 << 24  # bytes
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint could not be saved: one sentence. The earlier ones are as they were."""
+    """A checkpoint could not be saved; earlier checkpoints are unchanged."""
 
 
 class FaultError(Exception):
@@ -56,9 +57,9 @@ class CheckpointShard:
     """Arrays that do not change any more.
 
     Args:
-      about: JSON values that tell what they are; kept with every checkpoint that refers to them.
-      arrays: what is to be saved; None where that is done.
-      path: the file of a shard that is saved.
+      about: JSON values that describe the arrays; every checkpoint that refers to the shard has them.
+      arrays: the arrays to save; None after they are saved.
+      path: the file of a saved shard.
     """
 
     def __init__(
@@ -70,26 +71,26 @@ class CheckpointShard:
 
     @property
     def is_saved(self) -> bool:
-        """True if a checkpoint has it."""
+        """True if a checkpoint contains the shard."""
         return self._path is not None
 
     def load(self) -> dict[str, np.ndarray]:
-        """The arrays; of a saved one, from its file. Raises OSError."""
+        """The arrays, from the file if the shard is saved. Raises OSError."""
         return dict(self.arrays or {}) if self._path is None else decode(self._path.read_bytes())
 
     def write(self, folder: Path) -> Path:
-        """Writes it, unless it is saved, for good; its file. Raises OSError."""
+        """Writes and syncs the shard unless it is saved; returns its file. Raises OSError."""
         if self._path is not None:
             return self._path
         data = encode(self.arrays or {})
         path = folder / f"{_sha256(data)}.npz"
-        if not path.exists():  # a run that goes the same way again writes the same shards
+        if not path.exists():  # a resumed run writes the same shards again
             files.make_folder(folder)
             files.write(path, data)
         return path
 
     def keep(self, path: Path) -> None:
-        """Remembers that a checkpoint has it, in this file: the arrays are no longer needed."""
+        """Notes that a checkpoint contains the shard in this file, and drops the arrays."""
         self._path, self.arrays = path, None
 
 
@@ -152,13 +153,15 @@ class CheckpointStore:
         Of `worker_shards`, this worker's, those that no checkpoint has yet are written.
 
         Later checkpoints are removed too: the run left them behind when it resumed from an earlier one.
-        On a full disk the oldest make room, one after another, as long as a newer one that is whole stays.
+        If the disk is full, the oldest checkpoints are removed, one after another, while a newer valid one
+        stays.
 
         Returns:
-            How many had to make room.
+            The number of checkpoints that were removed to make room.
 
         Raises:
-            CheckpointError: on every worker if any could not do its share; what was written of it is removed.
+            CheckpointError: on every worker if one of them could not save its part. The new files are
+              removed.
         """
         dropped = 0
         new = sum(num_bytes(shard.arrays or {}) for shard in worker_shards if not shard.is_saved)
@@ -186,7 +189,9 @@ class CheckpointStore:
         worker_shards: Sequence[CheckpointShard],
         env_steps: int,
     ) -> tuple[bool, BaseException | None]:
-        """Whether every worker could do its share, and why this one could not. It leaves all or nothing."""
+        """Tries to save; True if every worker saved its part, and the reason why this worker could not.
+        Leaves no partial files.
+        """
         staged, is_chief = self._path(update, _STAGED), self._worker == 0
         written: list[tuple[CheckpointShard, Path]] = []
 
@@ -221,7 +226,9 @@ class CheckpointStore:
             failure = None
             try:
                 step()
-            except BaseException as error:  # not even a Ctrl-C may leave the others waiting at the barrier
+            except (
+                BaseException
+            ) as error:  # even after Ctrl-C, this worker must not leave the others waiting at the barrier
                 failure = error
             if not self._agree(failure is None):
                 if is_chief:
@@ -260,7 +267,7 @@ class CheckpointStore:
         files.sync_folder(self._directory)
 
     def _prune(self, update: int) -> None:
-        """Removes what this checkpoint has made superfluous; what resists is left for the next time."""
+        """Removes the files that this checkpoint made superfluous; after an error, the next save does."""
         if self._worker != 0:
             return
         with contextlib.suppress(OSError):
@@ -278,7 +285,9 @@ class CheckpointStore:
             newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
             older = [folder for update, folder in folders.items() if update < newest]
             freed = sum(path.stat().st_size for folder in older for path in folder.iterdir())
-            if not older or size > shutil.disk_usage(self._directory).free + freed:  # all would go in vain
+            if (
+                not older or size > shutil.disk_usage(self._directory).free + freed
+            ):  # removing all of them would not help
                 return False
             self._drop(older[:1])
         except OSError:
@@ -292,7 +301,7 @@ class CheckpointStore:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Ends what a killed process left half done, and removes the shards that no checkpoint needs."""
+        """Finishes or removes the incomplete work of a killed process, and removes unneeded shards."""
         for path in list(self._directory.iterdir()):
             if path.suffix == _REPLACED and not path.with_suffix("").exists():
                 path.rename(path.with_suffix(""))
@@ -300,7 +309,7 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
         try:
             needed = set(itertools.chain(*map(_needed_shards, self._folders().values())))
-        except OSError:  # a file server that is away: the next save sweeps
+        except OSError:  # the file server does not answer; the next save tries again
             return
         for path in self._shards.iterdir() if self._shards.is_dir() else ():
             if path.name not in needed:
@@ -340,11 +349,11 @@ class CheckpointStore:
 
         Args:
             on_skip: called with one sentence for each checkpoint that is damaged.
-            update: which one, instead of the newest.
-            verify_shards: its shards, too, to go on with them: gigabytes may have to be read.
+            update: the update of the wanted checkpoint, instead of the newest.
+            verify_shards: also verify the shards, to resume from them. This may read gigabytes.
 
         Returns:
-            The checkpoint, or None if there is none at all.
+            The checkpoint, or None if none exists.
 
         Raises:
             UserError: there are checkpoints but none is valid, or none of `update`.
@@ -423,7 +432,7 @@ def _check_in(path: Path) -> dict[str, Any]:
 
 
 def _seal(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as JSON with a checksum of its own, so that no flipped bit in it goes unnoticed."""
+    """The manifest as JSON with its own checksum, so that flipped bits are detected."""
     seal = _sha256(json.dumps(manifest, sort_keys=True).encode())
     return json.dumps({**manifest, "seal": seal}, indent=2, sort_keys=True).encode()
 
@@ -482,9 +491,9 @@ def _listed_shards(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def _needed_shards(folder: Path) -> Iterable[str]:
-    """The files of a checkpoint's shards. A damaged checkpoint needs none: it cannot be gone on from.
+    """The files of a checkpoint's shards; none for a damaged checkpoint, which cannot be resumed.
 
-    Raises OSError where that cannot be told now: a file server that is away comes back.
+    Raises OSError if a file cannot be read now, for example because the file server does not answer.
     """
     try:
         return _read_manifest(folder / MANIFEST)["shards"]

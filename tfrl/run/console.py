@@ -1,7 +1,7 @@
 """The display of a run: a live bar in a terminal; a plain line every few seconds in a pipe or in CI.
 
-The training loop only leaves numbers here. A thread of the console's own shows them, so that the display also
-moves while one long TensorFlow call runs, and leaving a number costs next to nothing.
+The training loop only stores numbers here, which takes almost no time. A separate thread shows them, so the
+display also moves during a long call of TensorFlow.
 """
 
 import math
@@ -30,8 +30,8 @@ class Console:
     """Shows one run.
 
     Args:
-        enabled: False on the workers that are not the chief: they show nothing, and warn on stderr.
-        stream: where to; a live display if it is a terminal, plain lines otherwise.
+        enabled: False on workers other than the chief, which only print warnings on stderr.
+        stream: the output; a live display on a terminal, plain lines otherwise.
         interval: seconds between plain lines.
     """
 
@@ -61,11 +61,11 @@ class Console:
         work: Callable[[float], float] = float,
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
-        """Begins to show progress, in `unit`; `start_step` is where this process goes on from.
+        """Starts to show the progress in `unit`; `start_step` is the first step of this process.
 
-        `work` is how much there is to do up to a step, in any unit: the time left goes by it where steps do
-        not all take as long. `highlights` picks the texts to show from an update's metrics; None: speed and
-        episode return.
+        `work` gives the work up to a step, in any unit, from which the time left is computed if steps take
+        different times. `highlights` makes the texts from an update's metrics; None: speed and episode
+        return.
         """
         with self._starting:
             self._progress = Progress(total_steps, start_step, unit=unit, work=work, highlights=highlights)
@@ -79,7 +79,8 @@ class Console:
     def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
         """Moves the bar within an update; cheap enough (0.1 µs) to be called at every env step.
 
-        `steady`: at the pace of all that is to come, so that a first estimate of the time left can go by it.
+        `steady`: True if the pace is that of the rest of the run, so that the time left can be estimated from
+        it.
         """
         if (progress := self._progress) is not None:
             progress.advance_to(env_steps, steady=steady)
@@ -90,17 +91,17 @@ class Console:
             progress.finish_update(env_steps, metrics)
 
     def part(self, env_steps: float, metrics: Mapping[str, float]) -> None:
-        """Takes the state within an update that takes long, and the metrics that are known of it already."""
+        """Sets the state within a long update, and the metrics that are known already."""
         if (progress := self._progress) is not None:
             progress.finish_part(env_steps, metrics)
 
     def taken(self, env_steps: int) -> None:
-        """Says that so many env steps are there, where the bar's place is before them."""
+        """Sets the number of env steps taken, which may be ahead of the bar."""
         if (progress := self._progress) is not None:
             progress.taken = env_steps
 
     def forget_pace(self, env_steps: int) -> None:
-        """Says that from here on the pace is another one: the time left is estimated anew."""
+        """Restarts the estimate of the time left, because the pace changes here."""
         if (progress := self._progress) is not None:
             progress.forget_pace(env_steps)
 
@@ -109,7 +110,7 @@ class Console:
         self._view.line(text)
 
     def warn(self, text: str) -> None:
-        """A line above the bar that begins with "warning: "; on stderr where there is no bar to be."""
+        """Prints a line that begins with "warning: " above the bar, or on stderr without a bar."""
         self._view.warning(text)
 
     def results(
@@ -126,7 +127,7 @@ class Console:
             self._view.line(f"  {command}")
 
     def stop(self) -> None:
-        """Ends the progress, with its last state left standing. Harmless if there is none."""
+        """Ends the progress display, and leaves its last state visible. Has no effect without a display."""
         with self._starting:
             if self._progress is not None:
                 self._progress = None

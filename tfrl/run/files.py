@@ -1,7 +1,7 @@
-"""Files and folders that are there whole or not at all, also after a power failure; imports no TensorFlow.
+"""Atomic writes of files and folders, also safe against power failures; imports no TensorFlow.
 
-A disk may write in another order than it was told. What must be there before something else is, as the export
-before the results.json that vouches for it, is synced first: its content, then the folder that has its name.
+A disk may reorder writes. So a file that must exist before another one, like the export before results.json,
+is synced first: its content, then the folder that has its name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the name under which to write a file or a folder; on leaving, it takes the place of `path`.
+    """Yields a temporary name for a file or a folder, which replaces `path` at the end of the context.
 
-    Whoever reads finds the old content or the new (of a folder, for a moment, neither), and on return the new
-    is on the disk. After any exception the old is as it was, and nothing else is left. The name given has the
-    ending of `path`, by which many writers know what to write.
+    Readers find the old content or the new (for a folder, briefly neither), and the new content is synced to
+    disk at the end. After an exception the old content is unchanged, and nothing else is left. The temporary
+    name has the ending of `path`, because many writers choose the format by it.
 
     Raises OSError.
     """
@@ -94,7 +94,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, where they are missing, for good. Raises OSError."""
+    """Makes a folder and its missing parents, and syncs them. Raises OSError."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -119,7 +119,7 @@ def reason(error: OSError) -> str:
 
 
 def told_in(words: str) -> OSError | None:
-    """The operating system's error that another program or library tells of, which has lost its number."""
+    """The operating system's error in the text of another program or library."""
     number = next((number for number in errno.errorcode if os.strerror(number) in words), None)
     return None if number is None else OSError(number, os.strerror(number))
 

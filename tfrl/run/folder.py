@@ -1,6 +1,4 @@
-"""The run's folder: whether a run may be written there.
-
-Everything is checked before anything is touched, without TensorFlow."""
+"""Checks of the run's folder, before anything is written and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,28 +21,28 @@ SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
-LEFT_FILE = "left-by-sweep"  # of a run that its sweep does not go on with
+LEFT_FILE = "left-by-sweep"  # marks a run that its sweep has replaced
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
-# Nothing of this is there before a first checkpoint.
+# These files exist only after the first checkpoint.
 _LATER = (RESULTS_FILE, "export", BEST_FILE)
-# What a run writes, too. Where it stands without any trace of one, another program has written it.
+# A run also writes these names. In a folder without a run, another program has written them.
 _OTHERS = ("export", "videos", "plots", EVALUATION_FILE, "report.html", EVENT_FILES)
 
 
 def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT:
-    """The settings to begin the run with, or to go on: an existing run keeps its precision for `auto`.
+    """The settings to start or resume the run with; an existing run keeps its precision for `auto`.
 
-    Whether it is already complete is left to the trainer, which knows the run's step.
+    The trainer checks whether the run is complete, because it knows the run's step.
 
     Args:
       config: the settings that are asked for.
-      read: gives the settings of a run's file.
+      read: reads the settings from a file.
 
     Raises:
-      UserError: `--resume` forbids it; the run has other settings there; or it has lost its checkpoints. One
-        that was killed before its first checkpoint may begin again.
+      UserError: `--resume` forbids it, the run in the folder has other settings, or its checkpoints are
+        missing. A run that was killed before its first checkpoint may start again.
     """
     check_run_folder(config)
     run = config.run_dir
@@ -76,12 +74,12 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
 
 
 def holds_run(run: Path) -> bool:
-    """True if there is a run in the folder, or what is left of one."""
+    """True if the folder contains a run or remains of a run."""
     return any((run / trace).exists() for trace in _TRACES)
 
 
 def check_same_trainer(config: Settings) -> None:
-    """Raise UserError if the run in the folder is of another trainer, or its progress of another program."""
+    """Raises UserError if the run or progress.csv in the folder belongs to another trainer or program."""
     run = config.run_dir
     if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
         raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
@@ -90,15 +88,15 @@ def check_same_trainer(config: Settings) -> None:
 
 
 def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run-name") -> SettingsT:
-    """The settings to go on with: where they say `auto`, with the precision of the run that is there.
+    """The settings to resume with; `auto` becomes the precision of the existing run.
 
     Args:
       config: the settings that are asked for.
-      existing: what the run began with.
-      instead: the flag that gives a new run a folder of its own.
+      existing: the settings of the existing run.
+      instead: the flag that chooses another folder for a new run.
 
     Raises:
-      UserError: the run has others, of those that a resumed run may not change.
+      UserError: settings differ that a resumed run may not change.
     """
     if config.precision == "auto":
         # Its file has what `auto` meant where it began. All workers read it before any of them writes it.
@@ -169,7 +167,7 @@ def check_writable(path: Path) -> None:
 
 
 def _check_unused(run: Path) -> None:
-    """Raise UserError if the folder holds other programs' files of the names that a run's have."""
+    """Raises UserError if the folder has files of other programs with names that a run also uses."""
     found = [path.name for name in _OTHERS for path in sorted(run.glob(name))[:1]]
     if found:
         raise UserError(
@@ -178,7 +176,7 @@ def _check_unused(run: Path) -> None:
 
 
 def _check_young(run: Path, existing: Settings) -> None:
-    """Raise UserError if a run without checkpoint is older than its first one: it would be overwritten."""
+    """Raises UserError if a run without checkpoints has results, which a new start would overwrite."""
     # An export that found the disk full has left an empty folder.
     found = [name for name in _LATER if (run / name).is_file() or any((run / name).glob("*"))]
     steps = logged_steps(run / PROGRESS_FILE)

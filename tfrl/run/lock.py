@@ -1,9 +1,8 @@
 """One process at a time trains a run: the chief holds a lock on the run's folder until it ends.
 
-A second one would take back what the first has done since it began: its rows, its curves, its checkpoints.
-
-The lock is the kernel's (`flock`), so it ends with its process, however that ends, and whoever starts again
-after a kill finds it free. Who only reads a run (reports, the evaluator) does not ask for it.
+A second trainer would overwrite the rows, curves and checkpoints of the first. The lock is the kernel's
+(`flock`), so it ends with its process, and a restart after a kill finds it free. Readers of a run (reports,
+the evaluator) do not need it.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from tfrl.workers.tf_config import TFConfig
 
 LOCK_FILE = ".lock"
 _RETRY_EVERY = 0.2  # seconds
-_GLANCES = 0.5  # seconds: longer than those who only look hold it
+_GLANCES = 0.5  # seconds; longer than a check holds the lock
 _LONGEST = 400  # characters of a signature: a host's name has 64 at most, on Linux
 
 
 class HeldError(Exception):
-    """Another process has the lock: who, for people."""
+    """Another process has the lock; the text names it."""
 
 
 @contextlib.contextmanager
 def take_run(
     config: SettingsT, cluster: TFConfig | None, read: Callable[[Path], SettingsT]
 ) -> Iterator[SettingsT]:
-    """Holds the run inside, for this process to train it, and gives the settings that `check_run` finds.
+    """Holds the lock of the run within the context, and yields the settings of `check_run`.
 
-    Workers beside the chief hold nothing. A chief waits for the lock as long as workers wait for each other:
-    whoever starts workers again, on other machines say, may come before their predecessors have ended.
+    Workers other than the chief hold no lock. The chief waits for the lock as long as workers wait for each
+    other, because the workers of an earlier start may still be ending.
 
     Raises:
-      UserError: on entry, for what `check_run` refuses, and where another process trains this run.
-      PeerError: a chief has waited for it for too long. Where all are started again, it may be gone.
+      UserError: `check_run` raised it, or another process trains this run.
+      PeerError: the chief waited too long. A restart of all workers may help.
     """
     check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
@@ -54,20 +53,20 @@ def take_run(
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
-        yield check_run(config, read)  # as it is now that nobody else writes there
+        yield check_run(config, read)  # read again, because no other process writes there now
 
 
 @contextlib.contextmanager
 def locked(
     run: Path, patience: float = 0.0, *, does: str = "trains", instead: str = "--run-name"
 ) -> Iterator[None]:
-    """Holds the lock of a run's folder inside; on a disk that knows no locks, warns and goes on without.
+    """Holds the lock of a run's folder within the context; on a disk without locks, only warns.
 
     Args:
-      run: the folder; made if need be, and removed again if it is empty in the end.
+      run: the folder; made if it is missing, and removed at the end if it is empty.
       patience: seconds to wait for another process that holds it.
-      does: what such a process does with it.
-      instead: the flag that gives another folder.
+      does: the verb for the other process in messages.
+      instead: the flag that chooses another folder.
 
     Raises:
       UserError: another process holds it.
@@ -86,10 +85,10 @@ def locked(
 
 
 def is_held(run: Path) -> bool | None:
-    """True if a process trains the run; None where only another machine can tell.
+    """True if a process trains the run; None if this machine cannot tell.
 
-    The lock itself is asked, not the process that has signed it: after a reboot that number may be another
-    one's. To ask takes a share of it for microseconds; a trainer that begins just then tries again.
+    This checks the lock and not the process number in it, which may belong to another process after a reboot.
+    The check holds a shared lock for microseconds; a trainer that starts at this moment tries again.
     """
     try:
         with (run / LOCK_FILE).open(encoding="utf-8", errors="replace") as file:
@@ -101,7 +100,7 @@ def is_held(run: Path) -> bool | None:
         return False
     except OSError:
         return None
-    # It is free. But not every file system tells one machine of another's locks.
+    # The lock is free, but some file systems do not show the locks of other machines.
     return False if signed is not None and signed[1] == socket.gethostname() else None
 
 
@@ -150,7 +149,7 @@ def take(run: Path) -> IO[str]:
 
 
 def give_up(run: Path, file: IO[str]) -> None:
-    """Ends what `take` began; removes the folder if it is empty."""
+    """Releases the lock of `take`; removes the folder if it is empty."""
     with file, contextlib.suppress(OSError):
         if _is_at(run / LOCK_FILE, file):
             (run / LOCK_FILE).unlink()  # while it is held: who has opened it finds it gone

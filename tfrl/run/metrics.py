@@ -33,17 +33,17 @@ _STEP_COLUMNS = ("env_steps", "images")  # of the trainers
 
 
 class MetricsWriter:
-    """The chief's writer. A disk that is full is told once through `warn`; it never stops the training.
+    """The chief's writer. It reports a full disk once through `warn`, and never stops the training.
 
     Args:
         directory: the run's folder; it exists.
-        columns: the metrics that have a column in progress.csv, in order. A run that goes on keeps the
-            columns of its file.
-        resume_at: the env steps at which the run goes on: what an earlier process wrote after them is
-            dropped, so that each point stands there once. None: the run begins, also again after a kill
-            before its first checkpoint (`folder.check_run` sees to it), and everything is dropped.
+        columns: the metrics with a column in progress.csv, in order. A resumed run keeps the columns of its
+            file.
+        resume_at: the env steps at which the run resumes. Later rows and points of an earlier process are
+            removed, so that each point exists once. None: the run starts, perhaps again after a kill before
+            its first checkpoint, and all rows and points are removed.
         warn: called with one sentence if something cannot be written.
-        step_column: what the steps are: the name of the first column.
+        step_column: the name of the first column.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MetricsWriter:
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out.
 
-        A metric that progress.csv has no column for gets one: its earlier rows are empty there.
+        A metric without a column in progress.csv gets a new column, which is empty in earlier rows.
         """
         known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
         with self._going_on():
@@ -111,11 +111,11 @@ class MetricsWriter:
 
     @property
     def has_gap(self) -> bool:
-        """True once something could not be written."""
+        """True if a write has failed."""
         return self._has_warned
 
     def flush(self) -> None:
-        """Waits until all is on the disk; call it before a checkpoint, so that none outlives its metrics."""
+        """Syncs all files. Call it before a checkpoint, so that metrics are never older than it."""
         with self._going_on():
             self._rows.sync()
             self._events.sync()
@@ -158,7 +158,7 @@ class MetricsWriter:
 
 
 class NullMetricsWriter:
-    """The writer of the workers that are not the chief: it takes the same calls and writes nothing."""
+    """The writer of workers other than the chief; it has the same methods and writes nothing."""
 
     has_gap = False
 
@@ -190,7 +190,7 @@ class EventFile:
 
 
 def logged_steps(progress: Path) -> int:
-    """The steps, env steps say, of the last whole row of progress.csv; 0 where there is none."""
+    """The steps (usually env steps) of the last complete row of progress.csv; 0 without rows."""
     try:
         lines = progress.read_bytes().splitlines(keepends=True)
     except OSError:
@@ -200,7 +200,7 @@ def logged_steps(progress: Path) -> int:
 
 
 def is_foreign(progress: Path) -> bool:
-    """True if another program has written this progress.csv: its first column is none of ours."""
+    """True if another program wrote this progress.csv, by its first column."""
     columns = _read_columns(progress)
     return len(columns) > 1 and columns[0] not in _STEP_COLUMNS
 

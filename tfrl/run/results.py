@@ -1,4 +1,4 @@
-"""results.json: what a finished run came to. TensorFlow-free, so that reports can read it."""
+"""results.json: the results of a finished run. It needs no TensorFlow, so that reports can read it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def write(run: Path, results: Mapping[str, Any]) -> None:
-    """Writes results.json, which vouches for the export: that is on the disk by now. What is not a number
-    becomes null.
-
-    Raises OSError.
-    """
+    """Writes results.json after the export is on disk; NaN becomes null. Raises OSError."""
     files.write(run / RESULTS_FILE, json.dumps(_finite(results), indent=2) + "\n")
 
 
 def read(run: Path) -> dict[str, Any] | None:
-    """The content of results.json, or None if there is none that can be read."""
+    """The content of results.json, or None if it is missing or unreadable."""
     return read_json(run / RESULTS_FILE)
 
 
@@ -56,12 +52,13 @@ class Ends(Protocol):
 
 
 def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float | None = None) -> bool:
-    """True if results are of a run's end by these settings: --total-steps, --max-episodes or --solved-at.
+    """True if a run with these results is complete for these settings: --total-steps, --max-episodes or
+    --solved-at.
 
     Args:
-      found: the results, None where there are none.
-      config: the settings; they may want more than those that the run had.
-      env_steps: how far the run has come; by default as the results say.
+      found: the results, or None.
+      config: the settings, which may ask for a longer run.
+      env_steps: the env steps of the run; by default those of the results.
     """
     if found is None:
         return False

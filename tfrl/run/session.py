@@ -38,7 +38,7 @@ from tfrl.workers.watchdog import Watchdog
 def open_session(
     config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
 ) -> Iterator[Session]:
-    """A session, which listens to signals inside.
+    """Makes a session that handles signals within the context.
 
     Args:
       config: the trainer's settings.
@@ -46,7 +46,7 @@ def open_session(
       watchdog: gets its steps.
       console: this process's.
       step_name: what one step is called.
-      saves: when a signal makes it save, for the sentence that answers one.
+      saves: the moment at which the run saves after a signal, for the message that answers the signal.
     """
     stop = StopRequest(config.run_dir / "stop")
     session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
@@ -74,13 +74,13 @@ class Session:
 
     Attributes:
       runtime, console, stop, watchdog: as given.
-      writer: where metrics go, from `open_folder` on.
-      step: finished steps, updates say.
-      seconds: of training, in all processes of the run.
-      found: the checkpoint that this process goes on from, if any.
-      progress: what `save` was given as `progress` for that checkpoint; empty without one.
-      unwritten: other parts of the run that could not be written: videos, say.
-      started_from: which run's weights this one began with (--start-from), and how long they were trained.
+      writer: the writer of metrics, after `open_folder`.
+      step: the number of finished steps, which are updates in RL.
+      seconds: the training time in all processes of the run.
+      found: the checkpoint from which this process resumed, or None.
+      progress: the `progress` of that checkpoint; empty without a checkpoint.
+      unwritten: other files of the run that could not be written, such as videos.
+      started_from: the run of --start-from, and the length of its training.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Session:
         self._warn_once = once(console.warn)
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Tells people and the other workers what is being done, and people how far it is.
+        """Names the present phase for the display and the other workers.
 
-        The watchdog knows by the name which phases have been before, and how long they may take then.
+        The watchdog uses the name to know the first time of a phase, and how long a phase may take.
         """
         self.console.phase(name + detail)
         self.watchdog.beat(name, self.step)
@@ -129,11 +129,11 @@ class Session:
     # Checkpoints
 
     def restore(self) -> Checkpoint | None:
-        """The newest valid checkpoint, the same on all workers, if there is one; its clock goes on.
+        """Reads the newest valid checkpoint, the same on all workers, or None; continues its clock.
 
         Raises:
           UserError: there are checkpoints, but none is valid.
-          PeerError: some workers see none where others do. To begin with them would overwrite the run.
+          PeerError: some workers see no checkpoint, and others do. A new start would overwrite the run.
         """
         skipped: list[str] = []
         try:
@@ -176,11 +176,11 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """True if the present step has its checkpoint."""
+        """True if the present step is saved."""
         return self._saved_at == self.step
 
     def changed(self) -> None:
-        """Notes that the present step has gone on since its checkpoint, if it has one."""
+        """Notes that the state changed since the checkpoint of the present step."""
         self._saved_at = -1
 
     def saved_steps(self) -> list[int]:
@@ -195,14 +195,14 @@ class Session:
         progress: Mapping[str, Any],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Saves; a disk that is full costs this checkpoint, not the run.
+        """Saves a checkpoint. If the disk is full, the checkpoint is skipped and the run continues.
 
         Args:
-          x: where on the x-axis the run stands: env steps, or images.
-          learner: what is the same on all workers.
-          worker_part: what is this worker's own.
-          progress: what the trainer's loop needs to go on, as JSON values.
-          shards: what of this worker's is written once, for this checkpoint and later ones.
+          x: the x-axis value of the run: env steps or images.
+          learner: the arrays that are equal on all workers.
+          worker_part: the arrays of this worker.
+          progress: JSON values that the loop needs to resume.
+          shards: this worker's arrays that are written once, for this and later checkpoints.
         """
         self.phase("saving")
         self.writer.flush()
@@ -230,7 +230,7 @@ class Session:
             )
 
     def _tell_unsaved(self, error: CheckpointError) -> None:
-        """Once for each cause, until a checkpoint is saved again: a disk may stay full for days."""
+        """Warns once for each cause until a checkpoint is saved again; a disk may stay full for days."""
         cause = error.__cause__
         fault = (type(cause), getattr(cause, "errno", None))
         if fault != self._unsaved and (self.runtime.is_chief or cause is not None):  # those who know why tell
@@ -238,7 +238,7 @@ class Session:
         self._unsaved = fault
 
     def kept(self) -> str:
-        """Tells what remains of a run that fails now, as the end of a sentence."""
+        """The end of a sentence that says what is kept of a run that fails now."""
         saved = self._store.updates()
         if not saved:
             return "there is no checkpoint yet"
@@ -258,7 +258,7 @@ class Session:
 
         Args:
           columns: of progress.csv, after the steps.
-          again: how far before the checkpoint rows end, on the x-axis; later ones are to be written again.
+          again: the x-axis distance before the checkpoint after which rows are written again.
           step_column: what the x-axis is.
         """
         if not self.runtime.is_chief:
@@ -282,7 +282,7 @@ class Session:
             self.writer.describe(settings)
 
     def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
-        """True if an earlier process has come to these weights and done all, down to results.json.
+        """True if an earlier process completed the run with these weights, including results.json.
 
         A collective: a shared disk may show the file to one worker before another.
         """
@@ -338,7 +338,7 @@ class Session:
             raise Stopped(code)
 
     def end_early(self, code: int, where: str) -> int:
-        """Leaves a run that was told to stop; the exit code. `where` is how far it is saved."""
+        """Ends a stopped run; returns the exit code. `where` describes the saved state."""
         self.writer.close()
         self.console.stop()
         self.stop.saved = self.is_saved
@@ -359,7 +359,7 @@ class Session:
 
 
 def _tell_launcher() -> None:
-    """Tells cluster.launch that there is a new checkpoint: it may start all again as often as before."""
+    """Tells cluster.launch about a new checkpoint, after which it counts restarts from 0 again."""
     name = os.environ.get("TFRL_SAVED")
     if name:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as place:

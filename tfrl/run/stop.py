@@ -30,10 +30,10 @@ def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
 
 
 class Stopped(Exception):  # noqa: N818  # no error: the loop is told to end
-    """Raised on every worker in the same place, where they agree that the run is to stop.
+    """Raised on every worker at the same place when the run must stop.
 
     Attributes:
-      code: the exit code that all leave with once they have saved.
+      code: the exit code of all workers after they have saved.
     """
 
     def __init__(self, code: int) -> None:
@@ -42,11 +42,11 @@ class Stopped(Exception):  # noqa: N818  # no error: the loop is told to end
 
 
 class StopRequest:
-    """Remembers that this process was told to stop, until its loop asks.
+    """Stores a request to stop until the loop reads it.
 
     Attributes:
-      exit_code: what the first signal asks for, 130 or 143; 0 before it.
-      saved: set by the loop that has obeyed: to end now loses nothing.
+      exit_code: the exit code of the first signal, 130 or 143; 0 without a signal.
+      saved: set by the loop when everything is saved, so that ending loses nothing.
     """
 
     def __init__(self, stop_file: Path) -> None:

@@ -191,7 +191,8 @@ def launch_workers(config: DistributedSettings, module: str, arguments: Sequence
 
     Args:
       config: checked settings.
-      module: the module of the command, such as tfrl.impala; for a user's algorithm, with its first argument.
+      module: the module of the command, such as tfrl.impala. For a user's algorithm, the first argument of
+        the command follows.
       arguments: the arguments of the command.
     """
     places: _Here | Nodes = _Here(config) if config.ray_address is None else _on_nodes(config)

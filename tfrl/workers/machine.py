@@ -1,7 +1,7 @@
 """Machine: the memory and cores that this process may use, and what its CPU can do.
 
-A container or SLURM may leave it less than there is, by control groups (man 7 cgroups). In each function
-`system` is the folder that /proc and /sys are in.
+A container or SLURM may limit both by control groups (man 7 cgroups). In each function `system` is the parent
+folder of /proc and /sys.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ _PACKAGES = ("tfrl", "resnet")
 
 @contextlib.contextmanager
 def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
-    """Meets the other workers, if there are any, and makes the strategy; TensorFlow's errors become ours.
+    """Does the rendezvous with the other workers, makes the strategy, and translates TensorFlow's errors.
 
-    A worker that is told to stop before it has met the others ends at once: it has nothing to save. Later
-    they count on it, so signals wait until there is a session, by which all of them end together.
+    Before the rendezvous, a signal ends a worker at once, because it has nothing to save. Afterwards, signals
+    wait until the session can end all workers together.
 
     Args:
       config: a trainer's settings, which the workers compare.
@@ -84,9 +84,9 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
 
 
 def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
-    """All that must be equal on all workers, by names that a user knows: settings, code, versions, devices.
+    """The values that must be equal on all workers, by names for users: settings, code, versions, devices.
 
-    `evaluated` says whether TF_CONFIG names an evaluator: the workers then leave evaluations to it.
+    `evaluated` is True if TF_CONFIG has an evaluator, which then evaluates instead of the workers.
     """
     root = Path(__file__).resolve().parents[2]
     code = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Parts of a network's work, which a process's CPU cores share: several at once, each on one thread.
+"""Parts of a network's work: the CPU cores of a process compute several parts at once, each on one thread.
 
 By default TensorFlow spreads every operation over all cores, and at its end they wait for the slowest; a
 network has hundreds. Parts side by side do not wait (docs/notebook/ppo-speed.md), and an operation on

@@ -14,8 +14,8 @@ settings. So the workers first meet on the ports of TF_CONFIG, which TensorFlow 
 5. When all workers are there, and each has answered since the last one came, the chief closes its port, says
    "go", and all return.
 
-A worker that has waited for too long ends with PeerError, because a launcher that starts all again may help.
-Where all workers came and some differ, another start would not help: that is a UserError.
+A worker that has waited too long ends with PeerError, because a restart of all workers may help. If all
+workers came and some differ, a restart would not help, so this is a UserError.
 
 Messages are JSON objects, one a line. Anything may connect to a port, or answer there: a port scanner, a
 worker of another cluster, `cluster.tf_config --check`. A connection with other messages is closed, and the
@@ -182,7 +182,7 @@ def _printable(text: str, most: int = 200) -> str:
 
 
 def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patience) -> None:
-    """Comes to the chief, again and again, until it says "go". UserError, PeerError: the chief's."""
+    """Connects to the chief, repeatedly, until it says "go". Raises the chief's UserError or PeerError."""
     who = f"process {os.getpid()} on {socket.gethostname()}"
     chief_name = f"{config.name(0)}, the chief"
     why = "not tried yet"
@@ -222,7 +222,7 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
 
 @dataclass
 class _Guest:
-    """A worker that is there."""
+    """A connected worker."""
 
     who: str
     fingerprint: Mapping[str, str]
@@ -245,7 +245,7 @@ class _Chief:
         self._last_word: Mapping[str, Any] | None = None
 
     def gather(self, patience: _Patience) -> None:
-        """Lets all go when all are there, or tells all why not. PeerError, UserError: as of `rendezvous`."""
+        """Releases all workers when all are connected, or tells them the reason. Raises like `rendezvous`."""
         self._listener.settimeout(0.1)
         while True:
             try:
@@ -271,7 +271,7 @@ class _Chief:
                 raise error from None
 
     def _converse(self, channel: _Channel) -> None:
-        """Talks to whoever has connected, until it goes away or has heard the last word."""
+        """Handles one connection until it ends."""
         worker, guest = -1, None
         try:
             worker, who, fingerprint = _introduction(channel.receive(HELLO_WITHIN))
@@ -306,7 +306,7 @@ class _Chief:
                     del self._here[worker]
 
     def _admit(self, worker: int, guest: _Guest) -> str | None:
-        """Takes in a process that says that it is this worker; or the reason to send it away."""
+        """Accepts a process as this worker, or returns the reason for its refusal."""
         count, present = self._config.num_workers, self._here.get(worker)
         if not 1 <= worker < count:
             known = f"the chief's TF_CONFIG has workers 0 to {count - 1}"

@@ -70,12 +70,12 @@ class Runtime:
 
     @property
     def is_chief(self) -> bool:
-        """True if this worker writes what is written once."""
+        """True if this worker writes the files of the run."""
         return self.worker == 0
 
     @property
     def device(self) -> str:
-        """The devices that compute, for people: "2 x GPU"."""
+        """The devices in messages, such as "2 x GPU"."""
         kind = "GPU" if self.uses_gpu else "CPU"
         return f"{self.local_replicas} x {kind}" if self.local_replicas > 1 else kind
 
@@ -135,7 +135,7 @@ class Runtime:
         return self.strategy.run(reduce, args=(values,))
 
     def time_all_reduce(self, num_floats: int) -> float:
-        """Seconds of one sum of that many float32 over all replicas. A collective, too."""
+        """The seconds of one all-reduce of `floats` float32 values over all replicas. A collective."""
         values = self.per_replica([np.zeros(num_floats, np.float32)] * self.local_replicas)
         self._sum(values)  # traced, and connected
         self.all_agree(True)  # so that none counts its waiting for another
@@ -144,10 +144,10 @@ class Runtime:
         return time.perf_counter() - began
 
     def communication(self, update: int, num_floats: int, sums: int) -> dict[str, float]:
-        """Now and then an estimate of the seconds that the workers' sums of an update take.
+        """Estimates at intervals the seconds of the all-reduces of an update.
 
-        What a sum inside an update takes cannot be told from the waiting for the slowest worker, so one more
-        of the same size is timed after a barrier.
+        Within an update, an all-reduce also waits for the slowest worker. So one more of the same size is
+        timed after a barrier.
         """
         if self.num_workers == 1 or update % _ALL_REDUCE_EVERY != 1:
             return {}
@@ -187,7 +187,7 @@ def set_up_tensorflow() -> None:
 
 
 def make(config: Settings, cluster: TFConfig | None) -> Runtime:
-    """The strategy that the settings and TF_CONFIG ask for.
+    """Makes the strategy for the settings and TF_CONFIG.
 
     Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
     first. On a CPU whose cores share a trainer's parts, TensorFlow's operations have one thread from then on.

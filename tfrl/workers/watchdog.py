@@ -89,10 +89,10 @@ class _Peer:
 
 
 class Watchdog:
-    """Watches all workers from one of them.
+    """Watches all workers from one worker.
 
     Args:
-      folder: where the files go; all workers see it.
+      folder: the folder of the heartbeat files, on a shared disk.
       addresses: "host:port" of each worker, in order.
       worker: this one's index.
       stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
@@ -118,7 +118,7 @@ class Watchdog:
         self._forget()
 
     def start(self) -> None:
-        """Begins to watch, in a thread of its own. With one worker there is nobody to watch."""
+        """Starts to watch in a separate thread. Has no effect with one worker."""
         if len(self._addresses) > 1:
             self._write()
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -157,9 +157,9 @@ class Watchdog:
             self._folder.rmdir()  # by the last one
 
     def missing(self) -> str:
-        """Tells who is missing, as the beginning of a sentence, after TensorFlow has lost a connection.
+        """The beginning of a sentence that names the missing workers, after TensorFlow lost a connection.
 
-        The watching ends here: the process is about to end anyway.
+        The watchdog stops here, because the process is about to end.
         """
         self._closed.set()
         others = [w for w in range(len(self._addresses)) if w != self._worker]
