@@ -147,7 +147,8 @@ class Classifier:
         known = {name for packing in self._packings.values() for name in packing.names}
         if arrays.keys() != known:
             raise ValueError(
-                f"the weights belong to another network: only one of the two has {min(arrays.keys() ^ known)}"
+                f"the weights belong to another network: {min(arrays.keys() ^ known)} is in only one of the "
+                "two"
             )
         vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
         others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}

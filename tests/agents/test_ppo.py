@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 from learners import Present, prefer
 
-from tfrl.algorithms.algorithm import Agent
+from tfrl.algorithms.algorithm import Agent, RolloutAgent
 from tfrl.cli.errors import TrainingError
+from tfrl.experience.collector import ActingPolicy
 from tfrl.run import rng
 
 UPDATES = 3
@@ -178,7 +179,8 @@ def test_the_first_ratio_is_1(small, learner, precision, updates):
 
 
 def test_the_agent_implements_the_protocol(small, learner):
-    asked = {name for name in (*vars(Agent), *Agent.__annotations__) if not name.startswith("_")}
+    protocols = (Agent, RolloutAgent, ActingPolicy)
+    asked = {name for kind in protocols for name in vars(kind) if not name.startswith("_")}
     assert asked >= {"extras", "draw_noise", "act", "update", "get_state"}
     assert asked <= set(dir(learner(small()).agent))
 
@@ -321,7 +323,7 @@ def test_weights_of_another_network_are_refused(small, learner):
     with pytest.raises(ValueError, match="actor/head/kernel has shape"):
         agent.agent.network.join(wrong)
     del wrong["actor/head/kernel"]
-    with pytest.raises(ValueError, match="only one of the two has actor/head/kernel"):
+    with pytest.raises(ValueError, match="actor/head/kernel is in only one of the two"):
         agent.agent.network.join(wrong)
 
 

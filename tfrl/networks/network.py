@@ -107,7 +107,7 @@ class Packing:
         """One vector from arrays by name. Raises ValueError if they belong to another network."""
         odd = sorted({*self.names} ^ arrays.keys())
         if odd:
-            raise ValueError(f"the weights belong to another network: only one of the two has {odd[0]}")
+            raise ValueError(f"the weights belong to another network: {odd[0]} is in only one of the two")
         flat = [] if self.names else [np.zeros(self.size)]
         for name, shape, padding in zip(self.names, self._shapes, self._padding, strict=True):
             if arrays[name].shape != shape:
@@ -297,7 +297,7 @@ class Network:
         for path, array in arrays.items():
             network, _, name = path.partition("/")
             if network not in split:
-                raise ValueError(f"the weights belong to another network: only one of the two has {path}")
+                raise ValueError(f"the weights belong to another network: {path} is in only one of the two")
             split[network][name] = array
         vectors = {}
         for network, function in self.functions.items():

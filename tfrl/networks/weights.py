@@ -51,7 +51,7 @@ def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str
     """
     if set(variables) != set(weights):
         odd = sorted(set(variables) ^ set(weights))[0]
-        raise ValueError(f"the weights belong to another network: only one of the two has {odd}")
+        raise ValueError(f"the weights belong to another network: {odd} is in only one of the two")
     for name, variable in variables.items():
         if tuple(variable.shape) != weights[name].shape:
             shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
