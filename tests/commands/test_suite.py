@@ -215,7 +215,9 @@ def test_a_run_of_other_settings_does_not_pass_for_one_of_the_suite(tmp_path):
     (done.run_dir / RESULTS_FILE).write_text(json.dumps({"env_steps": done.run_steps}))
     assert suite.is_done(done)
     planned(tmp_path, "--envs catch --seeds 1,2 --total-steps 9e5 --lr 1e-3 --env-threads 1")
-    with pytest.raises(UserError, match=r"catch-seed1 .*--lr 0.001 there, 0.0003 here.* or another --logdir"):
+    with pytest.raises(
+        UserError, match=r"catch-seed1 .*--lr 0.001 there, 0.0003 here.* or choose another --logdir"
+    ):
         planned(tmp_path, "--envs catch --seeds 1,2 --total-steps 1e6 --lr 3e-4")
 
 

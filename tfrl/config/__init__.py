@@ -46,8 +46,8 @@ def reader_of_class(kind: type) -> Reader:
     """The reader of the settings of a user's algorithm.
 
     Args:
-      kind: a subclass of an agent, with `settings`, a dataclass of ours or one that extends it, and
-        `defaults`, which win over all presets.
+      kind: a subclass of an agent. It has `settings`, a dataclass of tfrl or an extended one, and `defaults`,
+        which win over all presets.
 
     Raises UserError if it has no such settings.
     """
