@@ -306,7 +306,7 @@ def test_a_new_run_needs_room_for_its_checkpoints_too(small, monkeypatch):
         if checkpoints == 3:
             learner.begin()
         else:
-            assert "of disk and checkpoints " in refusal(learner.begin)
+            assert "of disk space and checkpoints " in refusal(learner.begin)
 
 
 def test_the_display_moves_through_an_auxiliary_phase(small):
