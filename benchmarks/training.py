@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from benchmarks import command
 from tfrl import config as settings
-from tfrl import suite
+from tfrl.config.run import RLSettings
 from tfrl.reporting import runs
+from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, as_it_began, check_run_folder
 
 
 def train(
@@ -24,8 +25,23 @@ def train(
     for seed in seeds:
         of_run = [*flags, "--seed", str(seed), "--logdir", logdir]
         config = settings.reader(algorithm).parse(of_run)
-        suite.check_folder(config)
-        if not suite.is_done(config):
+        _check_folder(config)
+        if not _is_done(config):
             command.finish([sys.executable, "-m", f"tfrl.{algorithm}", *of_run])
         folders.append(config.run_dir)
     return [runs.load(folder) for folder in folders]
+
+
+def _check_folder(config: RLSettings) -> None:
+    """Raises UserError where the run's folder cannot be written, or holds a run of other settings."""
+    check_run_folder(config)
+    file = config.run_dir / SETTINGS_FILE
+    if file.is_file():
+        as_it_began(config, settings.reader(config.algorithm).from_yaml(file), instead="--logdir")
+
+
+def _is_done(config: RLSettings) -> bool:
+    """True if the run of these settings has come to its end, and left results."""
+    if not (config.run_dir / RESULTS_FILE).is_file():
+        return False
+    return runs.load(config.run_dir).is_done_for(config)

@@ -18,7 +18,6 @@ from benchmarks.process_tree import alive, family
 FLAGS = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
 FLAGS += " --num-minibatches 4 --epochs 2 --total-steps 100_000_000 --checkpoint-every 7"
 TRAINER = [sys.executable, "-m", "tfrl.ppo_procgen"]
-SUITE = "--envs catch --seeds 1,2 --workers 2 " + FLAGS.removeprefix("--env catch ")
 
 
 class Job:
@@ -78,7 +77,6 @@ def lost(run):
     ("way", "signum", "order"),
     [
         pytest.param("launch", signal.SIGTERM, "children first", marks=pytest.mark.long),
-        pytest.param("suite", signal.SIGINT, "parents first", marks=pytest.mark.long),
         ("make", signal.SIGTERM, "parents first"),
     ],
 )
@@ -86,12 +84,11 @@ def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, 
     flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
     command = {
         "launch": [sys.executable, "-m", "cluster.launch", "--workers", "2", "--", *TRAINER, *flags.split()],
-        "suite": [sys.executable, "-m", "tfrl.suite", *SUITE.split(), "--logdir", str(tmp_path)],
         # -o: nothing is to be installed.
         "make": ["make", "-o", f"{sys.prefix}/.installed", "train", f"VENV={sys.prefix}", f"ARGS={flags}"],
     }[way]
     job = Job(command, tmp_path)
-    job.train(2 if way == "suite" else 1, random.randint(1, 20))
+    job.train(1, random.randint(1, 20))
     code = job.told(signum, order)
     # Make ends by the signal itself, which a shell tells in the same way.
     assert code == (-signum if way == "make" else 128 + signum), job.said()

@@ -18,7 +18,7 @@ from tfrl.envs import callables
 COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
-    *("tfrl.suite", "tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
+    *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
     *("tfrl.completion", "resnet", "resnet.train", "resnet.evaluate"),
     *("cluster.launch", "cluster.tf_config"),
 )

@@ -70,9 +70,6 @@ def _flags() -> dict[str, dict[str, list[str]]]:
             flags[name] = _of_kinds(reader.flag_kinds, reader.kind.aliases)
         else:
             flags[name] = _of_kinds(typing.get_type_hints(getattr(module, "Options", object)), {})
-    own_names = ("--env", "--seed", "--run-name")  # which a suite gives
-    trainer = flags["tfrl.ppo_procgen"].items()
-    flags["tfrl.suite"] |= {name: values for name, values in trainer if name not in own_names}
     return flags
 
 

@@ -37,8 +37,6 @@ def complete(script, line):
         ("python -m tfrl.record --no-", ["--no-overlay", "--no-window", "--no-greedy"]),
         ("python -m tfrl.ppo_procgen --update-f", ["--update-freq"]),
         ("python -m tfrl.ppo_procgen --preset openai-", ["openai-easy", "openai-hard"]),
-        ("python -m tfrl.suite --work", ["--workers"]),
-        ("python -m tfrl.suite --env", ["--envs", "--env-kwargs", "--env-threads", "--env-processes"]),
         ("python -m resnet.train --aug", ["--augment"]),
         ("python -m cluster.launch --max-r", ["--max-restarts"]),
         ("python -m cluster.launch --ru", []),  # its examples have a --run-name

@@ -8,7 +8,7 @@ from processes import Training, learned, results, rows, train
 from worker_pair import run_workers
 
 from tfrl import config as settings
-from tfrl import suite
+from tfrl.reporting import runs
 from tfrl.training import evaluator
 
 UPDATES = 30  # enough of them for a kill in their midst
@@ -84,7 +84,8 @@ def test_a_solved_run_is_done(tmp_path):
     code, stdout, stderr = train(folder, *flags)
     assert code == 0 and "is complete; without --solved-at, or with a higher one," in stdout and stderr == ""
     config = dataclasses.replace(settings.from_yaml(folder / "config.yaml"), logdir=str(tmp_path))
-    assert suite.is_done(config) and not suite.is_done(dataclasses.replace(config, solved_at=1e6))
+    done = runs.load(folder)
+    assert done.is_done_for(config) and not done.is_done_for(dataclasses.replace(config, solved_at=1e6))
     assert evaluator.follow(config, sleep=lambda _: pytest.fail("the evaluator waits for more")) == 0
     assert (folder / "progress.csv").read_bytes() == before and results(folder) == found
     code, stdout, stderr = train(

@@ -17,7 +17,7 @@ from PIL import Image
 
 import resnet.evaluate
 import resnet.supervised.config
-from tfrl import report, status, suite
+from tfrl import report, status
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import games
@@ -261,7 +261,7 @@ def test_results_of_a_shorter_run_are_not_of_the_run_that_went_on(tmp_path):
     loaded = runs.load(shorter)
     assert loaded.results is None and status.row(loaded, time.time())[1] == "interrupted"
     assert loaded.final_return("test") == loaded.points("eval_test/return")[1][-1]
-    assert not suite.is_done(loaded.config)
+    assert not loaded.is_done_for(loaded.config)
 
 
 def test_scores_are_by_the_papers_ranges_also_of_runs_that_were_scored_by_others(tmp_path):

@@ -147,7 +147,7 @@ def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
 
     Args:
       paths: the given folders.
-      deep: also those further below, such as the runs of sweeps and suites in a folder of runs.
+      deep: also those further below, such as the runs of sweeps in a folder of runs.
 
     Raises:
       UserError: a path that does not exist, or in which there is no run.

@@ -63,9 +63,9 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def last_line(path: Path, start: int = 0) -> str:
-    """The last line of a file from byte `start` on that is not blank, such as an error; empty without one."""
-    lines = path.read_bytes()[start:].decode(errors="replace").splitlines() if path.exists() else []
+def last_line(path: Path) -> str:
+    """The last line of a file that is not blank, such as an error; empty without one."""
+    lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
