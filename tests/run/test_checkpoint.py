@@ -211,7 +211,7 @@ def test_one_failing_worker_fails_all(directory, broken):
     assert run_workers(directory, 10) == [None, None]
     errors = run_workers(directory, 20, break_worker=broken)
     assert "the array x has the type object" in errors[broken]
-    assert "another worker could not do its share" in errors[1 - broken]
+    assert "another worker could not save its part" in errors[1 - broken]
     assert folder_names(directory) == ["update-00000010"]
     assert run_workers(directory, 20) == [None, None]
     assert_checkpoint(CheckpointStore(directory, keep=2).load(fail_on_skip), 20, num_workers=2)
