@@ -67,6 +67,18 @@ def alone():
 
 
 @pytest.mark.parametrize(
+    ("needs", "words"),
+    [({"--observers": 8}, "--observers 8 need 8"), ({"--learners": 2, "--actors": 6}, "--learners 2 and")],
+)
+def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(node, needs, words):
+    from tfrl.remote.cluster import Cluster
+
+    until(lambda: not node.actors(), 60)  # of other tests
+    with pytest.raises(UserError, match=f"^{words}.* CPUs, and the Ray at .* has 6 of its 6 CPUs free"):
+        Cluster(node.address, needs, 0)
+
+
+@pytest.mark.parametrize(
     ("algorithm", "count"),
     [
         ("dqn", 2),
@@ -145,17 +157,6 @@ def test_running_free_no_rollout_is_older_than_the_limit(node):
         os.kill(stopped, signal.SIGSTOP)
     assert max(lags) <= 3 and max(lags) > 0
     until(lambda: not alive(stopped), 60)  # which could not hear that it was to end
-
-
-@pytest.mark.parametrize(
-    ("needs", "words"),
-    [({"--observers": 8}, "--observers 8 need 8"), ({"--learners": 2, "--actors": 6}, "--learners 2 and")],
-)
-def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(node, needs, words):
-    from tfrl.remote.cluster import Cluster
-
-    with pytest.raises(UserError, match=f"^{words}.* CPUs, and the Ray at .* has 6 of its 6 free"):
-        Cluster(node.address, needs, 0)
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,9 @@ def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begin
     ends = run_workers(*[[*TRAIN, *flags(logdir)] for logdir in logdirs])
     for logdir, (code, output) in zip(logdirs, ends, strict=True):
         assert code == 75, output
-        assert f"worker 1 sees no checkpoint in {logdir / 'run'}, and worker 0 that of update 2" in output
+        assert (
+            f"worker 1 sees no checkpoint in {logdir / 'run'}, and worker 0 sees that of update 2" in output
+        )
         assert "Traceback" not in output
     assert env_steps(logdirs[0]) == [BATCH, 2 * BATCH]
 
