@@ -132,10 +132,10 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 
 SUMMARIES: Mapping[str, str] = {
     "default": "for any env",
-    "pendulum": "for Pendulum-v1, which takes it by itself",
-    "inverted-double-pendulum": "for InvertedDoublePendulum-v5, which takes it by itself",
-    "mountain-car": "for MountainCarContinuous-v0, which takes it by itself",
-    "half-cheetah": "for HalfCheetah-v5, which takes it by itself",
+    "pendulum": "for Pendulum-v1, which uses it by default",
+    "inverted-double-pendulum": "for InvertedDoublePendulum-v5, which uses it by default",
+    "mountain-car": "for MountainCarContinuous-v0, which uses it by default",
+    "half-cheetah": "for HalfCheetah-v5, which uses it by default",
     "cleanrl": "CleanRL's settings for HalfCheetah-v5",
 }
 
