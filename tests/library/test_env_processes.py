@@ -99,7 +99,7 @@ def test_a_run_has_the_same_bits(tmp_path, algorithm):
 
 def test_envs_that_cannot_run_in_processes_are_one_sentence():
     for settings, sentence in (
-        ({"env": "catch"}, "env_processes is for Gymnasium's envs, and catch has threads"),
+        ({"env": "catch"}, "env_processes is only for Gymnasium's envs, and catch uses threads"),
         ({"env": "CartPole-v1", "num_envs": 1}, "env_processes must be at most num_envs 1; got 2"),
         ({"env": "CartPole-v1", "actors": 2}, "actors 2 already starts processes that step the envs"),
         ({"env": lambda: None}, "gives None"),
