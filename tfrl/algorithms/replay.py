@@ -62,8 +62,8 @@ class Replay(ScheduledLearning):
     updates_per_step: Annotated[float, Range(0, 1000, above=True)] = 1.0
     """Gradient steps for each env step; may be a fraction."""
     train_every: Annotated[int, COUNT] = 1
-    """Env steps between calls of the learner. It then takes all gradient steps that are due in one call,
-    which is faster."""
+    """Env steps between calls of the learner. A call takes all gradient steps that are due, which is faster.
+    Their number stays --updates-per-step for each env step."""
     n_step: Annotated[int, Range(1, 1000)] = 1
     """Rewards in an n-step return."""
     critic_lr: Annotated[float | None, POSITIVE] = None
@@ -329,7 +329,10 @@ class ReplayAgent:
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """The gradient steps of an update by name, in order; the errors of the first decide priorities."""
+        """The gradient steps of an update by name, in order; the errors of the first decide priorities.
+
+        It also sets `target_networks` and `update_noise`, if they depend on the network.
+        """
         raise NotImplementedError
 
     def gradient_step(
