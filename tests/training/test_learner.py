@@ -12,6 +12,7 @@ from learners import updated
 from refusals import refusal
 
 from tfrl import config as settings
+from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
@@ -83,24 +84,41 @@ def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp
         assert after._episodes.episodes == after.replay._first[:500].sum() - cut
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_no_two_episodes_are_counted_as_one_after_a_resume_within_an_iteration(lag, tmp_path):
-    """With a lag, the round is played to its end already, and its last episode is cut off there."""
-    flags = "--env made_envs:made/Fifty-v0 --num-envs 1 --hidden 8 --batch-size 8 --iteration-steps 40"
+@pytest.mark.parametrize(
+    ("env", "lag", "resumes"),
+    [
+        ("made_envs:made/Fifty-v0", 0, 1),
+        ("made_envs:made/Fifty-v0", 1, 1),
+        ("MountainCar-v0 --max-episode-steps 50", 1, 2),
+    ],
+)
+def test_no_two_episodes_are_counted_as_one_after_resumes_within_an_iteration(
+    env, lag, resumes, tmp_path, monkeypatch
+):
+    """With a lag, the round is played to its end already, and its last episode is cut off there.
+
+    The second resume finds an env that could not continue at the first one, and has played nothing since.
+    """
+    monkeypatch.setattr(family, "LONGEST_REPLAY", 30)
+    flags = f"--env {env} --num-envs 1 --hidden 8 --batch-size 8 --iteration-steps 40 --preset default"
     flags += f" --total-steps 400 --learning-starts 10 --train-every 10 --replay-size 300 --lag {lag}"
     config = settings.reader("dqn").parse(flags.split())
-    with contextlib.closing(make_learner(config, OffPolicyLearner)) as before:
-        before._pauses.after_turn = lambda: True
-        assert before.update() is None and before.steps_within < 40
-        state, part = before.get_state()
-        store = CheckpointStore(tmp_path, keep=1)
-        store.save(0, learner=state, worker_part=part, env_steps=0, worker_shards=before.shards())
-    saved = store.load(pytest.fail, verify_shards=True)
-    with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
-        after.set_state(saved.learner, saved.parts, saved.shards)
-        for _ in range(5):
-            updated(after, 1)
-        assert after._episodes.episodes > 2 and after._episodes.mean_length == 50
+    store = CheckpointStore(tmp_path, keep=1)
+    for number in range(resumes + 1):
+        with contextlib.closing(make_learner(config, OffPolicyLearner)) as learner:
+            if number:
+                saved = store.load(pytest.fail, verify_shards=True)
+                learner.set_state(saved.learner, saved.parts, saved.shards)
+            if number < resumes:
+                learner._pauses.after_turn = lambda: True
+                assert learner.update() is None and learner.steps_within < 40
+                state, part = learner.get_state()
+                shards = learner.shards()
+                store.save(number, learner=state, worker_part=part, env_steps=0, worker_shards=shards)
+            else:
+                for _ in range(5):
+                    updated(learner, 1)
+                assert learner._episodes.episodes > 2 and learner._episodes.mean_length == 50
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

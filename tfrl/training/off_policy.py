@@ -114,29 +114,30 @@ class OffPolicyLearner(EnvLearner):
         return self._session.step * self._config.iteration_steps + self.steps_within
 
     def _go_on(self, iteration: Iteration) -> bool:
-        """Acts and learns in turn to the iteration's end, or until it is to pause: then False.
+        """Acts and learns in turns to the iteration's end, or until it is to pause: then False.
 
-        A turn is: choose the actions, start the gradient steps that are due, take the env step, wait for the
-        gradient steps. So they learn from what the replay had before the env step, which does not wait.
+        A turn chooses the actions, takes the env step and stores it. Every --train-every env steps, it also
+        starts the gradient steps that are due before the env step, and waits for them after it. So they learn
+        from what the replay had before the env step, which does not wait for them.
         """
         config, session, replay = self._config, self._session, self.replay
         session.phase("training")
         self._pauses.begin()
-        self._drawn = None  # the replay of a run that goes on from a checkpoint has nothing drawn either
+        self._drawn = None  # a new round may change the last row, and a resumed run has nothing drawn either
         if self._steps is None:
             self._steps = self.envs.steps(session.step, self.agent, replay, begin=iteration.done)
         with self.agent.learning_in_background():
             for actions, take in self._steps:
                 env_steps = self._steps_so_far() + config.num_envs  # after this one
-                is_turn = env_steps % config.train_every < config.num_envs
-                if is_turn:
+                learns = env_steps % config.train_every < config.num_envs
+                if learns:
                     self._begin_learning(env_steps, iteration)
                 step = take()
                 iteration.add(actions, step)
                 replay.act(actions)
                 replay.show(step)
-                if is_turn:
-                    self._end_turn(env_steps, iteration)
+                if learns:
+                    self._end_learning(env_steps, iteration)
                     if iteration.done < config.steps_per_env and self._pauses.after_turn():
                         return False
         self._steps = None
@@ -160,7 +161,7 @@ class OffPolicyLearner(EnvLearner):
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
             "time/env_steps_per_second": config.iteration_steps / seconds,
-            "time/updates_per_second": steps / clock["learning"] if steps else 0.0,
+            "time/updates_per_second": steps / seconds,
             "time/rollout_seconds": seconds - learning,
             "time/update_seconds": clock["learning"],
             "time/replay_seconds": clock["replay"],
@@ -213,7 +214,7 @@ class OffPolicyLearner(EnvLearner):
             self._pauses.forget_pace()
             self._session.console.forget_pace(env_steps)
 
-    def _end_turn(self, env_steps: int, iteration: Iteration) -> None:
+    def _end_learning(self, env_steps: int, iteration: Iteration) -> None:
         """Draws the batches of the next turn while gradient steps are under way; then waits for these."""
         config = self._config
         # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
@@ -230,7 +231,9 @@ class OffPolicyLearner(EnvLearner):
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
         if not self._config.prioritized_replay:
             return None
-        bits = np.float64(self.replay.least_share()).view(np.int64)  # which order as what is positive does
+        bits = np.float64(self.replay.least_share()).view(
+            np.int64
+        )  # which sort like positive floats; `of_workers` takes integers
         return float(self._session.of_workers(int(bits)).min().view(np.float64))
 
     def _beta(self, env_steps: int) -> float:
@@ -261,6 +264,8 @@ class OffPolicyLearner(EnvLearner):
             state |= iteration.get_state()
             part |= with_prefix(_ITERATION, iteration.get_part())
             part |= with_prefix(_REST, self.envs.get_rest())
+        if self._cut_at_end is not None:
+            state["cut_at_end"] = self._cut_at_end
         return state, part
 
     def shards(self) -> Sequence[CheckpointShard]:
@@ -284,7 +289,8 @@ class OffPolicyLearner(EnvLearner):
         self.envs.set_weights(state)
         begun = self._restore_envs(self.envs, parts)
         self.replay.set_state(_of_envs("replay/", parts), shards)
-        self._iteration = self._steps = self._cut_at_end = self._pending = None
+        self._iteration = self._steps = self._pending = None
+        self._cut_at_end = state.get("cut_at_end")
         if is_in(state):  # else the checkpoint was made between two
             self._iteration = self._new_iteration()
             self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
@@ -298,7 +304,7 @@ class OffPolicyLearner(EnvLearner):
         """Counts what was played, and forgets what was summed up of some envs' episodes, bool [N]."""
         if self._iteration is not None:
             if self.envs.get_rest():  # the envs stand after it already
-                self._cut_at_end = envs
+                self._cut_at_end = envs if self._cut_at_end is None else self._cut_at_end | envs
                 return
             self._count_episodes(self._iteration)
         self._forget(envs)
