@@ -32,7 +32,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baselines_script, command, peers, replay_floor, speed
+from benchmarks import arithmetic, baselines_script, command, peers, replay_floor, speed
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
@@ -170,10 +170,11 @@ def _alone(seconds: float) -> dict[str, dict[str, float]]:
 
 
 def _limit(algorithm: str, seconds: float) -> float:
-    """Env steps a second that arithmetic alone allows."""
-    words = (*_flags(algorithm), seconds)
-    code = "from benchmarks.arithmetic import env_steps_per_second as f; "
-    return float(command.answer(f"{code}print(f(*{words!r}))"))
+    """Env steps a second where envs and all else but the arithmetic of the gradient steps took no time."""
+    config = settings.reader(algorithm).parse(_flags(algorithm)[1])
+    each = arithmetic.gradient_step(algorithm, config) * config.updates_per_step
+    code = "from benchmarks.arithmetic import product_rate as f; "
+    return float(command.answer(f"{code}print(f('float32', {seconds!r}))")) / each
 
 
 def _parts(
