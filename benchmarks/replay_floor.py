@@ -56,12 +56,12 @@ def measure(way: str, seconds: float, by_wall: bool) -> float:
 def replay_seconds(algorithm: str, flags: Sequence[str], steps: int = 5000) -> dict[str, float]:
     """CPU seconds of storing an env step, and of drawing what is learned after it, by a replay of its own."""
     with quiet_start():
-        from tfrl.experience.replay import Replay
+        from tfrl.experience.replay import ReplayBuffer
 
     config = settings.reader(algorithm).parse(flags)
     observation, action = registry.specs(config)
     rows = min(100_000, config.replay_size)
-    replay = Replay([0], rows, observation=observation, action=action, gamma=config.gamma)
+    replay = ReplayBuffer([0], rows, observation=observation, action=action, gamma=config.gamma)
     shown = Step(
         *(np.ones(1, np.float32), np.ones((1, *observation.shape), observation.dtype)),
         *(np.zeros(1, bool), np.zeros(1, bool), None),

@@ -10,7 +10,7 @@ from refusals import refusal
 from tfrl.algorithms.dqn import READER as DQN
 from tfrl.cli.errors import UserError
 from tfrl.envs.spec import ArraySpec, Box, Discrete, Step
-from tfrl.experience.replay import Replay, check_memory, in_words, replay_bytes
+from tfrl.experience.replay import ReplayBuffer, check_memory, in_words, replay_bytes
 from tfrl.workers import machine, tf_config
 
 GAMMA = 0.9
@@ -18,7 +18,7 @@ GAMMA = 0.9
 
 def test_episodes_of_envs_that_were_reset_are_truncated():
     """Env 0 begins an episode that nobody ended; env 1 stands where it was shown."""
-    replay = Replay([0, 1], 10, observation=ArraySpec((1,), "float32"), action=Discrete(2), gamma=GAMMA)
+    replay = ReplayBuffer([0, 1], 10, observation=ArraySpec((1,), "float32"), action=Discrete(2), gamma=GAMMA)
     zeros, no = np.zeros(2, np.float32), np.zeros(2, bool)
     for t in range(3):
         replay.show(Step(zeros, np.full((2, 1), t, np.float32), no if t else ~no, no, None))
@@ -87,7 +87,7 @@ def play(replay, script, steps, seed=0):
 
 def make(envs, rows, shape=(2,), dtype="float32", **settings):
     specs = {"observation": ArraySpec(shape, dtype), "action": Discrete(3)}
-    return Replay(envs, rows, gamma=GAMMA, **specs, **settings)
+    return ReplayBuffer(envs, rows, gamma=GAMMA, **specs, **settings)
 
 
 def generators(envs, key=0):
@@ -323,7 +323,7 @@ def test_an_env_that_cannot_go_on_exactly_has_its_episode_cut_for_good(store):
 
 def test_continuous_actions_are_kept_as_they_were():
     spec = Box((-2.0, -1.0), (2.0, 1.0))
-    replay = Replay([0], 5, observation=ArraySpec((2,), "float32"), action=spec, gamma=GAMMA)
+    replay = ReplayBuffer([0], 5, observation=ArraySpec((2,), "float32"), action=spec, gamma=GAMMA)
     script = Script([0], seed=1)
     replay.show(script.observe())
     replay.act(np.array([[0.25, -1.0]], np.float32))

@@ -7,7 +7,7 @@ import pytest
 from learners import finished, make, updated
 
 from tfrl import config as settings
-from tfrl.experience.replay import Replay
+from tfrl.experience.replay import ReplayBuffer
 from tfrl.training import off_policy as iterations
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
@@ -86,7 +86,7 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
         for name in slow.agent.network.acting:
             slow.agent.learning.assign(name, acted[name])
         slow.agent.acting.forget()
-        expected = slow.envs.steps(iteration, slow.agent, Replay(range(4), 80, **specs, gamma=0.9))
+        expected = slow.envs.steps(iteration, slow.agent, ReplayBuffer(range(4), 80, **specs, gamma=0.9))
         steps = one.envs._rollout.steps()
         for (actions, step), (same, take) in zip(steps, expected, strict=True):
             np.testing.assert_array_equal(actions, same)

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
       discount: float32 [K, B, b], the factor of the value of the next observation; 0 if the episode
         terminated.
       weight: float32 [K, B, b], the importance-sampling weights; 1 where rows are drawn uniformly.
-      rows: int64 [K, B, b], for `Replay.set_priorities`.
+      rows: int64 [K, B, b], for `ReplayBuffer.set_priorities`.
     """
 
     observation: np.ndarray
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     rows: np.ndarray
 
 
-class Replay:
+class ReplayBuffer:
     """The last transitions of some of the global envs.
 
     Args:

@@ -16,7 +16,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Step, VecEnv
 from tfrl.experience import exploration
 from tfrl.experience.collector import Collector, EnvStates
-from tfrl.experience.replay import Batch, Replay
+from tfrl.experience.replay import Batch, ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
@@ -66,7 +66,7 @@ class OffPolicyLearner(EnvLearner):
         self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
         self.time_columns = (*_COLUMNS, *self.envs.columns)
         observation, action = registry.specs(config)
-        self.replay = Replay(
+        self.replay = ReplayBuffer(
             self.envs.indices,
             config.replay_size // config.num_envs,
             observation=observation,
@@ -480,7 +480,7 @@ class EnvSource:
     _envs: VecEnv | PrefetchCollector
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
         """Actions [B, *shape] and how to take them, of one step after the other of an iteration.
 
@@ -538,7 +538,7 @@ class SyncEnvs(EnvSource):
         self._correlated = exploration.correlated_noise(config, len(self.indices))
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
         """Actions and how to take them: each is chosen as it is asked for."""
         config = self._config
@@ -598,7 +598,7 @@ class PrefetchedEnvs(EnvSource):
         self._prefetch = Prefetch(config, self._envs)
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: Replay, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
         """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
         if begin:
