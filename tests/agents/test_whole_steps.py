@@ -68,7 +68,10 @@ def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, mo
     in_parts = agent_of(algorithm, flags)
     batch, noise = batches(whole, algorithm)
     for first, count in ((0, K), (K, 1)):
-        results = [a.update(batch, noise, first=first, count=count, iteration=0) for a in (whole, in_parts)]
+        results = [
+            a.begin_gradient_steps(batch, noise, steps_done=first, count=count, iteration=0)()
+            for a in (whole, in_parts)
+        ]
         (metrics, errors), (expected_metrics, expected_errors) = results
         close(metrics, expected_metrics)
         np.testing.assert_allclose(errors, expected_errors, rtol=1e-3, atol=1e-4)

@@ -232,6 +232,6 @@ def test_the_number_of_gradient_steps_follows_updates_per_step():
     """Not by the nearest of float64, by which 90 x 0.7 are less than 63."""
     for ratio, tenths in (("0.7", 7), ("0.2", 2), ("1.1", 11)):
         config = reader("sac").parse(["--updates-per-step", ratio, "--learning-starts", "1000"])
-        due = [config.updates_due(1000 + steps) for steps in range(0, 20_000, 10)]
+        due = [config.gradient_steps_due(1000 + steps) for steps in range(0, 20_000, 10)]
         assert due == [tenths * k for k in range(2000)]
-    assert reader("dqn").parse(["--updates-per-step", "1e-3"]).updates_due(10**15) == 10**12 - 1
+    assert reader("dqn").parse(["--updates-per-step", "1e-3"]).gradient_steps_due(10**15) == 10**12 - 1

@@ -164,7 +164,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
     config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
     with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
-        begin, env, betas = learner.agent.begin_update, np.arange(4)[:, None], []
+        begin, env, betas = learner.agent.begin_gradient_steps, np.arange(4)[:, None], []
 
         def checked(batch, *arguments, count, **further):
             priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
@@ -184,7 +184,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
 
             return waited
 
-        learner.agent.begin_update = checked
+        learner.agent.begin_gradient_steps = checked
         for _ in range(4):
             learned = []
             learner.update()
@@ -265,7 +265,7 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
     assert all(float(row["train/q_loss"]) > 0 for row in rows)
     assert float(rows[-1]["train/epsilon"]) == pytest.approx(1 - 0.95 * 400 / 10_000)
     state = final_state(dqn)
-    assert state["taken"] == int(340 * 0.3)
+    assert state["gradient_steps"] == int(340 * 0.3)
     # As many of each env: 4 envs of 100 steps, of which the last 50 are kept.
     assert state["replay/actions"].shape == (50, 4)
 

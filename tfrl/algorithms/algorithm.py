@@ -30,10 +30,6 @@ class Agent(Protocol):
         """The number of float32 values that one gradient step sums over all replicas."""
 
     @property
-    def steps_per_update(self) -> int:
-        """The number of gradient steps of an update; each has one all-reduce."""
-
-    @property
     def summary(self) -> dict[str, str]:
         """Descriptions of an update by title, for the table that is printed before training."""
 
@@ -79,6 +75,10 @@ class Agent(Protocol):
 
 class RolloutAgent(Agent, ActingPolicy, Protocol):
     """An agent that learns from each rollout in one update."""
+
+    @property
+    def gradient_steps_per_update(self) -> int:
+        """The number of gradient steps of an update; each has one all-reduce."""
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None

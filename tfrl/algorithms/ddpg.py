@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from tfrl.algorithms.replay import TASKS, Replay, ReplayAgent, ReplaySettings, Rows
+from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
@@ -47,9 +47,9 @@ class Config(DDPG, ReplaySettings):
 
     algorithm: ClassVar[str] = "ddpg"
     sections: ClassVar[tuple[type, ...]] = (
-        *(Task, Replay, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
+        *(Task, ReplayLearning, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, DDPG, Ahead, Torso)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
 
@@ -71,10 +71,10 @@ class DDPGAgent(ReplayAgent):
         self.target_networks, self.target_every = ("actor", *critics), config.policy_delay
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         return {
-            "critics": self.gradient_step(
+            "critics": self.make_step(
                 critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
             ),
-            "actor": self.gradient_step(
+            "actor": self.make_step(
                 ("actor",), self._actor_loss, ("actor_loss",), rates=(config.lr,), every=config.policy_delay
             ),
         }

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.algorithms.replay import DEFAULTS, Replay, ReplayAgent, ReplaySettings, Rows
+from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import FRACTION, NATURAL, Reader
 from tfrl.config.actors import Actors, Ahead, Learners
@@ -119,9 +119,9 @@ class Config(DQN, ReplaySettings):
 
     algorithm: ClassVar[str] = "dqn"
     sections: ClassVar[tuple[type, ...]] = (
-        *(Task, Replay, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
+        *(Task, ReplayLearning, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, DQN, Ahead, Torso)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DQN, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}
@@ -176,7 +176,7 @@ class DQNAgent(ReplayAgent):
     def make_steps(self) -> dict[str, GradientStep]:
         """One."""
         rates, metrics = (self._config.lr,), ("q_loss", "q_mean")
-        return {"q": self.gradient_step(("q",), self._loss, metrics, rates=rates, errors=True)}
+        return {"q": self.make_step(("q",), self._loss, metrics, rates=rates, errors=True)}
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         config, q_of = self._config, self.network.functions["q"]

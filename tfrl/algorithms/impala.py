@@ -207,7 +207,7 @@ class ImpalaAgent(ActorCriticAgent):
         return self.learning.allreduce_floats("update")
 
     @property
-    def steps_per_update(self) -> int:
+    def gradient_steps_per_update(self) -> int:
         """One gradient step for each minibatch of envs."""
         return self._config.num_minibatches
 

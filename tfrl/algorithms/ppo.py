@@ -507,7 +507,7 @@ class PPOAgent(ActorCriticAgent):
         return self.learning.allreduce_floats("update")
 
     @property
-    def steps_per_update(self) -> int:
+    def gradient_steps_per_update(self) -> int:
         """One gradient step for each minibatch of each epoch; `target_kl` may end the update earlier."""
         return self._config.epochs * self._config.steps_per_epoch
 
@@ -647,11 +647,11 @@ class PPOAgent(ActorCriticAgent):
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""
         if self.network.state_size:
-            rows = self._rows_of_sequences(tf.reshape(steps, (self.steps_per_update, -1)))
-            return tf.reshape(rows, (self.steps_per_update, -1))
+            rows = self._rows_of_sequences(tf.reshape(steps, (self.gradient_steps_per_update, -1)))
+            return tf.reshape(rows, (self.gradient_steps_per_update, -1))
         num_envs = tf.shape(steps)[2]
         rows = steps * num_envs + tf.range(num_envs)[:, None]
-        return tf.reshape(rows, (self.steps_per_update, -1))
+        return tf.reshape(rows, (self.gradient_steps_per_update, -1))
 
     def _rows_of_sequences(self, starts: tf.Tensor) -> tf.Tensor:
         """Rows [..., L, n] of all steps of sequences from the rows of their first steps, int32 [..., n]."""
@@ -704,7 +704,7 @@ class PPOAgent(ActorCriticAgent):
         data = [*kept[:4], advantages, targets, *kept[4:]]
         shared = (data, moments[index], index)
         if self.network.state_size:
-            rows = tf.reshape(steps, (self.steps_per_update, -1))
+            rows = tf.reshape(steps, (self.gradient_steps_per_update, -1))
         else:
             rows = self._rows(steps)
         outcome = self.learning.gradient_step(

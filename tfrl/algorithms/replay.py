@@ -44,7 +44,7 @@ _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 
 @dataclass(frozen=True)
-class Replay(ScheduledLearning):
+class ReplayLearning(ScheduledLearning):
     """Experience replay and the gradient steps from it."""
 
     num_envs: Annotated[int | None, ENVS] = None  # type: ignore[assignment]  # complete() fills it in
@@ -150,7 +150,7 @@ OF_ENVS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class ReplaySettings(Replay, DistributedSettings, BufferSettings):
+class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
     """The settings of every algorithm with replay.
 
     Attributes:
@@ -197,12 +197,12 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
         return not self.is_alone
 
     @property
-    def most_updates(self) -> int:
+    def most_gradient_steps(self) -> int:
         """Gradient steps that are taken in one go, at most; their batches are in memory together."""
         due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
         return min(max(1, due), _MOST_AT_ONCE)
 
-    def updates_due(self, env_steps: int) -> int:
+    def gradient_steps_due(self, env_steps: int) -> int:
         """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
         return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
 
@@ -262,7 +262,7 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
                 f"{self.replay_size}."
             )
         steps = self.num_updates * self.iteration_steps // self.train_every * self.train_every
-        if self.updates_due(steps) < 1:
+        if self.gradient_steps_due(steps) < 1:
             raise UserError(
                 f"--learning-starts {self.learning_starts}, --train-every {self.train_every} and "
                 f"--updates-per-step {self.updates_per_step:g} leave no gradient step in --total-steps "
@@ -272,7 +272,7 @@ class ReplaySettings(Replay, DistributedSettings, BufferSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-PendingUpdate = Callable[[], tuple[dict[str, float], np.ndarray]]
+PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]
 """Waits for gradient steps; sums of their metrics, and errors float32 [K, B, b]."""
 _FLOATS = "floats"  # the field of a batch that holds all those of float32
 
@@ -335,7 +335,7 @@ class ReplayAgent:
         """
         raise NotImplementedError
 
-    def gradient_step(
+    def make_step(
         self,
         learned: Sequence[str],
         loss: Callable[[Weights, Rows], Losses],
@@ -345,7 +345,10 @@ class ReplayAgent:
         errors: bool = False,
         every: int = 1,
     ) -> GradientStep:
-        """A gradient step on a whole batch; arguments are attributes of `GradientStep`."""
+        """Describes a gradient step on a whole batch, by the attributes of `GradientStep`.
+
+        `errors` is True for the step whose errors are the priorities.
+        """
         config = self._config
         return GradientStep(
             learned=tuple(learned),
@@ -374,11 +377,6 @@ class ReplayAgent:
     def allreduce_floats(self) -> int:
         """The number of float32 values that a gradient step of each loss sums over all replicas."""
         return sum(self.learning.allreduce_floats(name) for name in self.steps)
-
-    @property
-    def steps_per_update(self) -> int:
-        """Gradient steps of an iteration, once they have begun."""
-        return int(self._config.iteration_steps * self._config.updates_per_step)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -427,25 +425,19 @@ class ReplayAgent:
 
     # Learning
 
-    def update(
-        self, batch: Batch, noise: np.ndarray, *, first: int, count: int, iteration: int
-    ) -> tuple[dict[str, float], np.ndarray]:
-        """The results of `begin_update`, of the same arguments."""
-        return self.begin_update(batch, noise, first=first, count=count, iteration=iteration)()
-
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, `begin_update` returns while the gradient steps go on, where a call is one program."""
+        """Within it, `begin_gradient_steps` does not wait for the gradient steps if a call is one program."""
         return asynchronous() if self._is_one_program else contextlib.nullcontext()
 
-    def begin_update(
-        self, batch: Batch, noise: np.ndarray, *, first: int, count: int, iteration: int
-    ) -> PendingUpdate:
+    def begin_gradient_steps(
+        self, batch: Batch, noise: np.ndarray, *, steps_done: int, count: int, iteration: int
+    ) -> PendingSteps:
         """Starts gradient steps, one for each of the first `count` of K batches.
 
         Args:
           batch: K batches of this worker's envs.
           noise: standard normal, float32 [K, B, b, update_noise].
-          first: the gradient steps before these.
+          steps_done: the number of earlier gradient steps.
           count: how many to take.
           iteration: decides the learning rate.
 
@@ -460,7 +452,7 @@ class ReplayAgent:
         del fields["rows"]
         joined = self._join(fields)
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
-        arguments = (rows, tf.constant([first, count]), tf.constant(scale, tf.float32))
+        arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
         # Found by the shapes alone: to look at the arguments takes TensorFlow longer than small networks do.
         shapes = tuple(x.shape for x in joined.values())
         if shapes not in self._compiled:
@@ -472,7 +464,9 @@ class ReplayAgent:
             totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
             bad = [name for name, value in totals.items() if not np.isfinite(value)]
             if bad:
-                raise TrainingError(f"{bad[0]} is not a finite number (gradient step {first + int(done)})")
+                raise TrainingError(
+                    f"{bad[0]} is not a finite number (gradient step {steps_done + int(done)})"
+                )
             rows = [e.numpy()[:count].reshape(count, -1, batch.rows.shape[2]) for e in errors]
             return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
 
@@ -516,17 +510,20 @@ class ReplayAgent:
     def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """`update` by rows [K, a replica's rows, ...]; `numbers` are the steps before and those to take."""
-        first, count = numbers[0], numbers[1]
+        """The gradient steps of one call, from rows [K, a replica's rows, ...].
+
+        `numbers` are the number of earlier gradient steps, and how many to take.
+        """
+        steps_done, count = numbers[0], numbers[1]
         gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
-            means, kept = gradient_step(rows, tf.constant(0), first, scale)
+            means, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
             return tf.constant(1), means, [k[None] for k in kept]
         done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
-            means, kept = gradient_step(rows, done, first + done, scale)
+            means, kept = gradient_step(rows, done, steps_done + done, scale)
             pairs = zip(errors, kept, strict=True)
             errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
@@ -535,9 +532,9 @@ class ReplayAgent:
         return done, sums, errors
 
     def _gradient_step(
-        self, rows: Mapping[str, Any], number: tf.Tensor, taken: tf.Tensor, scale: tf.Tensor
+        self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """All phases on one batch, after `taken` gradient steps; means of metrics, each replica's errors."""
+        """All steps of `make_steps` on batch `number`; the means of their metrics, each replica's errors."""
         run, found, errors = self._runtime.strategy.run, [], ()
         for index, (name, step) in enumerate(self.steps.items()):
             take = functools.partial(run, self._step_on_replica, args=(name, rows, number, scale))
@@ -547,7 +544,7 @@ class ReplayAgent:
                 errors = self._runtime.local_results(kept) if index == 0 else errors
             else:
                 means = tf.cond(
-                    (taken + 1) % step.every == 0,
+                    (steps_done + 1) % step.every == 0,
                     lambda take=take, every=step.every: self._runtime.first(take()[0]) * float(every),
                     lambda step=step: tf.zeros(len(step.metrics)),
                 )
@@ -555,7 +552,7 @@ class ReplayAgent:
         if self.target_every == 1:
             run(self.learning.move_targets)
         else:
-            due = (taken + 1) % self.target_every == 0
+            due = (steps_done + 1) % self.target_every == 0
             tf.cond(due, lambda: run(self.learning.move_targets), lambda: None)
         return tf.concat(found, axis=0), errors
 

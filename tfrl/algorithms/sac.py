@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl.algorithms.replay import TASKS, Replay, ReplayAgent, ReplaySettings, Rows
+from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
 from tfrl.config.actors import Actors, Ahead, Learners
@@ -57,9 +57,9 @@ class Config(SAC, ReplaySettings):
 
     algorithm: ClassVar[str] = "sac"
     sections: ClassVar[tuple[type, ...]] = (
-        *(Task, Replay, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
+        *(Task, ReplayLearning, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, SAC, Ahead, Torso)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 
@@ -119,10 +119,10 @@ class SACAgent(ReplayAgent):
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
         metrics = ("actor_loss", "entropy", "alpha")
         return {
-            "critics": self.gradient_step(
+            "critics": self.make_step(
                 critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
             ),
-            "actor": self.gradient_step(learned, actor_loss, metrics, rates=rates),
+            "actor": self.make_step(learned, actor_loss, metrics, rates=rates),
         }
 
     def initial(self) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
-from tfrl.algorithms.replay import Replay, ReplaySettings, Rows
+from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
 from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
@@ -37,9 +37,9 @@ class Config(TD3, ReplaySettings):
 
     algorithm: ClassVar[str] = "td3"
     sections: ClassVar[tuple[type, ...]] = (
-        *(Task, Replay, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
+        *(Task, ReplayLearning, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, Replay, TD3, Ahead, Torso)
+    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.replay import PendingUpdate, ReplayAgent, ReplaySettings
+from tfrl.algorithms.replay import PendingSteps, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Step, VecEnv
 from tfrl.experience import exploration
@@ -53,7 +53,7 @@ class OffPolicyLearner(EnvLearner):
     It may pause between two turns, to be saved or stopped, and goes on from there, bit for bit.
 
     Args:
-      config: the settings, with the section `tfrl.algorithms.replay.Replay`.
+      config: the settings, with the section `tfrl.algorithms.replay.ReplayLearning`.
       session: this process's part of the run; `session.step` is the number of finished iterations.
       make_agent: makes the agent from the settings and the runtime.
     """
@@ -76,12 +76,12 @@ class OffPolicyLearner(EnvLearner):
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
             learned_rewards=config.learned_rewards,
         )
-        self._taken = 0  # gradient steps
+        self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._iteration: Iteration | None = None  # that is under way
         self._steps: Iterator[tuple[np.ndarray, TakeStep]] | None = None  # of it, once this process has begun
         self._drawn: _Drawn | None = None  # ahead of the gradient steps that are under way
-        self._pending: tuple[np.ndarray, PendingUpdate] | None = None  # rows of gradient steps under way
+        self._pending: tuple[np.ndarray, PendingSteps] | None = None  # rows of gradient steps under way
         self._cut_at_end: np.ndarray | None = None  # envs whose episodes end with the iteration, bool [N]
         self._pauses = Pauses(session.runtime, session.stop)
 
@@ -102,7 +102,7 @@ class OffPolicyLearner(EnvLearner):
 
     def _new_iteration(self) -> Iteration:
         action = registry.specs(self._config)[1]
-        return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._taken)
+        return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._gradient_steps)
 
     @property
     def steps_within(self) -> int:
@@ -150,18 +150,20 @@ class OffPolicyLearner(EnvLearner):
         if self._cut_at_end is not None:
             self._forget(self._cut_at_end)
         self._iteration = self._cut_at_end = None
-        clock, seconds, steps = iteration.clock, iteration.seconds, self._taken - iteration.taken
+        clock, seconds = iteration.clock, iteration.seconds
+        gradient_steps = self._gradient_steps - iteration.gradient_steps_before
         session.watchdog.measured(seconds)
         session.step += 1
-        metrics = {name: value / steps for name, value in iteration.sums.items()}
+        metrics = {name: value / gradient_steps for name, value in iteration.sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
-        if steps:
-            metrics |= session.runtime.communication(session.step, self.agent.allreduce_floats, steps)
+        if gradient_steps:
+            sums = self.agent.allreduce_floats, gradient_steps
+            metrics |= session.runtime.communication(session.step, *sums)
         learning = clock["learning"] + clock["replay"]
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
             "time/env_steps_per_second": config.iteration_steps / seconds,
-            "time/updates_per_second": steps / seconds,
+            "time/updates_per_second": gradient_steps / seconds,
             "time/rollout_seconds": seconds - learning,
             "time/update_seconds": clock["learning"],
             "time/replay_seconds": clock["replay"],
@@ -172,28 +174,34 @@ class OffPolicyLearner(EnvLearner):
     def _begin_learning(self, env_steps: int, iteration: Iteration) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
         config, clock = self._config, iteration.clock
-        due = config.updates_due(env_steps)
-        while self._taken < due:
+        due = config.gradient_steps_due(env_steps)
+        while self._gradient_steps < due:
             self._finish_learning(env_steps, iteration)
             began = time.perf_counter()
             drawn = self._drawn or self._draw(env_steps)
             self._drawn = None
             started = time.perf_counter()
-            count = min(due - self._taken, config.most_updates)
-            results = self.agent.begin_update(
-                drawn.batch, drawn.noise, first=self._taken, count=count, iteration=self._session.step
+            count = min(due - self._gradient_steps, config.most_gradient_steps)
+            results = self.agent.begin_gradient_steps(
+                drawn.batch,
+                drawn.noise,
+                steps_done=self._gradient_steps,
+                count=count,
+                iteration=self._session.step,
             )
             self._pending = drawn.batch.rows[:count], results
-            self._taken += count
+            self._gradient_steps += count
             clock["learning"] += time.perf_counter() - started
             clock["replay"] += started - began
 
     def _draw(self, env_steps: int) -> _Drawn:
         """The batches of the next call of gradient steps, and their noise."""
         config, agent = self._config, self.agent
-        generators = [rng.generator(config.seed, rng.Use.REPLAY, self._taken, i) for i in self.envs.indices]
+        generators = [
+            rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self.envs.indices
+        ]
         # Always as many batches, of which some may be left over: each number would be compiled anew.
-        batches, each = config.most_updates, config.batch_size // config.num_envs
+        batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
         beta, least = self._beta(env_steps), self._least_share()
         batch = self.replay.sample(generators, batches, each, beta=beta, least=least)
         shape = (batches, each, agent.update_noise)
@@ -219,7 +227,11 @@ class OffPolicyLearner(EnvLearner):
         config = self._config
         # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
         is_next = config.train_every <= config.num_envs and not config.prioritized_replay
-        if self._pending and is_next and self._taken < config.updates_due(env_steps + config.num_envs):
+        if (
+            self._pending
+            and is_next
+            and self._gradient_steps < config.gradient_steps_due(env_steps + config.num_envs)
+        ):
             began = time.perf_counter()
             self._drawn = self._draw(env_steps)
             iteration.clock["replay"] += time.perf_counter() - began
@@ -258,7 +270,9 @@ class OffPolicyLearner(EnvLearner):
         iteration, step = self._iteration, self._session.step
         if not self.steps_within:  # broken off while its first steps were waited for
             iteration = None
-        state |= self.envs.get_weights(step, within=iteration is not None) | {"taken": np.array(self._taken)}
+        state |= self.envs.get_weights(step, within=iteration is not None) | {
+            "gradient_steps": np.array(self._gradient_steps)
+        }
         part = pack_envs(self.envs) | with_prefix("replay/", self.replay.get_state())
         if iteration is not None:
             state |= iteration.get_state()
@@ -285,7 +299,7 @@ class OffPolicyLearner(EnvLearner):
         """
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
-        self._taken = int(state["taken"])
+        self._gradient_steps = int(state["gradient_steps"])
         self.envs.set_weights(state)
         begun = self._restore_envs(self.envs, parts)
         self.replay.set_state(_of_envs("replay/", parts), shards)
@@ -328,7 +342,7 @@ def _of_envs(prefix: str, parts: Sequence[Mapping[str, np.ndarray]]) -> list[dic
 
 _STATE = "iteration"
 _BY_ENV = ("rewards", "first", "actions")
-_NUMBERS = ("done", "counted", "taken", "seconds", "clock", "sums")
+_NUMBERS = ("done", "counted", "gradient_steps_before", "seconds", "clock", "sums")
 POLL_SECONDS = 1.0  # seconds between two looks at the clock and at whether to stop, of all workers together
 PAUSE_AFTER = 30.0  # seconds after which an iteration pauses
 
@@ -340,18 +354,19 @@ class Iteration:
       num_steps: T, steps of each env in the whole iteration.
       envs: B, of this worker.
       action: their action space.
-      taken: gradient steps before it.
+      gradient_steps_before: gradient steps of earlier iterations.
 
     Attributes:
       done: steps of each env so far; counted: those whose episodes are counted already, as some were cut off.
       rewards: float32 [T, B]; first: bool [T, B]; actions: [T, B, *shape]. All but `done` rows are zero.
-      taken: as given.
+      gradient_steps_before: as given.
       clock: seconds of each kind of work; sums: of the metrics of all gradient steps so far, by name.
       seconds: that it took so far, in all processes of the run.
     """
 
-    def __init__(self, num_steps: int, envs: int, action: ActionSpec, taken: int) -> None:
-        self.done, self.counted, self.taken, self.seconds = 0, 0, taken, 0.0
+    def __init__(self, num_steps: int, envs: int, action: ActionSpec, gradient_steps_before: int) -> None:
+        self.done, self.counted, self.seconds = 0, 0, 0.0
+        self.gradient_steps_before = gradient_steps_before
         self.rewards = np.zeros((num_steps, envs), np.float32)
         self.first = np.zeros((num_steps, envs), bool)
         self.actions = np.zeros((num_steps, envs, *action.shape), action.dtype)
@@ -380,7 +395,7 @@ class Iteration:
         `envs` are the global indices of this worker's envs now.
         """
         numbers = unpack_json(state[_STATE])
-        for name in ("done", "counted", "taken", "seconds"):
+        for name in ("done", "counted", "gradient_steps_before", "seconds"):
             setattr(self, name, numbers[name])
         self.clock, self.sums = self.clock | numbers["clock"], Counter(numbers["sums"])
         for name in _BY_ENV:

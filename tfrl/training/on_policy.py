@@ -72,7 +72,7 @@ class OnPolicyLearner(EnvLearner):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
-        sums = self.agent.allreduce_floats, self.agent.steps_per_update
+        sums = self.agent.allreduce_floats, self.agent.gradient_steps_per_update
         metrics |= session.runtime.communication(session.step + 1, *sums)
         metrics |= {
             "time/env_steps_per_second": config.steps_per_update / seconds,
@@ -126,7 +126,7 @@ class OnPolicyLearner(EnvLearner):
 
         Raises TrainingError if a loss is not finite.
         """
-        session, steps = self._session, self.agent.steps_per_update
+        session, steps = self._session, self.agent.gradient_steps_per_update
         session.phase("updating")
 
         def on_step(done: int) -> None:
