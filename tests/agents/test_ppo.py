@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 from learners import Present, prefer
 
-from tfrl.algorithms.algorithm import Agent, RolloutAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.experience.collector import ActingPolicy
 from tfrl.run import rng
 
 UPDATES = 3
@@ -176,13 +174,6 @@ def test_the_first_ratio_is_1(small, learner, precision, updates):
     for _, metrics in train(agent, updates):
         assert metrics["train/first_ratio_error"] < 1e-5
         assert metrics["train/approx_kl"] > 0  # though the policy does move after it
-
-
-def test_the_agent_implements_the_protocol(small, learner):
-    protocols = (Agent, RolloutAgent, ActingPolicy)
-    asked = {name for kind in protocols for name in vars(kind) if not name.startswith("_")}
-    assert asked >= {"extras", "draw_noise", "act", "update", "get_state"}
-    assert asked <= set(dir(learner(small()).agent))
 
 
 # Other topologies

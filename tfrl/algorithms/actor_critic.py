@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.algorithms.acting import TOLD, ActingActorCritic
+from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
 from tfrl.cli.words import divisors_near
@@ -17,7 +17,7 @@ from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
-from tfrl.networks.weights import PREFIX, torso_vectors, weights_of
+from tfrl.networks.weights import torso_vectors
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import DataParallel, GradientStep
@@ -88,27 +88,28 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
             raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
-class ActorCriticAgent:
-    """Actor, critic and their gradient steps under a strategy; implements `algorithm.RolloutAgent`.
+class ActorCriticAgent(Agent):
+    """Actor, critic and their gradient steps under a strategy: an agent that learns from each rollout.
 
-    A subclass has `make_steps`, `uses_xla` and `update`.
+    A subclass has `make_steps`, `uses_xla`, `gradient_steps_per_update` and `update`.
 
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
+
+    Attributes:
+      extras: the names of the further results of `act`, with their shapes for one env and step.
     """
 
+    _config: RolloutSettings
     network: ActorCritic
+    acting: ActingActorCritic
 
     def __init__(self, config: RolloutSettings, runtime: Runtime) -> None:
-        self._config = config
-        self._runtime = runtime
-        with runtime.strategy.scope():
-            self.network = networks.of_settings(config, runtime.precision)
+        super().__init__(config, runtime)
         self.learning = DataParallel(
             runtime, self.network.initial(), self.make_steps(), compiled=self.uses_xla
         )
-        self.draw_noise = self.network.draw_noise
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
@@ -128,28 +129,42 @@ class ActorCriticAgent:
         """True if XLA compiles the gradient steps."""
         return False
 
+    @property
+    def gradient_steps_per_update(self) -> int:
+        """The number of gradient steps of an update; each has one all-reduce."""
+        raise NotImplementedError
+
+    @property
+    def allreduce_floats(self) -> int:
+        """The number of float32 values that a gradient step of `update` sums over all replicas."""
+        return self.learning.allreduce_floats("update")
+
+    def update(
+        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
+        """Learns from a rollout; a collective.
+
+        Args:
+          rollout: the steps of the envs, with normalised rewards. Its buffers are reused after the call.
+          number: the number of earlier updates, which keys random numbers and decides schedules.
+          on_step: called at intervals with the number of finished gradient steps.
+
+        Returns:
+          The metrics of `metric_names`, equal on every worker.
+
+        Raises:
+          TrainingError: a loss or gradient is not finite; raised on all workers at the same gradient step.
+        """
+        raise NotImplementedError
+
     def _acting_weights(self) -> dict[str, tf.Tensor]:
         return self.learning.weights(self.network.acting)
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return num_parameters_of(self.network, self.learning)
-
-    @property
-    def results(self) -> dict[str, object]:
-        """No entries beyond those of every results.json."""
-        return {}
 
     def begin(self) -> None:
         """Loads the torso of --torso-weights."""
         if self._config.torso_weights is not None:
             for name, vector in torso_vectors(self.network, self._config.torso_weights).items():
                 self.learning.assign(name, vector)
-
-    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Loads the weights of another run, and its optimizer if it is there. Raises ValueError."""
-        self.set_state({**self.get_state(), **state})
 
     # Acting
 
@@ -180,19 +195,6 @@ class ActorCriticAgent:
     ) -> tuple[tf.Tensor, ...]:
         outputs = self._forward(self._acting_weights(), observations, *memory)
         return self.acting.actions_and_extras(outputs, noise)
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], on one device.
-
-        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
-        """
-        return self.acting.sample(observations, noise, memory)
-
-    def greedy(
-        self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
-    ) -> Any:
-        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair like that of `sample`."""
-        return self.acting.greedy(observations, memory)
 
     def values(
         self, observations: np.ndarray, shape: tuple[int, ...], memory: np.ndarray | None = None
@@ -225,51 +227,8 @@ class ActorCriticAgent:
         memory = rollout.started_memory[:, -1] if rollout.memory is not None else None
         return self.values(rollout.observations[:, -1], rollout.observations.shape[3:], memory)
 
-    # State
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The network's weights by name."""
-        return self.network.split(self.learning.vectors())
-
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
         """Sets the mean and deviation of observations, float32 [D] each, for standardising them."""
         vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
         self.learning.assign("observations", vector)
         self.acting.forget()
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer as arrays, the same on every worker."""
-        return state_of(self.network, self.learning)
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores the arrays of `get_state`.
-
-        Raises:
-          ValueError, KeyError: they belong to another network.
-        """
-        set_state_of(self.network, self.learning, state)
-        self.acting.forget()
-
-
-def num_parameters_of(network: networks.Network, learning: DataParallel) -> int:
-    """The number of trained parameters; a learned vector that belongs to no network counts as one."""
-    functions = network.functions
-    return sum(functions[name].num_parameters if name in functions else 1 for name in learning.learned)
-
-
-def state_of(network: networks.Network, learning: DataParallel) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint: weights as `weights/NETWORK/LAYER/NAME`, other arrays as `agent/VECTOR`."""
-    state = learning.get_state()
-    weights = network.split({name: state[name] for name in network.functions})
-    others = {f"agent/{name}": array for name, array in state.items() if name not in network.functions}
-    return {f"{PREFIX}{name}": array for name, array in weights.items()} | others
-
-
-def set_state_of(network: networks.Network, learning: DataParallel, state: Mapping[str, np.ndarray]) -> None:
-    """Restores the arrays of `state_of`, and ignores others. Raises ValueError or KeyError if some are
-    missing.
-    """
-    others = {
-        name.removeprefix("agent/"): array for name, array in state.items() if name.startswith("agent/")
-    }
-    learning.set_state({**others, **network.join(weights_of(state))})

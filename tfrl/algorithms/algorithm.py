@@ -1,41 +1,89 @@
-"""The agent protocol: the interface of an algorithm for collectors, learners and trainers.
+"""The common part of all algorithms: a network that acts, learns and is saved.
 
 CONTRIBUTING.md says how to add an algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.experience.collector import ActingPolicy
-from tfrl.experience.rollout import Rollout
+from tfrl import networks
+from tfrl.algorithms.acting import ActingNetwork
+from tfrl.config.run import RLSettings
+from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.workers.data_parallel import DataParallel
+from tfrl.workers.strategy import Runtime
+
+if TYPE_CHECKING:
+    from tfrl.networks.network import Network
+
+_OTHERS = "agent/"  # prefix of the arrays of a checkpoint that are not weights of the network
 
 
-class Agent(Protocol):
-    """A policy that learns, on one worker; the interface for all learners."""
+class Agent:
+    """A policy that learns, on one worker. A subclass makes `learning` and `acting`, and learns.
 
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics of an update, such as `train/NAME`, in the order of progress.csv."""
+    Args:
+      config: the settings.
+      runtime: the strategy and this worker's place in it.
+
+    Attributes:
+      metric_names: the names of the metrics of an update, such as `train/NAME`, in the order of progress.csv.
+      network: the network.
+      learning: its weights and gradient steps.
+      acting: chooses actions on one device, with the weights of `learning`.
+    """
+
+    metric_names: tuple[str, ...]
+    network: Network
+    learning: DataParallel
+    acting: ActingNetwork
+
+    def __init__(self, config: RLSettings, runtime: Runtime) -> None:
+        self._config = config
+        self._runtime = runtime
+        with runtime.strategy.scope():
+            self.network = networks.of_settings(config, runtime.precision)
 
     @property
     def num_parameters(self) -> int:
-        """The number of trained parameters."""
-
-    @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that one gradient step sums over all replicas."""
+        """The number of trained parameters; a learned vector that belongs to no network counts as one."""
+        functions = self.network.functions
+        return sum(functions[n].num_parameters if n in functions else 1 for n in self.learning.learned)
 
     @property
     def summary(self) -> dict[str, str]:
         """Descriptions of an update by title, for the table that is printed before training."""
+        raise NotImplementedError
 
     @property
     def results(self) -> dict[str, object]:
         """The entries of results.json that only this algorithm has: JSON values by name."""
+        return {}
+
+    # Acting
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The random numbers for T actions of one env, float32 [T, K]."""
+        return self.network.draw_noise(generator, steps)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
+        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], on one device, for any B.
+
+        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
+        """
+        return self.acting.sample(observations, noise, memory)
+
+    def greedy(
+        self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
+    ) -> Any:
+        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair like that of `sample`."""
+        return self.acting.greedy(observations, memory)
+
+    # State
 
     def begin(self) -> None:
         """Loads the initial weights of a new run, if the settings name any."""
@@ -46,24 +94,21 @@ class Agent(Protocol):
         Raises:
           ValueError, KeyError: they belong to another network.
         """
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for T actions of one env, float32 [T, noise_size]."""
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, noise_size], for any B."""
-
-    def greedy(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The most likely actions. It has the arguments of `sample`, but ignores `noise`."""
+        self.set_state({**self.get_state(), **state})
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name, for evaluations, exports and results."""
+        return self.network.split(self.learning.vectors())
 
     def get_state(self) -> dict[str, np.ndarray]:
         """The whole state as arrays by name, equal on every worker and on any topology.
 
-        The weights have the names `weights/NAME`, as readers of checkpoints expect.
+        Weights are `weights/NETWORK/LAYER/NAME`, as readers of checkpoints expect.
         """
+        state, functions = self.learning.get_state(), self.network.functions
+        weights = self.network.split({name: state[name] for name in functions})
+        others = {_OTHERS + name: array for name, array in state.items() if name not in functions}
+        return {PREFIX + name: array for name, array in weights.items()} | others
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the arrays of `get_state`, also for another number of replicas, and ignores other arrays.
@@ -71,31 +116,6 @@ class Agent(Protocol):
         Raises:
           ValueError, KeyError: they belong to another network.
         """
-
-
-class RolloutAgent(Agent, ActingPolicy, Protocol):
-    """An agent that learns from each rollout in one update."""
-
-    @property
-    def gradient_steps_per_update(self) -> int:
-        """The number of gradient steps of an update; each has one all-reduce."""
-
-    def update(
-        self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
-    ) -> dict[str, float]:
-        """Learns from a rollout; a collective.
-
-        Args:
-          rollout: the steps of the envs, with normalised rewards. Its buffers are reused after the call.
-          number: the number of earlier updates, which keys random numbers and decides schedules.
-          on_step: called at intervals with the number of finished gradient steps.
-
-        Returns:
-          The metrics of `metric_names`, equal on every worker.
-
-        Raises:
-          TrainingError: a loss or gradient is not finite; raised on all workers.
-        """
-
-    def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Sets the mean and deviation of observations, float32 [D] each, for standardising them."""
+        others = {n.removeprefix(_OTHERS): array for n, array in state.items() if n.startswith(_OTHERS)}
+        self.learning.set_state({**others, **self.network.join(weights_of(state))})
+        self.acting.forget()

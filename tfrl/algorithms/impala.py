@@ -202,11 +202,6 @@ class ImpalaAgent(ActorCriticAgent):
         return {"update": step}
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that one gradient step sums: gradients and metrics."""
-        return self.learning.allreduce_floats("update")
-
-    @property
     def gradient_steps_per_update(self) -> int:
         """One gradient step for each minibatch of envs."""
         return self._config.num_minibatches
@@ -223,19 +218,7 @@ class ImpalaAgent(ActorCriticAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """Takes the gradient steps of one rollout, each from other envs.
-
-        Args:
-          rollout: the steps of the envs, with normalised rewards, and `log_prob` of the policy that acted.
-          number: the number of earlier updates, which decides the learning rate.
-          on_step: called with the number of finished gradient steps.
-
-        Returns:
-          The `train/` metrics, equal on every worker.
-
-        Raises:
-          TrainingError: a loss or gradient is not finite; raised on all replicas at the same step.
-        """
+        """Takes the gradient steps of one rollout, each from other envs; as `ActorCriticAgent.update`."""
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()

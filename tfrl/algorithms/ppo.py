@@ -502,11 +502,6 @@ class PPOAgent(ActorCriticAgent):
         return max(d for d in range(1, min(most, share) + 1) if share % d == 0)
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values of one all-reduce: gradients, metrics, ratio errors."""
-        return self.learning.allreduce_floats("update")
-
-    @property
     def gradient_steps_per_update(self) -> int:
         """One gradient step for each minibatch of each epoch; `target_kl` may end the update earlier."""
         return self._config.epochs * self._config.steps_per_epoch
@@ -523,19 +518,7 @@ class PPOAgent(ActorCriticAgent):
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
-        """Takes the gradient steps of one update: all epochs and minibatches.
-
-        Args:
-          rollout: the steps of the envs, with normalised rewards.
-          number: the number of earlier updates, which decides the minibatches and the learning rate.
-          on_step: called at intervals with the number of finished minibatches.
-
-        Returns:
-          The `train/` metrics, equal on every worker.
-
-        Raises:
-          TrainingError: a loss or gradient is not finite; raised on all replicas at the same minibatch.
-        """
+        """Takes the gradient steps of all epochs and minibatches; as `ActorCriticAgent.update`."""
         config, per_replica = self._config, self._runtime.per_replica
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
-from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
+from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range, Reader
 from tfrl.cli.words import multiples_near
@@ -162,7 +161,7 @@ _SUMS = ("policy_loss", "entropy")
 _ROWS, _ROWS_OF_IMAGES = 1024, 64
 
 
-class ReinforceAgent:
+class ReinforceAgent(Agent):
     """An actor that chooses the actions for the envs of all observers in one batch, and learns from their
     episodes.
 
@@ -171,16 +170,14 @@ class ReinforceAgent:
       runtime: the strategy, of one device.
     """
 
+    _config: Config
     network: ActorAlone
     metric_names = tuple(
         f"train/{name}" for name in (*_SUMS, "grad_norm", "learning_rate", "first_ratio_error")
     )
-    allreduce_floats = 0
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
-        self._config = config
-        with runtime.strategy.scope():
-            self.network = networks.of_settings(config, runtime.precision)
+        super().__init__(config, runtime)
         compiled = runtime.uses_gpu or config.small_network
         self._rows = config.micro_batch or (_ROWS if config.small_network else _ROWS_OF_IMAGES)
         step = GradientStep(
@@ -195,7 +192,7 @@ class ReinforceAgent:
             errors="largest",
         )
         self.learning = DataParallel(runtime, self.network.initial(), {"update": step}, compiled=compiled)
-        self._acting = ActingNetwork(
+        self.acting = ActingNetwork(
             self.network,
             self.learning.weights,
             config.num_envs,
@@ -209,12 +206,6 @@ class ReinforceAgent:
                 self.learning.apply, args=("update", [gradient], tf.constant(1.0))
             )
         )
-        self.draw_noise = self.network.draw_noise
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return num_parameters_of(self.network, self.learning)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -222,18 +213,6 @@ class ReinforceAgent:
         config = self._config
         by = f"{config.observers} observers on Ray" if config.observers else "this process"
         return {"envs": f"{config.num_envs}, an episode of each an update", "observers": by}
-
-    @property
-    def results(self) -> dict[str, object]:
-        """No entries beyond those of every results.json."""
-        return {}
-
-    def begin(self) -> None:
-        """Does nothing, because no setting names initial weights."""
-
-    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Loads the weights of another run, and its optimizer if it is there. Raises ValueError."""
-        self.set_state({**self.get_state(), **state})
 
     # Acting
 
@@ -255,14 +234,6 @@ class ReinforceAgent:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         policy = self.network.distribution(self.network.parameters(weights, observations, noise))
         return policy.sample_with_log_prob(noise[:, : self.network.noise_size])
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], without dropout."""
-        return self._acting.sample(observations, noise)
-
-    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions [B, *shape]; ignores `noise`."""
-        return self._acting.greedy(observations)
 
     # Learning
 
@@ -295,7 +266,7 @@ class ReinforceAgent:
             if not np.isfinite(value):
                 raise TrainingError(f"{name} is not a finite number")
         self._apply(gradient)
-        self._acting.forget()
+        self.acting.forget()
         found |= {"learning_rate": config.lr, "first_ratio_error": error}
         return {f"train/{name}": value for name, value in found.items()}
 
@@ -313,21 +284,6 @@ class ReinforceAgent:
         loss = share * (policy_loss - self._config.entropy_coef * entropy)
         errors = tf.where(share > 0, tf.abs(tf.exp(now - log_probs) - 1.0), 0.0)
         return Losses(loss, {"policy_loss": share * policy_loss, "entropy": share * entropy}, errors)
-
-    # State
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The network's weights by name."""
-        return self.network.split(self.learning.vectors())
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer as arrays."""
-        return state_of(self.network, self.learning)
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores the arrays of `get_state`. Raises ValueError or KeyError if they do not fit."""
-        set_state_of(self.network, self.learning, state)
-        self._acting.forget()
 
 
 def _filled(rows: np.ndarray, count: int) -> np.ndarray:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
-from tfrl.algorithms.actor_critic import num_parameters_of, set_state_of, state_of
+from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, POSITIVE, Range
@@ -280,7 +279,7 @@ Rows = Mapping[str, Any]
 """Tensors [b, ...] of a batch by field."""
 
 
-class ReplayAgent:
+class ReplayAgent(Agent):
     """Networks, their slow copies and optimizers under a strategy, as `tfrl.training.off_policy` asks.
 
     A subclass gives the class attributes and `make_steps`.
@@ -290,22 +289,18 @@ class ReplayAgent:
       runtime: the strategy and this worker's place in it.
 
     Attributes:
-      metric_names: as in `tfrl.algorithms.algorithm.Agent`.
       update_noise: standard normal numbers of each row of a batch.
       target_networks: the names of the networks that have one.
       target_every: gradient steps between two moves of these; the algorithm's own, or --target-every.
     """
 
-    metric_names: tuple[str, ...]
+    _config: ReplaySettings
     update_noise = 0
     target_networks: tuple[str, ...] = ()
     target_every = 1
 
     def __init__(self, config: ReplaySettings, runtime: Runtime) -> None:
-        self._config = config
-        self._runtime = runtime
-        with runtime.strategy.scope():
-            self.network = networks.of_settings(config, runtime.precision)
+        super().__init__(config, runtime)
         self.steps = self.make_steps()
         self.target_every = config.target_every or self.target_every
         on_gpu = runtime.uses_gpu
@@ -369,11 +364,6 @@ class ReplayAgent:
         return self.network.initial()
 
     @property
-    def num_parameters(self) -> int:
-        """The number of trained parameters."""
-        return num_parameters_of(self.network, self.learning)
-
-    @property
     def allreduce_floats(self) -> int:
         """The number of float32 values that a gradient step of each loss sums over all replicas."""
         return sum(self.learning.allreduce_floats(name) for name in self.steps)
@@ -388,40 +378,20 @@ class ReplayAgent:
         )
         return {"envs": envs, "learning": each, "replay": in_words(config)}
 
-    @property
-    def results(self) -> dict[str, object]:
-        """Nothing that is not in every run's results.json."""
-        return {}
-
-    def begin(self) -> None:
-        """There is nothing that a run could start from."""
-
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes the weights of another run; its target networks and optimizer where they are there.
+        """Loads the weights of another run, and its target networks and optimizer if they are there.
 
-        Raises ValueError, KeyError as `set_state`.
+        Raises ValueError or KeyError like `set_state`.
         """
         joined = self.network.join(weights_of(state))
         targets = {f"agent/{TARGET}{name}": joined[name] for name in self.target_networks}
-        self.set_state({**self.get_state(), **targets, **state})
+        super().begin_with({**targets, **state})
 
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
         """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K] and the env steps."""
         return self.acting.act(observations, noise, self._config.exploration(env_steps))
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Drawn actions [B, *shape] of observations [B, *shape], by noise [B, K], on one device."""
-        return self.acting.sample(observations, noise)
-
-    def greedy(self, observations: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
-        """The best actions [B, *shape]; ignores `noise`."""
-        return self.acting.greedy(observations)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one env's actions, float32 [steps, K]."""
-        return self.network.draw_noise(generator, steps)
 
     # Learning
 
@@ -563,22 +533,3 @@ class ReplayAgent:
         batch = self._separate({field: x[number] for field, x in rows.items()})
         outcome = self.learning.gradient_step(name, batch, (), scale)
         return outcome.means, outcome.errors
-
-    # State
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The weights of all networks by name."""
-        return self.network.split(self.learning.vectors())
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Weights, target networks and optimizers as arrays, the same on every worker."""
-        return state_of(self.network, self.learning)
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`.
-
-        Raises:
-          ValueError, KeyError: they belong to another network.
-        """
-        set_state_of(self.network, self.learning, state)
-        self.acting.forget()

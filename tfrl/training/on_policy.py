@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import RolloutSettings
-from tfrl.algorithms.algorithm import RolloutAgent
+from tfrl.algorithms.actor_critic import ActorCriticAgent, RolloutSettings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
 from tfrl.experience import memory
@@ -41,7 +40,7 @@ class OnPolicyLearner(EnvLearner):
     """
 
     _config: RolloutSettings
-    agent: RolloutAgent
+    agent: ActorCriticAgent
     time_columns: tuple[str, ...] = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         *("time/allreduce_seconds", "time/env_wait_fraction"),
