@@ -52,18 +52,11 @@ def make(config, kind=OnPolicyLearner):
     return learner
 
 
-def finished(learner):
-    """The next update as a whole: on a busy machine an iteration of a replay algorithm may pause."""
-    while (update := learner.update()) is None:
-        pass
-    return update
-
-
 def updated(learner, updates):
     """The metrics of some updates, without times, and the weights after them."""
     history = []
     for _ in range(updates):
-        metrics = finished(learner).metrics
+        metrics = learner.update().metrics
         history.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,32 +57,6 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     assert np.unique(expected).size == 3
 
 
-def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp_path):
-    """Saved in the middle of an iteration: what ended before counts in full, what was cut off not at all."""
-    flags = (
-        "--env made_envs:made/Unseeded-v0 --num-envs 8 --hidden 8 --total-steps 8000 --iteration-steps 4000"
-    )
-    flags += " --learning-starts 128 --batch-size 16 --replay-size 8000 --preset default --train-every 400"
-    config = settings.reader("dqn").parse(flags.split())
-    with contextlib.closing(make_learner(config, OffPolicyLearner)) as before:
-        before._pauses.after_turn = lambda: before.steps_within >= 1600
-        assert before.update() is None
-        (state, part), first = before.get_state(), before._iteration.first[:200]
-        store = CheckpointStore(tmp_path, keep=1)
-        store.save(0, learner=state, worker_part=part, env_steps=0, worker_shards=before.shards())
-    saved = store.load(pytest.fail, verify_shards=True)
-    with contextlib.closing(make_learner(config, OffPolicyLearner)) as after:
-        after.set_state(saved.learner, saved.parts, saved.shards)
-        ended = [end - begin for row in first.T for begin, end in pairwise([-1, *np.flatnonzero(row)])]
-        assert after._episodes.episodes == len(ended) and after._episodes.mean_length == pytest.approx(
-            np.mean(ended)
-        )
-        assert not after.get_state()[0]["episodes/lengths"].any()
-        cut = int((~first[-1]).sum())  # which the replay has as truncated
-        assert after.update() is not None
-        assert after._episodes.episodes == after.replay._first[:500].sum() - cut
-
-
 @pytest.mark.parametrize(
     ("env", "lag", "resumes"),
     [
@@ -92,13 +65,8 @@ def test_what_an_iteration_has_played_is_counted_where_its_envs_cannot_go_on(tmp
         ("MountainCar-v0 --max-episode-steps 50", 1, 2),
     ],
 )
-def test_no_two_episodes_are_counted_as_one_after_resumes_within_an_iteration(
-    env, lag, resumes, tmp_path, monkeypatch
-):
-    """With a lag, the round is played to its end already, and its last episode is cut off there.
-
-    The second resume finds an env that could not continue at the first one, and has played nothing since.
-    """
+def test_no_two_episodes_are_counted_as_one_after_resumes(env, lag, resumes, tmp_path, monkeypatch):
+    """Iterations of 40 steps cut episodes of 50, and the envs cannot continue in the middle of an episode."""
     monkeypatch.setattr(family, "LONGEST_REPLAY", 30)
     flags = f"--env {env} --num-envs 1 --hidden 8 --batch-size 8 --iteration-steps 40 --preset default"
     flags += f" --total-steps 400 --learning-starts 10 --train-every 10 --replay-size 300 --lag {lag}"
@@ -107,14 +75,14 @@ def test_no_two_episodes_are_counted_as_one_after_resumes_within_an_iteration(
     for number in range(resumes + 1):
         with contextlib.closing(make_learner(config, OffPolicyLearner)) as learner:
             if number:
+                learner.session.step = number
                 saved = store.load(pytest.fail, verify_shards=True)
                 learner.set_state(saved.learner, saved.parts, saved.shards)
             if number < resumes:
-                learner._pauses.after_turn = lambda: True
-                assert learner.update() is None and learner.steps_within < 40
+                updated(learner, 1)
                 state, part = learner.get_state()
                 shards = learner.shards()
-                store.save(number, learner=state, worker_part=part, env_steps=0, worker_shards=shards)
+                store.save(number + 1, learner=state, worker_part=part, env_steps=0, worker_shards=shards)
             else:
                 for _ in range(5):
                     updated(learner, 1)

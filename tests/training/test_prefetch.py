@@ -4,11 +4,10 @@ import contextlib
 
 import numpy as np
 import pytest
-from learners import finished, make, updated
+from learners import make, updated
 
 from tfrl import config as settings
 from tfrl.experience.replay import ReplayBuffer
-from tfrl.training import off_policy as iterations
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
 
@@ -81,7 +80,7 @@ def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name,
     weights = []
     for iteration in range(6):
         weights.append(one.weights())
-        finished(one)
+        one.update()
         acted = slow.agent.network.join(weights[max(0, iteration - lag)])
         for name in slow.agent.network.acting:
             slow.agent.learning.assign(name, acted[name])
@@ -131,39 +130,3 @@ def test_two_replicas_are_the_same_run(learner, name):
     for name, weight in expected[1].items():
         np.testing.assert_array_equal(weights[name], weight, err_msg=name)
     assert [metrics["train/lag"] for metrics in history] == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "name, flags",
-    [
-        ("dqn", ()),
-        pytest.param("sac of a pendulum", (), marks=pytest.mark.long),
-        pytest.param("dqn", ("--lag", 1), marks=pytest.mark.long),
-        pytest.param("sac of a pendulum", ("--lag", 2), marks=pytest.mark.long),
-    ],
-)
-def test_an_iteration_that_is_broken_off_between_two_turns_goes_on_bit_for_bit(
-    learner, name, flags, tmp_path, monkeypatch
-):
-    """The third one, after two of its five turns; by one replica, and then by two."""
-    expected = updated(learner(name, *flags), 4)
-    monkeypatch.setattr(iterations, "PAUSE_AFTER", 0.0)
-    monkeypatch.setattr(iterations, "POLL_SECONDS", 0.0)
-    begun = learner(name, *flags)
-    history, parts = [], 0
-    while parts < 10:
-        update = begun.update()
-        parts += update is None
-        history += [] if update is None else [update.metrics]
-    assert len(history) == 2
-    rest = learner(name, *flags, "--replicas", 2)
-    rest.session.step, rest.session.seconds = 2, begun.session.seconds
-    rest.set_state(*saved(begun, tmp_path))
-    assert rest.steps_within == begun.steps_within > 0 and rest.steps_done == begun.steps_done
-    while len(history) < 4:
-        update = rest.update()
-        history += [] if update is None else [update.metrics]
-    seconds = [metrics["time/rollout_seconds"] + metrics["time/update_seconds"] for metrics in history]
-    assert rest.session.seconds == pytest.approx(sum(seconds), rel=0.2) and rest.steps_within == 0
-    found = [{k: v for k, v in metrics.items() if not k.startswith("time/")} for metrics in history]
-    assert_same((found, rest.weights()), expected)

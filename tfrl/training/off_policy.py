@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tfrl.algorithms.replay import PendingSteps, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, Step, VecEnv
+from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import exploration
 from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.replay import Batch, ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
+from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest, stop_code
 from tfrl.training.learner import (
     EnvLearner,
     MakeAgent,
@@ -33,7 +31,6 @@ from tfrl.training.learner import (
     with_prefix,
 )
 from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
-from tfrl.workers.strategy import Runtime
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -42,15 +39,13 @@ _COLUMNS = (
 
 
 TakeStep = Callable[[], Step]
-"""Takes a step of the envs, by actions that were chosen; what they led to."""
-_ITERATION, _REST = "iteration/", "rest/"  # prefixes in a worker's part of a checkpoint
+"""Takes an env step with actions that were chosen; returns its result."""
 
 
 class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
 
-    An update is an iteration of --iteration-steps env steps, in which actions and gradient steps take turns.
-    It may pause between two turns, to be saved or stopped, and goes on from there, bit for bit.
+    An update is an iteration: in its --iteration-steps env steps, env steps and gradient steps take turns.
 
     Args:
       config: the settings, with the section `tfrl.algorithms.replay.ReplayLearning`.
@@ -78,105 +73,68 @@ class OffPolicyLearner(EnvLearner):
         )
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
-        self._iteration: Iteration | None = None  # that is under way
-        self._steps: Iterator[tuple[np.ndarray, TakeStep]] | None = None  # of it, once this process has begun
-        self._drawn: _Drawn | None = None  # ahead of the gradient steps that are under way
+        self._drawn: _Drawn | None = None  # for the next call of gradient steps
         self._pending: tuple[np.ndarray, PendingSteps] | None = None  # rows of gradient steps under way
-        self._cut_at_end: np.ndarray | None = None  # envs whose episodes end with the iteration, bool [N]
-        self._pauses = Pauses(session.runtime, session.stop)
+        self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
+        self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
 
-    def update(self) -> Update | None:
-        """Takes an iteration's env steps and the gradient steps due; None where it pauses. A collective."""
-        config, session, began = self._config, self._session, time.perf_counter()
-        if self._iteration is None:
-            self._iteration = self._new_iteration()
-        iteration, before = self._iteration, self._iteration.done
-        is_done = self._go_on(iteration)
-        seconds = time.perf_counter() - began
-        iteration.seconds, session.seconds = iteration.seconds + seconds, session.seconds + seconds
-        if not is_done:
-            speed = (iteration.done - before) * config.num_envs / seconds
-            session.console.part(self._steps_so_far(), {"time/env_steps_per_second": speed})
-            return None
-        return self._conclude(iteration)
-
-    def _new_iteration(self) -> Iteration:
-        action = registry.specs(self._config)[1]
-        return Iteration(self._config.steps_per_env, len(self.envs.indices), action, self._gradient_steps)
-
-    @property
-    def steps_within(self) -> int:
-        """Env steps of the iteration that is under way, all workers together; 0 between two of them."""
-        return 0 if self._iteration is None else self._iteration.done * self._config.num_envs
-
-    def _steps_so_far(self) -> int:
-        """Env steps, all workers together."""
-        return self._session.step * self._config.iteration_steps + self.steps_within
-
-    def _go_on(self, iteration: Iteration) -> bool:
-        """Acts and learns in turns to the iteration's end, or until it is to pause: then False.
+    def update(self) -> Update:
+        """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
         A turn chooses the actions, takes the env step and stores it. Every --train-every env steps, it also
         starts the gradient steps that are due before the env step, and waits for them after it. So they learn
         from what the replay had before the env step, which does not wait for them.
         """
-        config, session, replay = self._config, self._session, self.replay
+        config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")
-        self._pauses.begin()
+        self._sums, self._clock = Counter(), dict.fromkeys(self._clock, 0.0)
+        before, env_steps = self._gradient_steps, self.steps_done
+        rewards = np.zeros((config.steps_per_env, len(self.envs.indices)), np.float32)
+        first = np.zeros(rewards.shape, bool)
         self._drawn = None  # a new round may change the last row, and a resumed run has nothing drawn either
-        if self._steps is None:
-            self._steps = self.envs.steps(session.step, self.agent, replay, begin=iteration.done)
         with self.agent.learning_in_background():
-            for actions, take in self._steps:
-                env_steps = self._steps_so_far() + config.num_envs  # after this one
+            for t, (actions, take) in enumerate(self.envs.steps(session.step, self.agent, replay)):
+                env_steps += config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
                 if learns:
-                    self._begin_learning(env_steps, iteration)
+                    self._begin_learning(env_steps)
                 step = take()
-                iteration.add(actions, step)
+                rewards[t], first[t] = step.reward, step.first
                 replay.act(actions)
                 replay.show(step)
                 if learns:
-                    self._end_learning(env_steps, iteration)
-                    if iteration.done < config.steps_per_env and self._pauses.after_turn():
-                        return False
-        self._steps = None
-        return True
-
-    def _conclude(self, iteration: Iteration) -> Update:
-        """Counts the iteration as done; its results."""
-        config, session = self._config, self._session
-        self._count_episodes(iteration)
-        if self._cut_at_end is not None:
-            self._forget(self._cut_at_end)
-        self._iteration = self._cut_at_end = None
-        clock, seconds = iteration.clock, iteration.seconds
-        gradient_steps = self._gradient_steps - iteration.gradient_steps_before
+                    self._end_learning(env_steps)
+        played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
+        self._episodes.add(played[0], played[1].astype(bool))
+        seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
-        session.step += 1
-        metrics = {name: value / gradient_steps for name, value in iteration.sums.items()}
+        session.step, session.seconds = session.step + 1, session.seconds + seconds
+        return Update(self._metrics(seconds, self._gradient_steps - before))
+
+    def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
+        """The metrics of an iteration that took `seconds` and so many gradient steps."""
+        config, session = self._config, self._session
+        metrics = {name: value / gradient_steps for name, value in self._sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         if gradient_steps:
             sums = self.agent.allreduce_floats, gradient_steps
             metrics |= session.runtime.communication(session.step, *sums)
-        learning = clock["learning"] + clock["replay"]
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
             "time/env_steps_per_second": config.iteration_steps / seconds,
             "time/updates_per_second": gradient_steps / seconds,
-            "time/rollout_seconds": seconds - learning,
-            "time/update_seconds": clock["learning"],
-            "time/replay_seconds": clock["replay"],
+            "time/rollout_seconds": seconds - sum(self._clock.values()),
+            "time/update_seconds": self._clock["learning"],
+            "time/replay_seconds": self._clock["replay"],
         }
-        metrics |= self.envs.metrics(session.step - 1, seconds)
-        return Update(metrics)
+        return metrics | self.envs.metrics(session.step - 1, seconds)
 
-    def _begin_learning(self, env_steps: int, iteration: Iteration) -> None:
+    def _begin_learning(self, env_steps: int) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
-        config, clock = self._config, iteration.clock
+        config, clock = self._config, self._clock
         due = config.gradient_steps_due(env_steps)
         while self._gradient_steps < due:
-            self._finish_learning(env_steps, iteration)
+            self._finish_learning(env_steps)
             began = time.perf_counter()
             drawn = self._drawn or self._draw(env_steps)
             self._drawn = None
@@ -207,22 +165,21 @@ class OffPolicyLearner(EnvLearner):
         shape = (batches, each, agent.update_noise)
         return _Drawn(batch, np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1))
 
-    def _finish_learning(self, env_steps: int, iteration: Iteration) -> None:
+    def _finish_learning(self, env_steps: int) -> None:
         """Waits for the gradient steps that are under way, if any are."""
         if self._pending is None:
             return
         (rows, results), self._pending = self._pending, None
         began = time.perf_counter()
         metrics, errors = results()
-        iteration.clock["learning"] += time.perf_counter() - began
+        self._clock["learning"] += time.perf_counter() - began
         self.replay.set_priorities(rows, errors)
-        iteration.sums.update(metrics)
+        self._sums.update(metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
-            self._pauses.forget_pace()
             self._session.console.forget_pace(env_steps)
 
-    def _end_learning(self, env_steps: int, iteration: Iteration) -> None:
+    def _end_learning(self, env_steps: int) -> None:
         """Draws the batches of the next turn while gradient steps are under way; then waits for these."""
         config = self._config
         # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
@@ -234,8 +191,8 @@ class OffPolicyLearner(EnvLearner):
         ):
             began = time.perf_counter()
             self._drawn = self._draw(env_steps)
-            iteration.clock["replay"] += time.perf_counter() - began
-        self._finish_learning(env_steps, iteration)
+            self._clock["replay"] += time.perf_counter() - began
+        self._finish_learning(env_steps)
         self._session.watchdog.beat()
         self._session.console.advance_to(env_steps)
 
@@ -243,9 +200,8 @@ class OffPolicyLearner(EnvLearner):
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
         if not self._config.prioritized_replay:
             return None
-        bits = np.float64(self.replay.least_share()).view(
-            np.int64
-        )  # which sort like positive floats; `of_workers` takes integers
+        # `of_workers` takes integers. The bits of positive floats sort like the floats.
+        bits = np.float64(self.replay.least_share()).view(np.int64)
         return float(self._session.of_workers(int(bits)).min().view(np.float64))
 
     def _beta(self, env_steps: int) -> float:
@@ -255,32 +211,14 @@ class OffPolicyLearner(EnvLearner):
             return 1.0
         return config.priority_beta + (1.0 - config.priority_beta) * min(1.0, env_steps / config.total_steps)
 
-    def _count_episodes(self, iteration: Iteration) -> None:
-        """Counts what is not counted of an iteration. A collective."""
-        new, iteration.counted = slice(iteration.counted, iteration.done), iteration.done
-        played = np.stack([iteration.rewards[new], iteration.first[new].astype(np.float32)])
-        everyone = self._runtime.gather_envs(played)
-        self._episodes.add(everyone[0], everyone[1].astype(bool))
-
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are the same on all workers; this worker's envs and replay, without the shards."""
+        """The arrays that are equal on all workers; this worker's envs and replay, without the shards."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        iteration, step = self._iteration, self._session.step
-        if not self.steps_within:  # broken off while its first steps were waited for
-            iteration = None
-        state |= self.envs.get_weights(step, within=iteration is not None) | {
-            "gradient_steps": np.array(self._gradient_steps)
-        }
-        part = pack_envs(self.envs) | with_prefix("replay/", self.replay.get_state())
-        if iteration is not None:
-            state |= iteration.get_state()
-            part |= with_prefix(_ITERATION, iteration.get_part())
-            part |= with_prefix(_REST, self.envs.get_rest())
-        if self._cut_at_end is not None:
-            state["cut_at_end"] = self._cut_at_end
-        return state, part
+        state |= self.envs.get_weights(self._session.step)
+        state["gradient_steps"] = np.array(self._gradient_steps)
+        return state, pack_envs(self.envs) | with_prefix("replay/", self.replay.get_state())
 
     def shards(self) -> Sequence[CheckpointShard]:
         """The replay's transitions."""
@@ -292,36 +230,21 @@ class OffPolicyLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Continues from what `get_state` and `shards` gave on all workers, be they more or fewer now.
+        """Restores the results of `get_state` and `shards` of all workers, also of another number of workers.
 
-        Raises UserError on all workers if the network is another one, or if envs then show something else
-        than they did.
+        Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
+        show other observations.
         """
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._gradient_steps = int(state["gradient_steps"])
         self.envs.set_weights(state)
         begun = self._restore_envs(self.envs, parts)
-        self.replay.set_state(_of_envs("replay/", parts), shards)
-        self._iteration = self._steps = self._pending = None
-        self._cut_at_end = state.get("cut_at_end")
-        if is_in(state):  # else the checkpoint was made between two
-            self._iteration = self._new_iteration()
-            self._iteration.set_state(state, _of_envs(_ITERATION, parts), self.envs.indices)
-            self.envs.set_rest(_of_envs(_REST, parts))
-        else:
-            self.replay.set_current(*shown_envs(parts, self.envs.indices))
+        of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
+        self.replay.set_state(of_replay, shards)
+        self.replay.set_current(*shown_envs(parts, self.envs.indices))
         if begun is not None:
-            self._cut_off(begun)
-
-    def _cut_off(self, envs: np.ndarray) -> None:
-        """Counts what was played, and forgets what was summed up of some envs' episodes, bool [N]."""
-        if self._iteration is not None:
-            if self.envs.get_rest():  # the envs stand after it already
-                self._cut_at_end = envs if self._cut_at_end is None else self._cut_at_end | envs
-                return
-            self._count_episodes(self._iteration)
-        self._forget(envs)
+            self._forget(begun)
 
     def close(self) -> None:
         """Stops the envs."""
@@ -335,155 +258,8 @@ class _Drawn(NamedTuple):
     noise: np.ndarray
 
 
-def _of_envs(prefix: str, parts: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """The arrays of each worker's part that are under a prefix, with the `indices` of its envs."""
-    return [{**under(prefix, part), "indices": part["indices"]} for part in parts]
-
-
-_STATE = "iteration"
-_BY_ENV = ("rewards", "first", "actions")
-_NUMBERS = ("done", "counted", "gradient_steps_before", "seconds", "clock", "sums")
-POLL_SECONDS = 1.0  # seconds between two looks at the clock and at whether to stop, of all workers together
-PAUSE_AFTER = 30.0  # seconds after which an iteration pauses
-
-
-class Iteration:
-    """The steps and sums of an iteration so far.
-
-    Args:
-      num_steps: T, steps of each env in the whole iteration.
-      envs: B, of this worker.
-      action: their action space.
-      gradient_steps_before: gradient steps of earlier iterations.
-
-    Attributes:
-      done: steps of each env so far; counted: those whose episodes are counted already, as some were cut off.
-      rewards: float32 [T, B]; first: bool [T, B]; actions: [T, B, *shape]. All but `done` rows are zero.
-      gradient_steps_before: as given.
-      clock: seconds of each kind of work; sums: of the metrics of all gradient steps so far, by name.
-      seconds: that it took so far, in all processes of the run.
-    """
-
-    def __init__(self, num_steps: int, envs: int, action: ActionSpec, gradient_steps_before: int) -> None:
-        self.done, self.counted, self.seconds = 0, 0, 0.0
-        self.gradient_steps_before = gradient_steps_before
-        self.rewards = np.zeros((num_steps, envs), np.float32)
-        self.first = np.zeros((num_steps, envs), bool)
-        self.actions = np.zeros((num_steps, envs, *action.shape), action.dtype)
-        self.clock: dict[str, float] = {"learning": 0.0, "replay": 0.0}
-        self.sums: Counter[str] = Counter()
-
-    def add(self, actions: np.ndarray, step: Step) -> None:
-        """Takes actions [B, *shape] and what they led to."""
-        t, self.done = self.done, self.done + 1
-        self.actions[t], self.rewards[t], self.first[t] = actions, step.reward, step.first
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """The numbers that are the same on all workers."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {_STATE: pack_json(numbers)}
-
-    def get_part(self) -> dict[str, np.ndarray]:
-        """The steps of this worker's envs."""
-        return {name: getattr(self, name)[: self.done] for name in _BY_ENV}
-
-    def set_state(
-        self, state: Mapping[str, np.ndarray], parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]
-    ) -> None:
-        """Continues from `get_state`, and `get_part` of all workers, with the `indices` of their envs.
-
-        `envs` are the global indices of this worker's envs now.
-        """
-        numbers = unpack_json(state[_STATE])
-        for name in ("done", "counted", "gradient_steps_before", "seconds"):
-            setattr(self, name, numbers[name])
-        self.clock, self.sums = self.clock | numbers["clock"], Counter(numbers["sums"])
-        for name in _BY_ENV:
-            getattr(self, name)[: self.done] = columns(parts, name, envs)
-
-
-def is_in(state: Mapping[str, np.ndarray]) -> bool:
-    """True if a checkpoint was made within an iteration."""
-    return _STATE in state
-
-
-def columns(parts: Sequence[Mapping[str, np.ndarray]], name: str, envs: Sequence[int]) -> np.ndarray:
-    """The array [T, B, ...] of some global envs, of those that all workers saved with their `indices`."""
-    saved = {int(i): (part, k) for part in parts for k, i in enumerate(part["indices"])}
-    return np.stack([part[name][:, k] for part, k in (saved[i] for i in envs)], axis=1)
-
-
-_ROUND = ("observations", "actions", "rewards", "first", "truncated")
-
-
-def pack_round(rollout: Rollout) -> dict[str, np.ndarray]:
-    """A round of one replica as arrays, [T, B, ...] or [T + 1, B, ...] each."""
-    finals = sorted(rollout.final_observations.items())
-    return {name: getattr(rollout, name)[0] for name in _ROUND} | {
-        "final_at": np.array([place for place, _ in finals], np.int64).reshape(-1, 3),
-        "finals": np.array([final for _, final in finals], rollout.observations.dtype),
-        "times": np.array([rollout.seconds, rollout.idle_seconds, rollout.version]),
-    }
-
-
-def join_rounds(parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]) -> Rollout:
-    """The round of some global envs, of those that all workers packed, with the `indices` of their envs."""
-    arrays: dict[str, Any] = {name: columns(parts, name, envs)[None] for name in _ROUND}
-    finals = {}
-    for part in parts:
-        for (_, t, b), final in zip(part["final_at"].tolist(), part["finals"], strict=True):
-            if part["indices"][b] in envs:
-                finals[0, t, list(envs).index(part["indices"][b])] = final
-    seconds, idle, version = parts[0]["times"].tolist()
-    arrays |= {"seconds": seconds, "idle_seconds": idle, "version": version}
-    return Rollout(**arrays, extras={}, final_observations=finals)
-
-
-class Pauses:
-    """Tells after which turns of collecting and learning all workers pause, so that the run may be saved.
-
-    They look at clocks and stop requests together, at turns that follow from what they saw together before:
-    about once a second, because a look is a collective. A part of an iteration is as long as it happens to
-    be: what is learned does not depend on it.
-
-    Args:
-      runtime: this worker's place among others.
-      stop: this worker's.
-    """
-
-    def __init__(self, runtime: Runtime, stop: StopRequest) -> None:
-        self._runtime, self._stop = runtime, stop
-        self._began = self._looked = time.perf_counter()
-        self.forget_pace()
-
-    def forget_pace(self) -> None:
-        """Looks after the next turn: those to come may take far longer. Call it on all workers."""
-        self._stride = self._left = 1
-
-    def begin(self) -> None:
-        """Notes that a part begins."""
-        self._began = self._looked = time.perf_counter()
-
-    def after_turn(self) -> bool:
-        """True if it is time to pause, or a worker was told to stop; the same on all workers."""
-        self._left -= 1
-        if self._left:
-            return False
-        now = time.perf_counter()
-        mine = np.array([now - self._looked, now - self._began, *self._stop.votes()], np.float64)
-        found = self._runtime.sum_over_workers(mine)
-        since, part = found[:2] / self._runtime.num_workers
-        # At the most twice as far as before: a turn may take longer than those that were measured.
-        fits = int(self._stride * POLL_SECONDS / max(since, 1e-6))
-        self._stride = self._left = max(1, min(fits, 2 * self._stride))
-        self._looked = now
-        return part > PAUSE_AFTER or stop_code(found[2:]) is not None
-
-
 class EnvSource:
-    """This worker's slice of the global envs, as a learner with replay has it; also a `learner.Envs`.
-
-    This is the part of envs that are stepped one step at a time, by the agent's weights of now.
+    """This worker's slice of the global envs, as a learner with replay uses it; also a `learner.Envs`.
 
     Attributes:
       indices: the global indices of the envs.
@@ -495,13 +271,12 @@ class EnvSource:
     _envs: VecEnv | PrefetchCollector
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Actions [B, *shape] and how to take them, of one step after the other of an iteration.
+        """Actions [B, *shape] of each step of an iteration, and a function that takes the step.
 
-        The caller takes each step before it asks for the next actions. The replay is first shown where the
-        envs stand; what follows is for the caller to put there. `begin` is not 0 where the run goes on within
-        an iteration, after so many steps of it.
+        The caller takes each step before it asks for the next actions. The replay gets the current
+        observations first; the caller puts what follows there.
         """
         raise NotImplementedError
 
@@ -511,30 +286,23 @@ class EnvSource:
 
     @property
     def exact_state(self) -> bool:
-        """True where a state that is put back goes on exactly."""
+        """True if `set_state` continues exactly; after a call of it, true if that call did."""
         return self._envs.exact_state
 
     def get_state(self) -> EnvStates:
-        """The envs' state after the last step that was played."""
+        """The envs' state after the last step."""
         raise NotImplementedError
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
+        """Restores states by global env index."""
         raise NotImplementedError
 
-    def get_rest(self) -> dict[str, np.ndarray]:
-        """The steps that were played of the present iteration, if not all are given yet; this worker's."""
-        return {}
-
-    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
-
-    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
-        """The older weights that steps to come are acted by, after so many iterations or within one."""
+    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+        """The older weights that collect the next rounds, after so many iterations."""
         return {}
 
     def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from what `get_weights` gave, among other arrays."""
+        """Restores the result of `get_weights`, and ignores other arrays."""
 
     def close(self) -> None:
         """Stops the envs."""
@@ -542,7 +310,7 @@ class EnvSource:
 
 
 class SyncEnvs(EnvSource):
-    """Envs that the agent acts in by its weights of now."""
+    """Envs that step between gradient steps, with actions by the newest weights."""
 
     _envs: VecEnv
 
@@ -553,16 +321,16 @@ class SyncEnvs(EnvSource):
         self._correlated = exploration.correlated_noise(config, len(self.indices))
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Actions and how to take them: each is chosen as it is asked for."""
+        """Actions and how to take them; actions are chosen one step after another."""
         config = self._config
         sizes = (iteration, self.indices, config.steps_per_env)
         noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
         random = exploration.first_actions(config, iteration, self.indices)
         step = self._envs.observe()
         replay.show(step)
-        for t in range(begin, config.steps_per_env):
+        for t in range(config.steps_per_env):
             if self._correlated is not None:
                 noise[t] = self._correlated.next(noise[t], step.first)
             if random is not None and exploration.is_random(config, iteration, t):
@@ -586,13 +354,13 @@ class SyncEnvs(EnvSource):
         return EnvStates(self.indices, states, step.observation, step.first)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
+        """Restores states by global env index."""
         mine = [states[i] for i in self.indices]
         self._envs.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
 
 
 class PrefetchedEnvs(EnvSource):
-    """Envs whose rounds are acted by older weights, in a thread or on Ray."""
+    """Envs in a thread or on Ray. Older weights collect each round, the env steps of an iteration."""
 
     columns = COLUMNS
     _envs: PrefetchCollector
@@ -613,19 +381,15 @@ class PrefetchedEnvs(EnvSource):
         self._prefetch = Prefetch(config, self._envs)
 
     def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer, *, begin: int = 0
+        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Actions and what they led to, once the round is there; later ones go on by the weights of now."""
-        if begin:
-            rollout = self._rollout
-            replay.set_current(rollout.observations[0, begin], rollout.first[0, begin - 1])
-        else:
-            self._rollout = self._prefetch.take(iteration, agent.get_weights())
-            at = self._envs.began
-            order = [at.indices.index(i) for i in self.indices]
-            replay.resume_round(at.observations[order], at.first[order])
-        for actions, step in itertools.islice(self._rollout.steps(), begin, None):
-            yield actions, functools.partial(lambda taken: taken, step)
+        """Waits for the round, and requests later ones; actions and results of its steps."""
+        self._rollout = self._prefetch.take(iteration, agent.get_weights())
+        at = self._envs.began
+        order = [at.indices.index(i) for i in self.indices]
+        replay.resume_round(at.observations[order], at.first[order])
+        for actions, step in self._rollout.steps():
+            yield actions, functools.partial(lambda step: step, step)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
         """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
@@ -636,21 +400,13 @@ class PrefetchedEnvs(EnvSource):
         return self._envs.get_state()
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index."""
+        """Restores states by global env index."""
         self._envs.set_state(states)
 
-    def get_rest(self) -> dict[str, np.ndarray]:
-        """The round: the envs stand after it already."""
-        return pack_round(self._rollout)
-
-    def set_rest(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Continues from what `get_rest` gave on all workers, with the `indices` of their envs."""
-        self._rollout = join_rounds(parts, self.indices)
-
-    def get_weights(self, iteration: int, *, within: bool) -> dict[str, np.ndarray]:
-        """The older weights that rounds to come are acted by, after so many iterations or within one."""
-        return self._prefetch.get_state(iteration, within=within)
+    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
+        """The older weights that collect the next rounds, after so many iterations."""
+        return self._prefetch.get_state(iteration)
 
     def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from what `get_weights` gave, among other arrays."""
+        """Restores the result of `get_weights`, and ignores other arrays."""
         self._prefetch.set_state(state)

@@ -244,14 +244,12 @@ class Prefetch:
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
-    def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
-        """The older weights that a run needs after `updates` updates, or `within` the next update, after its
-        rollout.
-        """
+    def get_state(self, update: int) -> dict[str, np.ndarray]:
+        """The older weights that a run needs after `update` updates."""
         return {
             f"{_ACTED}{number}/{name}": array
             for number, weights in self._weights.items()
-            if within or number != update  # the weights of the agent, if the run was saved within an update
+            if number != update  # those are the weights of the agent
             for name, array in weights.items()
         }
 
