@@ -230,19 +230,6 @@ def test_time_left_forgets_the_first_update_which_compiles():
     assert progress.seconds_left == 0 and progress.eta_text() == "ETA --"
 
 
-def test_time_left_goes_by_work_where_steps_do_not_all_take_as_long():
-    """As where every tenth of ten updates is followed by an auxiliary phase of 90: 10 and 10 x 10 s."""
-    clock = FakeClock()
-    progress = Progress(2000, 0, clock, work=lambda steps: steps // 1000 * 10 + steps / 100)
-    for update in range(9):
-        clock.now += 1
-        progress.finish_update(100 * (update + 1), {})
-    assert progress.seconds_left == pytest.approx(11 + 20)
-    clock.now += 11
-    progress.finish_update(1000, {})
-    assert progress.seconds_left == pytest.approx(10 + 10)
-
-
 def test_time_left_follows_the_parts_of_a_first_update():
     """As where a run goes on just before a phase's end: its steps were fast, its parts are not."""
     progress, clock = make_progress(total=1000)

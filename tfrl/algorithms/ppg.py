@@ -22,7 +22,6 @@ import numpy as np
 from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import PPO, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
-from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import multiples_near
@@ -133,38 +132,6 @@ class Config(PPG, ppo.Config):
         micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
         return StepSize(rows, micro_batch, self.least_parts)
 
-    @property
-    def phase_bytes(self) -> int:
-        """The bytes of a phase's observations, targets, logits and memory, all workers together."""
-        observation, action = registry.specs(self)
-        each = (
-            math.prod(observation.shape) * np.dtype(observation.dtype).itemsize + 4 + 4 * action.encoded_size
-        )
-        each += 4 * (self.remembered_size + 1) if self.memory != "none" else 0
-        return self.policy_updates * self.steps_per_update * each
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings about consequences of these settings that the user may not expect."""
-        if self.num_updates >= self.policy_updates:
-            return super().notes
-        return (
-            *super().notes,
-            f"The run has {self.num_updates} updates, and its first auxiliary phase comes after "
-            f"--policy-updates {self.policy_updates}: it never has one, and is PPO with --epochs "
-            f"{self.epochs}.",
-        )
-
-    @property
-    def rollouts_on_disk(self) -> int:
-        """The largest number of rollouts on disk: those of this phase, and those that checkpoints need."""
-        older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
-        return min((1 + min(self.keep_checkpoints, older)) * self.policy_updates, self.num_updates)
-
-    def disk_bytes(self, rollouts: int) -> int:
-        """The bytes of these rollouts."""
-        return rollouts * self.phase_bytes // self.policy_updates
-
     def default_preset(self) -> str:
         """The default preset of the command."""
         return self.family_preset
@@ -250,9 +217,7 @@ class PPGAgent(PPOAgent):
         config, each = self._config, self._config.policy_updates
         phases = f"{config.num_updates // each} in all, one every {each} updates"
         passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
-        size = words.size(config.disk_bytes(config.rollouts_on_disk))
-        disk = f"up to {size} of rollouts in {config.run_dir / 'phase'}"
-        return super().summary | {"auxiliary phase": f"{phases}: {passes}", "disk": disk}
+        return super().summary | {"auxiliary phase": f"{phases}: {passes}"}
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
         estimated = super()._estimates(rollout, values, rows)

@@ -8,18 +8,14 @@ checksum after the array, which `numpy.load` ignores.
 from __future__ import annotations
 
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from tfrl.cli import words
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
-from tfrl.run.checkpoint import CheckpointStore
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
 _LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of unfinished files, see `files.replacing`
@@ -135,55 +131,3 @@ def _read(path: Path) -> np.ndarray:
 def _checksum(content: np.ndarray) -> bytes:
     """The checksum of uint8 [n]."""
     return zlib.crc32(content.data).to_bytes(_CHECKSUM, "little")
-
-
-class PhaseSettings(Protocol):
-    """The settings that decide the disk space of phases."""
-
-    @property
-    def policy_updates(self) -> int:
-        """PPO updates of a phase."""
-
-    @property
-    def keep_checkpoints(self) -> int:
-        """Checkpoints that are kept."""
-
-    @property
-    def num_updates(self) -> int:
-        """Updates of the run."""
-
-    @property
-    def rollouts_on_disk(self) -> int:
-        """Rollouts of the phases that the checkpoints need."""
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-
-    def disk_bytes(self, rollouts: int) -> int:
-        """The bytes of these rollouts."""
-
-
-def rollouts_ahead(config: PhaseSettings) -> int:
-    """The largest number of rollouts on disk at a time in the rest of the run.
-
-    The rollouts of phases before that of the oldest checkpoint are already removed.
-    """
-    saved = CheckpointStore(config.run_dir / "checkpoints", keep=1).updates()
-    gone = saved[0] // config.policy_updates * config.policy_updates if saved else 0
-    return max(0, min(config.rollouts_on_disk, config.num_updates - gone))
-
-
-def check_disk(config: PhaseSettings, checkpoint: int = 0) -> None:
-    """Raises UserError if the disk is too small for the coming rollouts and checkpoints."""
-    rollouts, place = rollouts_ahead(config), config.run_dir / "phase"
-    size, checkpoints = config.disk_bytes(rollouts), (1 + config.keep_checkpoints) * checkpoint
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free + files.total_size(place.glob("*.npy"))
-    if size + checkpoints > free:
-        beside = f" and checkpoints {words.size(checkpoints)}" if checkpoints else ""
-        raise UserError(
-            f"up to {rollouts} rollouts of --policy-updates {config.policy_updates} need "
-            f"{words.size(size)} of disk space{beside}, and {there} has {words.size(free)}; lower "
-            "--policy-updates, --checkpoint-every or --keep-checkpoints, or choose another --logdir."
-        )

@@ -58,17 +58,14 @@ class Console:
         start_step: float = 0,
         *,
         unit: str = "env steps",
-        work: Callable[[float], float] = float,
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         """Starts to show the progress in `unit`; `start_step` is the first step of this process.
 
-        `work` gives the work up to a step, in any unit, from which the time left is computed if steps take
-        different times. `highlights` makes the texts from an update's metrics; None: speed and episode
-        return.
+        `highlights` makes the texts from an update's metrics; None: speed and episode return.
         """
         with self._starting:
-            self._progress = Progress(total_steps, start_step, unit=unit, work=work, highlights=highlights)
+            self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
             self._view.start(self._progress)
 
     def phase(self, name: str) -> None:
@@ -144,12 +141,10 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         *,
         unit: str = "env steps",
-        work: Callable[[float], float] = float,
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         self.total_steps = total_steps
         self._unit = unit
-        self._work = work
         self._highlights = highlights or _episode_texts
         self.env_steps: float = start_step  # by which the time left is told
         self.taken = 0  # env steps that are there; within an update that goes on after the last, more
@@ -159,8 +154,8 @@ class Progress:
         self._clock = clock
         self._started = clock()
         self._metrics: Mapping[str, float] = {}
-        # (time, work) at the start and after the last updates of this process.
-        self._marks: tuple[tuple[float, float], ...] = ((self._started, work(start_step)),)
+        # (time, steps) at the start and after the last updates of this process.
+        self._marks: tuple[tuple[float, float], ...] = ((self._started, start_step),)
         # The same at the first and the last steady step before the first update is done.
         self._early_marks: tuple[tuple[float, float], ...] = ()
         self._num_updates = 0
@@ -195,7 +190,7 @@ class Progress:
         self._marks, self._early_marks = (self._mark(env_steps),), ()
 
     def _mark(self, env_steps: float) -> tuple[float, float]:
-        return self._clock(), self._work(env_steps)
+        return self._clock(), env_steps
 
     @property
     def elapsed(self) -> float:
@@ -208,9 +203,9 @@ class Progress:
         marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
         if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan
-        (first_time, first_work), (last_time, last_work) = marks[0], marks[-1]
-        pace = (last_time - first_time) / (last_work - first_work)
-        left = (self._work(self.total_steps) - last_work) * pace
+        (first_time, first_steps), (last_time, last_steps) = marks[0], marks[-1]
+        pace = (last_time - first_time) / (last_steps - first_steps)
+        left = (self.total_steps - last_steps) * pace
         return max(0.0, left - (self._clock() - last_time))
 
     @property

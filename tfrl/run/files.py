@@ -69,11 +69,6 @@ def last_line(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def total_size(paths: Iterable[Path]) -> int:
-    """The size of files in bytes. Those that another process removes meanwhile have none."""
-    return sum(found.st_size for found in _stats(paths))
-
-
 def last_change(paths: Iterable[Path]) -> float:
     """The time at which the last of these files was changed, as `time.time`; 0.0 where none is there."""
     return max((found.st_mtime for found in _stats(paths)), default=0.0)

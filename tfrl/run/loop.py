@@ -123,10 +123,6 @@ class Learner(ABC):
         """The steps to show as done; also grows within a long update."""
         return self.steps_done
 
-    def work(self, steps: float) -> float:
-        """The time that `steps` steps take, in any unit. The displayed time left is computed from it."""
-        return steps
-
     @property
     @abstractmethod
     def is_over(self) -> bool:
@@ -469,7 +465,6 @@ class Run:
             learner.total_steps,
             learner.position,
             unit=learner.unit,
-            work=learner.work,
             highlights=learner.highlights,
         )
         session.console.taken(self._steps_taken)

@@ -15,7 +15,6 @@ from cluster import launch
 from cluster.places import Place, local_places
 from tfrl import config as settings
 from tfrl import remote
-from tfrl.algorithms import ppg
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
@@ -27,7 +26,7 @@ from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.evaluation import policy_files
-from tfrl.experience import phase, replay, rollout
+from tfrl.experience import replay, rollout
 from tfrl.networks.weights import check_torso
 from tfrl.run import results
 from tfrl.run.callbacks import Callback
@@ -134,10 +133,8 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
         workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
-    check_run_folder(config)  # checked first, because a folder that cannot be made has no free space either
+    check_run_folder(config)
     _check_memory(config, workers, here)
-    if isinstance(config, ppg.Config) and not results.are_of_all(results.read(config.run_dir), config):
-        phase.check_disk(config)
     if not has_checkpoint(config.run_dir):
         _check_beginning(config)
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from tfrl.algorithms.ppg import AUXILIARY, Config, PPGAgent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.experience.phase import PhaseFiles, check_disk
+from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard, num_bytes, pack_json, unpack_json
+from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
 from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
@@ -194,19 +194,8 @@ class PhasicLearner(OnPolicyLearner):
         """
         if self._session.step == self._updates[-1]:
             done = 0 if self._held is None else 1 + self._parts_done
-            share = self._passes(done + share) / self._passes(1 + self._parts)
+            share = (done + share) / (1 + self._parts)
         return super()._at(share)
-
-    def _passes(self, parts: float) -> float:
-        """The cost of the first `parts` parts of a phase's end, in passes through torsos; the last update is
-        one part.
-
-        A gradient costs three passes. Saving the old policy passes through the torso of the policy alone.
-        """
-        config, torsos = self._config, 1 if self._config.share_torso else 2
-        update, distilled = torsos * (1 + 3 * config.epochs), parts - 1 - config.policy_updates
-        kept = min(max(parts - 1, 0), config.policy_updates)
-        return update * min(parts, 1) + kept + 3 * torsos * max(distilled, 0)
 
     @property
     def place(self) -> str:
@@ -217,16 +206,6 @@ class PhasicLearner(OnPolicyLearner):
     def position(self) -> float:
         """The env steps to show as done, with the finished share of the auxiliary phase."""
         return self._at(0.0)
-
-    def work(self, env_steps: float) -> float:
-        """The time that `steps` env steps take with their auxiliary phases, in updates."""
-        config = self._config
-        auxiliary = self._passes(1 + self._parts) / self._passes(1) - 1
-        updates = env_steps / config.steps_per_update
-        phases, updates_within = divmod(updates, config.policy_updates)
-        # The time of an auxiliary phase is spread over the last update of its phase.
-        of_last = max(0.0, updates_within - (config.policy_updates - 1))
-        return updates + (phases + of_last) * auxiliary
 
     def _by_replica(self, array: np.ndarray) -> np.ndarray:
         """Reshapes [R * B, b, ...] to [R, B * b, ...]."""
@@ -239,21 +218,6 @@ class PhasicLearner(OnPolicyLearner):
         """Does the same as PPO, and removes files of a run that was killed before its first checkpoint."""
         super().begin()
         self._keep_phases_of(())
-        self._check_disk()
-
-    def _check_disk(self) -> None:
-        """Raises UserError on all workers if the disk is too small for checkpoints and rollouts."""
-        failure: UserError | None = None
-        try:
-            check_disk(self._config, num_bytes(self.agent.get_state()))
-        except UserError as error:
-            failure = error
-        self._agree(failure, f"another worker finds no room on the disk of {self._config.run_dir}.")
-
-    def _agree(self, failure: UserError | None, of_others: str) -> None:
-        """Raises UserError on all workers if one failed: its own error, or `of_others`. A collective."""
-        if self._session.runtime.any_worker(failure is not None):
-            raise failure or UserError(of_others)
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's state, and the progress of the auxiliary phase."""
@@ -295,8 +259,8 @@ class PhasicLearner(OnPolicyLearner):
                     self._files.get(kind, update)
         except UserError as error:
             failure = error
-        self._agree(
-            failure,
-            f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which are "
-            "needed to resume its phase; choose another --run-name.",
-        )
+        if self._session.runtime.any_worker(failure is not None):
+            raise failure or UserError(
+                f"another worker cannot read the rollouts in {self._config.run_dir / 'phase'}, which are "
+                "needed to resume its phase; choose another --run-name."
+            )
