@@ -245,7 +245,7 @@ def _published(g: Group) -> list[dict[str, str]]:
             score = normalized_return(g.env, g.mode, value)
             row[f"normalised, {level_set_title(g.env, level_set)}"] = _number(score, 3)
         rows.append(row)
-    for found in returns_elsewhere(g.env, g.config.published_as, **task):
+    for found in returns_elsewhere(g.env, g.config.algorithm, **task):
         level_set = "test" if "(test" in found.source or TRAIN not in g.level_sets else TRAIN
         title = level_set_title(g.env, level_set)
         of = "" if found.env == g.env or found.env.startswith("procgen-") else f" of {found.env}"

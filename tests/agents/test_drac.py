@@ -89,8 +89,7 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
         ]
     )
     assert (augmented != images).any()
-    plain = config.augment_use == "drac"
-    logits, values = network(images if plain else augmented)
+    logits, values = network(images)
     log_probs, values = log_softmax(logits), tf.cast(values, tf.float64)
     actions = flat(rollout.actions[0])
     ratio = tf.exp(
@@ -104,8 +103,6 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
         config.value_coef * 0.5 * tf.reduce_mean(tf.maximum((values - targets) ** 2, (near - targets) ** 2))
     )
     loss += config.entropy_coef * tf.reduce_mean(tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=1))
-    if not plain:
-        return loss, 0.0, 0.0
     other_logits, other_values = network(augmented)
     p = tf.stop_gradient(log_probs)
     of_policy = tf.reduce_mean(tf.reduce_sum(tf.exp(p) * (p - log_softmax(other_logits)), axis=1))
@@ -114,14 +111,10 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
     return loss + config.augment_coef * (of_policy + of_value), of_policy, of_value
 
 
-@pytest.mark.parametrize(
-    ("use", "name"),
-    [("drac", "crop"), pytest.param("drac", "cutout", marks=pytest.mark.long), ("rad", "flip")],
-)
-def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, use, name):
+@pytest.mark.parametrize("name", ["crop", pytest.param("cutout", marks=pytest.mark.long)])
+def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, name):
     config = small(
         augment=name,
-        augment_use=use,
         augment_coef=3.0,
         epochs=1,
         num_minibatches=1,
@@ -140,10 +133,7 @@ def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, use, name):
     metrics = learner.learn(rollout)
     assert sorted(metrics) == sorted(learner.agent.metric_names)
     expected = {"train/policy_regularizer": float(of_policy), "train/value_regularizer": float(of_value)}
-    if use == "drac":
-        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    else:  # RAD has no such losses: no columns
-        assert not expected.keys() & metrics.keys()
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
     epsilon = config.adam_epsilon / np.sqrt(0.001)  # of Adam's first step, with its bias corrections
@@ -300,10 +290,6 @@ def test_grey_and_long_images_have_fewer_augmentations():
         (["--env", "CartPole-v1"], "CartPole-v1 has vector observations; use ppo"),
         (["--augment", "crops"], "crop"),
         (["--augment-coef", "-1"], "--augment-coef must be at least 0"),
-        (
-            ["--augment-use", "rad", "--augment-coef", "7"],
-            "--augment-coef has no effect with --augment-use rad",
-        ),
         (["--augment", "ucb", "--free-running"], "must know which weights collected a rollout"),
     ],
 )

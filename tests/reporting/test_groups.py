@@ -245,13 +245,6 @@ def test_there_are_no_intervals_over_games_where_one_has_a_single_seed(make):
     assert re.search(r"<td>ppo, unseen levels</td><td>[\d.]+ \[[\d.]+, [\d.]+\]</td>", shown)
 
 
-def test_published_drac_returns_are_not_shown_for_rad(make):
-    _, (of_drac,) = told_apart(make, (drac.Config, "bigfish", {}))
-    _, (of_rad,) = told_apart(make, (drac.Config, "bigfish", {"augment_use": "rad"}))
-    shown = [report.render(list(g.runs), [g], {}) for g in (of_drac, of_rad)]
-    assert ["published, ucb-drac" in page for page in shown] == [True, False]
-
-
 def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
     """Of a game that is not evaluated yet, the return while training is no score of the other row's."""
     loaded = [make(env="bigfish"), make(env="bigfish", seed=2), make(env="starpilot", updates=5)]
@@ -263,11 +256,9 @@ def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
 
 def test_long_labels_omit_values_that_most_runs_share(make):
     plain, wide = (drac.Config, "bigfish", {}), (drac.Config, "bigfish", {"torso_width": 2})
-    rad, ucb = ((drac.Config, "bigfish", changed) for changed in ({"augment_use": "rad"}, {"augment": "ucb"}))
-    _, groups = told_apart(make, (ppo.Config, "bigfish", {}), plain, ucb, rad, wide)
-    assert [g.label for g in groups] == [
-        *("ppo", "drac", "drac, augment ucb", "drac, augment-use rad", "drac, torso-width 2")
-    ]
+    ucb = (drac.Config, "bigfish", {"augment": "ucb"})
+    _, groups = told_apart(make, (ppo.Config, "bigfish", {}), plain, ucb, wide)
+    assert [g.label for g in groups] == ["ppo", "drac", "drac, augment ucb", "drac, torso-width 2"]
 
 
 def test_a_variant_has_the_same_style_in_all_pictures(make):

@@ -35,8 +35,6 @@ from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import Runtime
 
 UCB = "ucb"
-REGULARIZERS = ("train/policy_regularizer", "train/value_regularizer")
-"""The metrics of DrAC's losses; RAD has no such losses."""
 _OF_COLORS, _OF_SQUARES = ("grayscale", "cutout-color", "color-jitter"), ("rotate",)
 
 
@@ -50,9 +48,6 @@ class DrAC:
     augment_coef: Annotated[float, NOT_NEGATIVE] = 0.1
     """Weight of the losses that pull policy and value for an augmented observation to those for the true
     one."""
-    augment_use: Literal["drac", "rad"] = "drac"
-    """drac: those losses. rad: PPO's losses for observations that are augmented after acting, for comparison.
-    (In the published RAD, Laskin et al. 2020, the policy also acts on augmented observations.)"""
 
 
 _AUTHORS = {"normalize_advantages": "batch"}
@@ -84,17 +79,6 @@ class Config(DrAC, ppo.Config):
     def augmentations(self) -> tuple[str, ...]:
         """The names of the augmentations that are used: one, or all that fit the env's images."""
         return fitting(registry.specs(self)[0].image_shapes) if self.augment == UCB else (self.augment,)
-
-    @property
-    def ineffective(self) -> dict[str, str]:
-        """The settings that have no effect in this combination, each with the reason."""
-        unused = {"augment_coef": "with --augment-use rad"} if self.augment_use == "rad" else {}
-        return super().ineffective | unused
-
-    @property
-    def published_as(self) -> str:
-        """The name under which the algorithm of these settings was published."""
-        return "rad" if self.augment_use == "rad" else self.algorithm
 
     def default_preset(self) -> str:
         """The default preset of the command."""
@@ -144,7 +128,7 @@ _LAST = "last_choice"  # of the last --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
-    """PPO with regularised losses; with `--augment-use rad`, PPO's losses for augmented observations.
+    """PPO with regularised losses.
 
     Args:
       config: the settings.
@@ -157,8 +141,6 @@ class DrACAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        if config.augment_use == "rad":
-            self.metric_names = tuple(name for name in self.metric_names if name not in REGULARIZERS)
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
         # The choices since the weights that act now, and the choice before these; the newest last.
@@ -171,9 +153,7 @@ class DrACAgent(PPOAgent):
         """Descriptions of an update, by title."""
         config = self._config
         how = "a bandit's choice of " + ", ".join(config.augmentations) if self._bandit else config.augment
-        is_rad = config.augment_use == "rad"
-        use = "of the observations to learn from, after acting" if is_rad else f"x {config.augment_coef}"
-        return super().summary | {"augmentation": f"{how}, {use}"}
+        return super().summary | {"augmentation": f"{how}, x {config.augment_coef}"}
 
     @property
     def results(self) -> dict[str, object]:
@@ -193,16 +173,14 @@ class DrACAgent(PPOAgent):
         """
         metrics = super().update(rollout, number, on_step)
         name = self._config.augmentations[self._choices[-1] if self._choices else 0]
-        metrics["train/augmentation"] = float(list(AUGMENTATIONS).index(name))
-        return {name: metrics[name] for name in self.metric_names}
+        return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
 
     def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
         super()._begin_update(totals, of_targets)
         if self._bandit is None:
             return
-        if (
-            len(self._choices) == self._choices.maxlen
-        ):  # otherwise no augmentation was used for the weights of the rollout
+        # Before that, no augmentation was used for the weights of the rollout.
+        if len(self._choices) == self._choices.maxlen:
             self._bandit.record(self._choices.popleft(), float(of_targets[1]))
         self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
@@ -215,13 +193,8 @@ class DrACAgent(PPOAgent):
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """PPO's losses with G_pi and G_V. RAD has zeros in place of G_pi and G_V, so its sums have the same
-        size.
-        """
+        """PPO's losses with G_pi and G_V."""
         augmented = self._augmented(samples.observations, samples.extra[0], index)
-        if self._config.augment_use == "rad":
-            loss, metrics, ratio = super()._losses(weights, samples._replace(observations=augmented), index)
-            return loss, [*metrics, tf.zeros_like(loss), tf.zeros_like(loss)], ratio
         logits, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
         loss, metrics, ratio = self._losses_of(samples, logits, values)
         augmented_logits, augmented_values, *_ = self.network.outputs(weights, augmented, samples.memory)

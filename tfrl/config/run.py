@@ -172,11 +172,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         return found | network.ineffective_of_optimizer(self)
 
     @property
-    def published_as(self) -> str:
-        """The algorithm under whose name others published what these settings train."""
-        return self.algorithm
-
-    @property
     def steps_per_env(self) -> int:
         """Steps of each env in one update."""
         return self.steps_per_update // self.num_envs
