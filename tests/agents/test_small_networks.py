@@ -50,7 +50,7 @@ def moved_by(agent, generator):
 
 
 ENVS = [
-    ("CartPole-v1", "--optimizer", "nadam"),
+    ("CartPole-v1", "--optimizer", "rmsprop"),
     ("Pendulum-v1", "--renew-advantages", "--value-loss", "huber", "--reward-scale", "0.1"),
 ]
 
