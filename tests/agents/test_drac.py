@@ -179,15 +179,15 @@ def test_a_restored_agent_continues_bit_for_bit(make, lag):
     """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
     from learners import updated
 
-    from tfrl.training.kinds import make_learner
+    from tfrl.training.command import learner_class
 
     config = small(augment="ucb", lr=1e-3, lag=lag, total_steps=2048)
-    whole = make(config, make_learner)
+    whole = make(config, learner_class(config))
     updated(whole, 7)
     state, part = whole.get_state()
     state, part = ({k: np.copy(v) for k, v in x.items()} for x in (state, part))
     expected, weights = updated(whole, 2)
-    other = make(config, make_learner)
+    other = make(config, learner_class(config))
     other.set_state(state, [part])
     other.session.step = 7
     history, found = updated(other, 2)
@@ -211,9 +211,10 @@ def test_a_state_without_lag_is_restored(make):
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
     """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
-    from tfrl.training.kinds import make_learner
+    from tfrl.training.command import learner_class
 
-    learner = make(small(augment="ucb", lr=1e-3, lag=lag), make_learner)
+    config = small(augment="ucb", lr=1e-3, lag=lag)
+    learner = make(config, learner_class(config))
     told, chosen = [], []
     bandit = learner.agent._bandit
     record, bandit.record = (
@@ -237,10 +238,10 @@ def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
 def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     from learners import train
 
-    from tfrl.training.kinds import make_learner
+    from tfrl.training.command import learner_class
 
     config = small(augment="ucb", lag=1, logdir=str(tmp_path), eval_episodes=2)
-    assert train(config, make_learner) == 0
+    assert train(config, learner_class(config)) == 0
     names = list(augment.AUGMENTATIONS)
     chosen = [names[int(float(row["train/augmentation"]))] for row in rows(config.run_dir)]
     expected = {name: chosen.count(name) for name in ("crop", "random-conv", "flip", "cutout")}

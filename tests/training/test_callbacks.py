@@ -291,7 +291,7 @@ def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
     assert "Ended after 256 env steps: it is enough." in capfd.readouterr().out
     again = Noting()
     assert train(config, callbacks=[again]) == 0
-    assert "is complete, stopped by a callback (it is enough)" in capfd.readouterr().out
+    assert "is complete; a callback stopped it (it is enough)" in capfd.readouterr().out
     assert not again.calls
     assert train(config) == 0, "without the callback it goes on"
     assert results.read(config.run_dir)["env_steps"] == 1024

@@ -40,7 +40,8 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
-    from tfrl.training.learner import MakeAgent
+    from tfrl.run.session import Session
+    from tfrl.training.learner import EnvLearner, MakeAgent
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,28 @@ class Command:
                 import tensorflow  # noqa: F401 - here, where signals wait
 
                 from tfrl.run import loop
-                from tfrl.training import kinds
-            return loop.train(config, cluster, lambda c, s: kinds.make_learner(c, s, agent), callbacks)
+
+                learner = learner_class(config)
+            return loop.train(config, cluster, lambda c, s: learner(c, s, agent), callbacks)
+
+
+def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
+    """The learner of a run, by its algorithm and its settings. Imports TensorFlow."""
+    from tfrl.algorithms import impala, ppg, reinforce
+    from tfrl.training.episodic import EpisodicLearner
+    from tfrl.training.off_policy import OffPolicyLearner
+    from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
+    from tfrl.training.phasic import PhasicLearner
+
+    if isinstance(config, replay.BufferSettings):
+        return OffPolicyLearner
+    if isinstance(config, reinforce.Config):
+        return EpisodicLearner
+    if isinstance(config, ppg.Config):
+        return PhasicLearner
+    if isinstance(config, impala.Config) or config.is_ahead:
+        return PrefetchingLearner
+    return OnPolicyLearner
 
 
 def _names(callbacks: str | None) -> list[str]:
@@ -259,7 +280,7 @@ def told_complete(config: RLSettings) -> str | None:
     if found is None or not results.are_of_all(found, config):
         return None
     check_length(config, found["env_steps"])
-    return complete_sentence(config, found["env_steps"], found["episodes"])
+    return complete_sentence(config, found["env_steps"])
 
 
 def check_length(config: RLSettings, env_steps: int) -> None:
@@ -272,28 +293,17 @@ def check_length(config: RLSettings, env_steps: int) -> None:
         )
 
 
-def complete_sentence(config: RLSettings, env_steps: int, episodes: float, stopped: str | None = None) -> str:
-    """The sentence that says that the run is complete, and how to extend it.
+def complete_sentence(config: RLSettings, env_steps: int, stopped: str | None = None) -> str:
+    """The sentence that says that the run is complete, and what would continue it.
 
     `stopped` is the reason of the callback that stopped the run, or None.
     """
     if stopped is not None:
-        return (
-            f"{config.run_dir} is complete, stopped by a callback ({stopped}); without it, it would continue."
-        )
-    return f"{config.run_dir} is complete; {_advice(config, env_steps, episodes)}."
-
-
-def _advice(config: RLSettings, env_steps: int, episodes: float) -> str:
-    if env_steps < config.run_steps:
-        if config.max_episodes is not None and episodes >= config.max_episodes:
-            return "without --max-episodes, or with a higher one, it would continue"
-        open_again = dataclasses.replace(config, solved_at=None).complete()
-        without = "without --solved-at, or " if open_again.solved_at is None else ""
-        return f"{without}with a higher {'one' if without else '--solved-at'}, it would continue"
-    if "total_steps" in config.may_change:
-        return "more --total-steps would continue it"
-    return (
-        "its learning rate followed --total-steps to its end; another run can start from its weights with "
-        f"--start-from {config.run_dir}"
-    )
+        advice = f"a callback stopped it ({stopped})"
+    elif env_steps < config.run_steps:
+        advice = "without --solved-at and --max-episodes, or with higher values, it would continue"
+    elif "total_steps" in config.may_change:
+        advice = "more --total-steps would continue it"
+    else:
+        advice = f"it followed --total-steps to the end; --start-from {config.run_dir} starts another run"
+    return f"{config.run_dir} is complete; {advice}."

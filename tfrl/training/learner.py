@@ -217,8 +217,7 @@ class EnvLearner(Learner):
 
     def completed(self, stopped: str | None) -> str:
         """The sentence that says that the run is complete, and how to extend it."""
-        episodes = self.episode_metrics()["rollout/episodes"]
-        return command.complete_sentence(self._config, self.steps_done, episodes, stopped)
+        return command.complete_sentence(self._config, self.steps_done, stopped)
 
     # State
 

@@ -51,15 +51,12 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
 def next_commands(config: RLSettings) -> list[str]:
     """Commands for a finished run, and a line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
-    policy, parts = str(config.run_dir / "export" / "policy"), registry.specs(config)[0].parts
-    inputs = ", ".join(part.identifier for part in parts) or "observations"
-    inputs = "observations, state" if getattr(config, "memory", "none") != "none" else "observations"
     commands = {
         tensorboard(config): "curves",
         f"python -m tfrl.report {run}": "a page with curves and scores",
         f"python -m tfrl.record {run}": "a video of the policy",
         f"python -m tfrl.evaluate {run}": "returns of more episodes",
-        f"saved = tf.saved_model.load({policy!r})": f'in Python; then saved.policy({inputs})["action"]',
+        f"policy = tfrl.load({str(config.run_dir)!r})": "in Python; then policy(observations)",
     }
     width = max(map(len, commands))
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
