@@ -155,9 +155,8 @@ def test_an_export_alone_gives_weights_their_slow_copies_and_their_scaling(runs,
         assert not state["agent/actor/step"]
 
 
-def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path, monkeypatch):
+def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
     """Two workers, in threads, whose folders of one name are on disks of their own."""
-    monkeypatch.setattr(start_from, "_AGAIN", 0.0)
     for worker in range(2):
         exported = tmp_path / str(worker)
         shutil.copytree(runs("ppo"), exported, ignore=shutil.ignore_patterns("checkpoints"))

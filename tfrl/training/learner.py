@@ -94,7 +94,9 @@ class EnvLearner(Learner):
         try:
             self._begin_with(start.state)
         except (ValueError, KeyError) as error:
-            raise start_from.refused(self._config, error) from None
+            raise UserError(
+                f"--start-from {self._config.start_from} has another network or optimizer: {error}."
+            ) from None
 
     def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
         """Loads the state of another run's checkpoint, or only its weights.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,10 +22,6 @@ from tfrl.run.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from tfrl.run.session import Session
-
-
-_TRIES = 20  # attempts to read the same checkpoint on all workers while that run may still train
-_AGAIN = 0.5  # seconds between two attempts
 
 
 class Start(NamedTuple):
@@ -72,27 +67,24 @@ def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> Non
 
 
 def read(config: RLSettings, session: Session) -> Start:
-    """Reads the run of --start-from, equally on all workers, even while that run trains. A collective.
+    """Reads the newest checkpoint of --start-from, or its export, equally on all workers. A collective.
 
-    Raises UserError if it has no weights, or only damaged ones.
+    Raises UserError if it has no weights or only damaged ones, or if the workers find different ones.
     """
-    store = CheckpointStore(Path(config.start_from or "") / "checkpoints", keep=1)
-    for _ in range(_TRIES):
-        start = _newest(config, store, session.console.warn)
-        if np.ptp(session.of_workers(_checksum(start.state))) == 0:
-            return start
-        time.sleep(_AGAIN)
-    raise UserError(f"the workers do not see the same weights in --start-from {config.start_from}.")
-
-
-def _newest(config: RLSettings, store: CheckpointStore, warn: Callable[[str], None]) -> Start:
-    """The newest checkpoint, or the export if there is no checkpoint. Raises UserError like `read`."""
-    found = store.load(warn)
+    run, warn = Path(config.start_from or ""), session.console.warn
+    found = CheckpointStore(run / "checkpoints", keep=1).load(warn)
     if found is not None:
-        return Start(found.learner, _about(config, found.env_steps, found.update))
-    source = policy_files.find(Path(config.start_from or ""), "last", warn)
-    state = {PREFIX + name: array for name, array in source.weights.items()}
-    return Start(state, _about(config, source.env_steps, None))
+        state, env_steps, update = found.learner, found.env_steps, found.update
+    else:
+        source = policy_files.find(run, "last", warn)
+        state = {PREFIX + name: array for name, array in source.weights.items()}
+        env_steps, update = source.env_steps, None
+    if np.ptp(session.of_workers(_checksum(state))) != 0:
+        raise UserError(
+            f"the workers do not see the same weights in --start-from {config.start_from}; wait for the end "
+            "of that run if it trains."
+        )
+    return Start(state, {"run": config.start_from, "env_steps": env_steps, "update": update})
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
@@ -101,12 +93,3 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
     for name in sorted(arrays):
         checksum = zlib.crc32(np.ascontiguousarray(arrays[name]).data, checksum)
     return checksum
-
-
-def _about(config: RLSettings, env_steps: int, update: int | None) -> dict[str, Any]:
-    return {"run": config.start_from, "env_steps": env_steps, "update": update}
-
-
-def refused(config: RLSettings, error: Exception) -> UserError:
-    """The error if the weights or the optimizer do not fit although the settings do."""
-    return UserError(f"--start-from {config.start_from} has another network or optimizer: {error}.")
