@@ -1,8 +1,11 @@
 """A user's algorithm, and callbacks by name, with what every run promises: exact resume, the same bits."""
 
+import importlib
 import os
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import gymnasium
@@ -91,6 +94,45 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.fixture
+def munchausen(tmp_path, monkeypatch):
+    """The module that docs/extending.md shows."""
+    (code,) = re.findall(r"```python\n(from tfrl[^`]*)```", (ROOT / "docs/extending.md").read_text())
+    (tmp_path / "munchausen.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module("munchausen")
+
+
+def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen):
+    """Q and Q' of three actions are the first columns of the weights; by the paper's equation, in NumPy."""
+    generator = np.random.default_rng(1)
+    q, of_target, of_next = generator.normal(size=(3, 8, 3))
+    rows = {"observation": 0, "next_observation": 1, "action": np.arange(8) % 3}
+    rows |= {name: generator.random(8).astype(np.float32) for name in ("reward", "discount", "weight")}
+    values = {("q", 0): q, ("target_q", 0): of_target, ("target_q", 1): of_next}
+    q_of = lambda weights, observation: np.float32(values[weights, observation])  # noqa: E731
+    agent = types.SimpleNamespace(network=types.SimpleNamespace(functions={"q": q_of}))
+    found = munchausen.MunchausenDQN._loss(agent, {"q": "q", "target_q": "target_q"}, rows)
+
+    def log_policy(q):
+        return q / 0.03 - np.log(np.exp(q / 0.03).sum(axis=1, keepdims=True))
+
+    each = np.arange(8), rows["action"]
+    following = (np.exp(log_policy(of_next)) * (of_next - 0.03 * log_policy(of_next))).sum(axis=1)
+    reward = rows["reward"] + 0.9 * np.clip(0.03 * log_policy(of_target)[each], -1, 0)
+    error = reward + rows["discount"] * following - q[each]
+    np.testing.assert_allclose(found.errors, error, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.losses, rows["weight"] * error**2 / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_the_documented_variant_of_a_replay_algorithm_is_one_run_on_two_replicas(munchausen, tmp_path):
+    settings = {"env": "CartPole-v1", "num_envs": 2, "hidden": (16, 16), "total_steps": 1000, "seed": 2}
+    settings |= {"learning_starts": 200, "eval_episodes": 2, "logdir": tmp_path}
+    one, two = (tfrl.train(munchausen.MunchausenDQN, run_name=f"{n}", replicas=n, **settings) for n in (1, 2))
+    assert one.results["weights_sha256"] == two.results["weights_sha256"]
+    assert one.results["algorithm"] == "munchausen:MunchausenDQN" and (one.progress["train/q_loss"] > 0).all()
 
 
 def test_wrong_algorithms_and_callbacks_are_one_sentence():
