@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
 from tfrl.cli.words import multiples_near
@@ -133,20 +133,15 @@ class Config(IMPALA, RolloutSettings):
             by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
             near = multiples_near(self.num_envs, slices)
             raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; use {near}.")
-        self._check_micro_batch(self.num_envs // slices)
-        super().check_topology(workers, replicas_per_worker)
-
-    def _check_micro_batch(self, num_envs: int) -> None:
-        """Raises UserError if a part is not whole rollouts of envs, or does not divide the envs of a
-        minibatch.
-        """
-        parts = [self.num_steps * n for n in range(1, num_envs + 1) if num_envs % n == 0]
-        if self.micro_batch and self.micro_batch not in parts:
-            nearest = min(parts, key=lambda rows: abs(rows - self.micro_batch))
+        envs = self.num_envs // slices
+        if self.micro_batch % self.num_steps or (
+            self.micro_batch and envs * self.num_steps % self.micro_batch
+        ):
             raise UserError(
-                f"--micro-batch must be --num-steps {self.num_steps} times a divisor of the {num_envs} "
-                f"envs of a replica's minibatch; got {self.micro_batch}; use {nearest}."
+                f"--micro-batch must be --num-steps {self.num_steps} times a divisor of the {envs} envs of a "
+                f"replica's minibatch; got {part}."
             )
+        super().check_topology(workers, replicas_per_worker)
 
     def default_preset(self) -> str:
         """The default preset of the command: procgen's for all envs with images."""
@@ -188,7 +183,8 @@ class ImpalaAgent(ActorCriticAgent):
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from the whole rollouts of some envs."""
-        config = self._config
+        config, runtime = self._config, self._runtime
+        envs = config.num_envs // runtime.replicas // config.num_minibatches
         step = GradientStep(
             learned=self.network.learned,
             rates=(config.lr,) * len(self.network.learned),
@@ -196,7 +192,8 @@ class ImpalaAgent(ActorCriticAgent):
             metrics=(*_MEANS, *_MOMENTS),
             optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
             batch_rows=config.rows_per_step,
-            part_rows=self._part_envs(config.num_envs // self._runtime.replicas // config.num_minibatches),
+            # A part has some envs of the minibatch, with all their steps.
+            part_rows=units_of_part(envs, config.num_steps, runtime.micro_batch(config)),
             max_norm=config.max_grad_norm,
         )
         return {"update": step}
@@ -262,11 +259,6 @@ class ImpalaAgent(ActorCriticAgent):
         envs = index + config.num_minibatches * tf.range(rows)
         outcome = self.learning.gradient_step("update", envs, batch, scale)
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
-
-    def _part_envs(self, num_envs: int) -> int:
-        """The number of envs of a part, with all their steps; it divides the envs of a minibatch."""
-        most = max(1, self._runtime.micro_batch(self._config) // self._config.num_steps)
-        return max(d for d in range(1, min(most, num_envs) + 1) if num_envs % d == 0)
 
     def _loss(self, weights: Weights, envs: tf.Tensor, data: Sequence[tf.Tensor]) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""

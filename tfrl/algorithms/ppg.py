@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from tfrl.algorithms import ppo
+from tfrl.algorithms.actor_critic import units_of_part
 from tfrl.algorithms.ppo import PPO, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
@@ -207,9 +208,7 @@ class PPGAgent(PPOAgent):
         """The number of samples of a part: whole sequences for a recurrent network."""
         config, replicas = self._config, self._runtime.replicas
         most, length = self._runtime.micro_batch(config.auxiliary_step(replicas)), config.auxiliary_sequence
-        share = config.auxiliary_rows // replicas // length
-        most = max(1, most // length)
-        return length * max(d for d in range(1, min(most, share) + 1) if share % d == 0)
+        return length * units_of_part(config.auxiliary_rows // replicas // length, length, most)
 
     @property
     def summary(self) -> dict[str, str]:

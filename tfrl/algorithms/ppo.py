@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import divisors_near, multiples_near
@@ -365,57 +365,6 @@ class Totals:
         return {f"train/{name}": value for name, value in metrics.items()}
 
 
-def estimate(
-    config: Config,
-    gae: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-    rewards: tf.Tensor,
-    first: tf.Tensor,
-    truncated: tf.Tensor,
-    values: tf.Tensor,
-    last_values: tf.Tensor,
-    final_values: tf.Tensor,
-    rows: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Generalised advantage estimates, and one small collective. Call it in a replica's context.
-
-    Args:
-      config: the settings.
-      gae: `returns.gae`, or a compiled version of it.
-      rewards, first, truncated, values: the replica's part of the rollout, [T, B] each.
-      last_values: V(o_T), [B].
-      final_values: V of the last observation of each truncated episode, at its last step, [T, B].
-      rows: the rows of each minibatch in the [T * B] arrays, int32 [E * M, b].
-
-    Returns:
-      Advantages and value targets, float32 [T * B] each; the mean and deviation of the advantages of every
-      minibatch, float32 [E * M, 2]; the explained variance and the mean of all targets, float32 [2].
-    """
-    rewards, discounts = returns.rewards_and_discounts(
-        rewards, first, truncated, final_values, gamma=config.gamma
-    )
-    advantages, targets = gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
-    flat_advantages = tf.reshape(advantages, [-1])
-    # float64, because sums of squares must not depend on the distribution of samples over replicas.
-    shuffled = tf.cast(tf.gather(flat_advantages, rows), tf.float64)  # [E * M, b]
-    wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
-    sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
-    if config.normalize_advantages == "batch":
-        sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
-    sums = sum_replicas(sums)
-    if config.normalize_advantages == "batch":
-        mean, variance = _moments(sums.pop(), config.steps_per_update)
-        mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
-    else:
-        mean, variance = _moments(sums[0], config.rows_per_step)
-    moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)  # [E * M, 2]
-    mean_target, varies = _moments(sums[1], config.steps_per_update)
-    _, unexplained = _moments(sums[2], config.steps_per_update)
-    # For constant targets, varying values score 0 (scikit-learn's convention).
-    share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
-    of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
-    return flat_advantages, tf.reshape(targets, [-1]), moments, of_targets
-
-
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
     """The sum and the sum of squares, stacked in the last dimension."""
     return tf.stack([tf.reduce_sum(x, axis), tf.reduce_sum(tf.square(x), axis)], axis=-1)
@@ -493,13 +442,12 @@ class PPOAgent(ActorCriticAgent):
         return {"update": step}
 
     def _part_rows(self) -> int:
-        """The number of samples of a part: whole sequences for a recurrent network."""
+        """The number of samples of a part; for a recurrent network, of sequences."""
         config, most = self._config, self._runtime.micro_batch(self._config)
         if not self.network.state_size:
             return most
         share = config.rows_per_step // config.sequence_steps // self._runtime.replicas
-        most = max(1, most // config.sequence_steps)
-        return max(d for d in range(1, min(most, share) + 1) if share % d == 0)
+        return units_of_part(share, config.sequence_steps, most)
 
     @property
     def gradient_steps_per_update(self) -> int:
@@ -608,24 +556,63 @@ class PPOAgent(ActorCriticAgent):
         return place * (config.sequence_steps * share) + env
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
-        """Advantages and value targets [T * B], the moments of every minibatch, and those of all targets.
+        """Generalised advantage estimates of a rollout, and one small collective.
 
-        Values float32 [R, T + 1, B] come from the weights that acted, or from the present weights if
-        advantages are computed again. The values of o_T and of the last observations of truncated episodes
-        always come from the present weights.
+        Args:
+          rollout: the steps of the envs.
+          values: float32 [R, T + 1, B], by the weights that acted, or by the present weights if advantages
+            are computed again. The values of o_T and of the last observations of truncated episodes always
+            come from the present weights.
+          rows: the result of `_minibatches` for each replica.
+
+        Returns:
+          For each replica: advantages and value targets, float32 [T * B] each; the mean and deviation of the
+          advantages of every minibatch, float32 [E * M, 2]; the explained variance and the mean of all
+          targets, float32 [2].
         """
-        values_and_last = values[:, :-1], values[:, -1]
         final_values = self.final_values(rollout)
-        fields = (rollout.rewards, rollout.first, rollout.truncated, *values_and_last, final_values)
-        return self._prepare(*(self._runtime.per_replica(f) for f in fields), rows)
+        fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
+        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), rows)
 
     @compiled()
-    def _prepare(self, *fields: Any) -> Any:
-        return self._runtime.strategy.run(self._prepare_on_replica, args=fields)
+    def _estimate(self, *fields: Any) -> Any:
+        return self._runtime.strategy.run(self._estimate_on_replica, args=fields)
 
-    def _prepare_on_replica(self, *fields: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        *experience, steps = fields
-        return estimate(self._config, self._gae, *[*experience, self._rows(steps)])
+    def _estimate_on_replica(
+        self,
+        rewards: tf.Tensor,  # [T, B], like the next three
+        first: tf.Tensor,
+        truncated: tf.Tensor,
+        values: tf.Tensor,
+        last_values: tf.Tensor,  # [B]
+        final_values: tf.Tensor,  # [T, B]
+        steps: tf.Tensor,  # of `_minibatches`
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        config = self._config
+        rewards, discounts = returns.rewards_and_discounts(
+            rewards, first, truncated, final_values, gamma=config.gamma
+        )
+        advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+        flat_advantages = tf.reshape(advantages, [-1])
+        # float64, because sums of squares must not depend on the distribution of samples over replicas.
+        shuffled = tf.cast(tf.gather(flat_advantages, self._rows(steps)), tf.float64)  # [E * M, b]
+        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
+        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+        if config.normalize_advantages == "batch":
+            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
+        sums = sum_replicas(sums)
+        if config.normalize_advantages == "batch":
+            mean, variance = _moments(sums.pop(), config.steps_per_update)
+            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
+        else:
+            mean, variance = _moments(sums[0], config.rows_per_step)
+        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)
+        mean_target, varies = _moments(sums[1], config.steps_per_update)
+        _, unexplained = _moments(sums[2], config.steps_per_update)
+        # For constant targets, varying values score 0 (scikit-learn's convention).
+        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
+        of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
+        return flat_advantages, tf.reshape(targets, [-1]), moments, of_targets
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""

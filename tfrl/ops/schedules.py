@@ -1,52 +1,31 @@
-"""Schedules: how a learning rate or a share of random actions changes over a run. Plain numbers.
-
-Each shape is a function of a step, counted from 0, and of the number of steps. Steps are gradient steps,
-updates or env steps.
-"""
+"""Schedules: how a learning rate or a share of random actions changes over a run. Plain numbers."""
 
 from __future__ import annotations
 
 import math
 
 
-def constant(step: int, steps: int) -> float:
-    """1."""
-    return 1.0
-
-
-def linear(step: int, steps: int) -> float:
-    """Falls from 1 at step 0 to 0 at step `steps`."""
-    return 1.0 - step / steps
-
-
-def cosine(step: int, steps: int) -> float:
-    """Falls from 1 to 0 as half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)."""
-    return 0.5 * (1.0 + math.cos(math.pi * step / steps))
-
-
-def staircase(step: int, steps: int) -> float:
-    """1; a tenth from half of the steps on; a hundredth from three quarters.
-
-    32k and 48k of 64k steps in He et al. 2015, arXiv:1512.03385, section 4.2.
-    """
-    return 1.0 if step < steps // 2 else 0.1 if step < steps * 3 // 4 else 0.01
-
-
-_SHAPES = {"constant": constant, "linear": linear, "cosine": cosine, "step": staircase}
-
-
 def learning_rate(kind: str, highest: float, step: int, steps: int, warmup: int = 0) -> float:
     """The learning rate of a step.
 
     Args:
-      kind: "constant", "linear", "cosine" or "step" (`staircase`).
+      kind: the shape of the schedule. "constant"; "linear": falls from `highest` to 0; "cosine": the same as
+        half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "step": a tenth from half of the
+        steps on, and a hundredth from three quarters (He et al. 2015, arXiv:1512.03385, section 4.2).
       highest: the rate that the schedule scales.
-      step: counted from 0.
+      step: counted from 0; gradient steps or updates.
       steps: how many the run has.
       warmup: steps over which the rate first grows linearly; the schedule scales it meanwhile.
     """
+    shape = 1.0
+    if kind == "linear":
+        shape = 1.0 - step / steps
+    elif kind == "cosine":
+        shape = 0.5 * (1.0 + math.cos(math.pi * step / steps))
+    elif kind == "step":
+        shape = 1.0 if step < steps // 2 else 0.1 if step < steps * 3 // 4 else 0.01
     growth = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    return highest * growth * _SHAPES[kind](step, steps)
+    return highest * growth * shape
 
 
 def exploration(kind: str, start: float, end: float, step: int, steps: int) -> float:
