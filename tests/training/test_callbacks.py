@@ -75,7 +75,7 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
     player = UniformPolicy(*registry.specs(config))
-    found = callbacks.Evaluation(config, learner(config).session).evaluate(player)
+    found = callbacks.evaluate(config, learner(config).session, player)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
     gap = evaluation_results(config, found)["generalization_gap"]
     assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)
@@ -93,7 +93,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
         paddle = observations[:, -1, :, 0].argmax(axis=1)
         return (np.sign(column - paddle) + 1).astype(np.int32)
 
-    found = callbacks.Evaluation(config, learner(config).session).evaluate(Acting(towards))
+    found = callbacks.evaluate(config, learner(config).session, Acting(towards))
     assert found["eval_train/return"] == 1.0
     unseen = play(Acting(towards), level_spec(config, "test", 32), range(32), episodes_each=1)
     assert found["eval_test/return"] == unseen.returns.mean() < 0
@@ -169,7 +169,7 @@ def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, mo
         raise Stopped(0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Evaluation, "evaluate", stop)
+        patch.setattr(callbacks, "evaluate", stop)
         assert train(config) == 0
     config = dataclasses.replace(config, eval_every=0)
     with monkeypatch.context() as patch:
@@ -189,7 +189,7 @@ def test_an_evaluation_by_env_steps_that_was_stopped_is_done_on_resume(small, tm
         raise Stopped(0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Evaluation, "evaluate", stop)
+        patch.setattr(callbacks, "evaluate", stop)
         assert train(config) == 0
     assert train(config) == 0
     steps, _ = runs.load(config.run_dir).evaluations("test")

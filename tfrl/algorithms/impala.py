@@ -133,10 +133,8 @@ class Config(IMPALA, RolloutSettings):
             by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
             near = multiples_near(self.num_envs, slices)
             raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; use {near}.")
-        envs = self.num_envs // slices
-        if self.micro_batch % self.num_steps or (
-            self.micro_batch and envs * self.num_steps % self.micro_batch
-        ):
+        envs, part = self.num_envs // slices, self.micro_batch
+        if part % self.num_steps or (part and envs * self.num_steps % part):
             raise UserError(
                 f"--micro-batch must be --num-steps {self.num_steps} times a divisor of the {envs} envs of a "
                 f"replica's minibatch; got {part}."

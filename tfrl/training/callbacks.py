@@ -49,60 +49,33 @@ def of_run(config: RLSettings, session: Session) -> list[Callback]:
     ]
 
 
-class Evaluation:
-    """The evaluations of one run. All workers make the same calls.
+def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, float]:
+    """Evaluates a policy on all level sets; returns the metrics. Every worker plays its share of the envs.
 
-    Args:
-      config: the settings.
-      session: this process's part of the run. Its folder is open before the first call.
+    All workers make the same calls.
+
+    Raises:
+      Stopped: a worker got a signal to stop. That worker stops at once; the others stop at the end of the
+        level set.
     """
-
-    def __init__(self, config: RLSettings, session: Session) -> None:
-        self._config = config
-        self._session = session
-        self._runtime = session.runtime
-
-    def evaluate(self, player: Player) -> dict[str, float]:
-        """The metrics of all level sets. Every worker plays its share of the envs.
-
-        Args:
-          player: the policy.
-
-        Raises:
-          Stopped: a worker got a signal to stop. That worker stops at once; the others stop at the end of the
-            level set.
-        """
-        metrics: dict[str, float] = {}
-        self._session.raise_if_stopped()
-        for level_set in self._config.level_sets:
-            self._session.phase(f"evaluating{self._on(level_set)}")
-            played = self._play(player, level_set)
-            metrics |= evaluation_metrics(self._config, level_set, played)
-        return with_gap(self._config, metrics)
-
-    def _on(self, level_set: str) -> str:
-        """A text that names the levels; empty for envs without levels."""
-        return f" on {level_set} levels" if TRAIN in self._config.level_sets else ""
-
-    def _play(self, player: Player, level_set: str) -> Episodes:
-        num_envs, each = split_episodes(self._config.eval_episodes)
-        mine = list(range(self._runtime.worker, num_envs, self._runtime.num_workers))
+    metrics: dict[str, float] = {}
+    session.raise_if_stopped()
+    num_envs, each = split_episodes(config.eval_episodes)
+    mine = list(range(session.runtime.worker, num_envs, session.runtime.num_workers))
+    for level_set in config.level_sets:
+        levels = f" on {level_set} levels" if TRAIN in config.level_sets else ""
+        session.phase(f"evaluating{levels}")
         # Returns, lengths and solved flags. Every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))
         if mine:
-            spec = level_spec(self._config, level_set, num_envs)
-            played = play(
-                player,
-                spec,
-                mine,
-                episodes_each=each,
-                broken_off=lambda: self._session.stop.signalled,
-            )
+            spec, stopped = level_spec(config, level_set, num_envs), lambda: session.stop.signalled
+            played = play(player, spec, mine, episodes_each=each, broken_off=stopped)
             found[:, mine] = played.returns, played.lengths, played.solved
-        self._session.phase(f"gathering episodes{self._on(level_set)}")  # other workers may still be playing
-        self._session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
-        returns, lengths, solved = self._runtime.sum_over_workers(found)
-        return Episodes(returns, lengths, solved > 0)
+        session.phase(f"gathering episodes{levels}")  # other workers may still be playing
+        session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
+        returns, lengths, solved = session.runtime.sum_over_workers(found)
+        metrics |= evaluation_metrics(config, level_set, Episodes(returns, lengths, solved > 0))
+    return with_gap(config, metrics)
 
 
 class EnvFacts(Callback):

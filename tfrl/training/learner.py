@@ -79,7 +79,6 @@ class EnvLearner(Learner):
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
-        self._evaluation = own_callbacks.Evaluation(config, session)
         self._waits = own_callbacks.Waits()
         self.callbacks = (*own_callbacks.of_run(config, session), self._waits)
         self.notes = config.notes
@@ -113,7 +112,7 @@ class EnvLearner(Learner):
 
     def evaluate(self) -> dict[str, float]:
         """Plays all level sets; every worker plays its share of the envs."""
-        return self._evaluation.evaluate(self)
+        return own_callbacks.evaluate(self._config, self._session, self)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
         """Actions [B, *shape] of an evaluation for observations [B, *shape], by noise [B, K].
