@@ -17,13 +17,13 @@ from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Update
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
+from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
 
 _DRAWN_AT_ONCE = 64  # steps for which an env's random numbers are drawn at once
 _COLLECTING = 0.9  # share of an update's time, for the progress line
 
 
-class Observers(Protocol):
+class Observers(Envs, Protocol):
     """All envs of the run, in this or other processes; an `Observer` has those of one process.
 
     Attributes:
@@ -32,24 +32,13 @@ class Observers(Protocol):
 
     observation: np.ndarray
 
-    @property
-    def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
-
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
         """Steps the envs that are `playing`, bool [N], by actions [N, *shape]."""
 
     def settle(self) -> None:
-        """Marks the end of all episodes of an update. Replaced envs repeat the steps from here on."""
-
-    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices; the state, observation and `first` flag of each env at the last `settle`."""
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index."""
-
-    def close(self) -> None:
-        """Stops the envs, and their processes."""
+        """Marks the end of all episodes of an update, whose states `get_state` gives. Replaced envs repeat
+        the steps from here on.
+        """
 
 
 class EpisodicLearner(EnvLearner):

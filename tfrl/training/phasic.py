@@ -98,18 +98,11 @@ class PhasicLearner(OnPolicyLearner):
         return metrics
 
     def _keep(self, kind: str, update: int, array: np.ndarray) -> None:
-        """Writes arrays [B, T, ...]. If the disk is full, it removes unneeded files and tries once more.
-
-        Raises TrainingError if the disk is still full.
-        """
+        """Writes arrays [B, T, ...]. Raises TrainingError if that fails, if the disk is full, say."""
         try:
             self._files.add(kind, update, array)
-        except TrainingError:
-            self._tidy()
-            try:
-                self._files.add(kind, update, array)
-            except TrainingError as error:
-                raise TrainingError(f"{error}; {self._session.kept()}") from error
+        except TrainingError as error:
+            raise TrainingError(f"{error}; {self._session.kept()}") from error
 
     def _tidy(self) -> None:
         """Removes the rollouts that neither this phase nor a checkpoint needs."""

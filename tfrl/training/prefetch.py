@@ -26,7 +26,7 @@ from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates,
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
-from tfrl.training.learner import env_spec
+from tfrl.training.learner import Envs, env_spec
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
@@ -37,8 +37,10 @@ COLUMNS = (*WAITS, "train/lag")
 """The names in `Prefetch.metrics`, in the order of progress.csv."""
 
 
-class PrefetchCollector(Protocol):
-    """This worker's envs, which collect the started rollouts one after another.
+class PrefetchCollector(Envs, Protocol):
+    """This worker's envs, which collect the requested rollouts one after another.
+
+    `set_state` is called before the first `begin`, and `close` does not wait for the end of a rollout.
 
     Attributes:
       indices: the global indices of the envs.
@@ -51,10 +53,6 @@ class PrefetchCollector(Protocol):
     observation_spec: ArraySpec
     action_spec: ActionSpec
     began: EnvStates
-
-    @property
-    def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
 
     def offer(self, weights: Versioned) -> None:
         """Takes the newest weights, for rollouts that are begun without any."""
@@ -70,12 +68,6 @@ class PrefetchCollector(Protocol):
 
     def get_state(self) -> EnvStates:
         """The envs' state after the last rollout that was taken."""
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index. Call it before the first `begin`."""
-
-    def close(self) -> None:
-        """Ends its threads or processes without waiting for the end of a rollout."""
 
 
 class ThreadCollector:
