@@ -16,7 +16,7 @@ from resnet.supervised.config import Config
 from resnet.supervised.data import Batch, Dataset, Share
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.quiet import quiet_start
-from tfrl.ops.schedules import learning_rate
+from tfrl.ops.optimizers import learning_rate
 from tfrl.run import loop, summary
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Conclusion, Update

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tfrl.ops.schedules import exploration, learning_rate
+from tfrl.algorithms.dqn import epsilon
+from tfrl.ops.optimizers import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -69,15 +70,15 @@ def test_rates_equal_those_of_earlier_versions(steps):
 
 
 def test_exploration_falls_in_a_line_and_stays():
-    assert [exploration("linear", 1.0, 0.1, step, 4) for step in range(5)] == pytest.approx(
+    assert [epsilon("linear", 1.0, 0.1, step, 4) for step in range(5)] == pytest.approx(
         [1, 0.775, 0.55, 0.325, 0.1]
     )
-    assert exploration("linear", 1.0, 0.1, 4, 4) == exploration("linear", 1.0, 0.1, 10**9, 4) == 0.1
-    assert exploration("linear", 1.0, 0.05, 0, 0) == 0.05
-    assert exploration("linear", 0.3, 0.3, 17, 50) == 0.3
-    assert exploration("linear", 0.0, 0.5, 1, 2) == 0.25  # it may rise, too
+    assert epsilon("linear", 1.0, 0.1, 4, 4) == epsilon("linear", 1.0, 0.1, 10**9, 4) == 0.1
+    assert epsilon("linear", 1.0, 0.05, 0, 0) == 0.05
+    assert epsilon("linear", 0.3, 0.3, 17, 50) == 0.3
+    assert epsilon("linear", 0.0, 0.5, 1, 2) == 0.25  # it may rise, too
 
 
 def test_exploration_falls_by_the_same_factor_and_stays():
-    shares = [exploration("exponential", 1.0, 0.0625, step, 4) for step in range(6)]
+    shares = [epsilon("exponential", 1.0, 0.0625, step, 4) for step in range(6)]
     assert shares == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625], rel=1e-12)

@@ -15,7 +15,7 @@ from tfrl.config.actors import Actors, Ahead, Learners
 from tfrl.config.network import Torso
 from tfrl.config.run import Hardware, Run, Task
 from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.ops import q_learning, schedules
+from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
 
 
@@ -41,6 +41,25 @@ class DQN:
     """Env steps until the share of random actions is --exploration-end."""
     exploration_decay: Literal["linear", "exponential"] = "linear"
     """The share of random actions falls by the same amount at each step (linear), or by the same factor."""
+
+
+def epsilon(kind: str, start: float, end: float, step: int, steps: int) -> float:
+    """The share of random actions: from `start` to `end` over `steps`, then `end`.
+
+    Mnih et al. 2015, Nature 518, extended data table 1: linear from 1 to 0.1 over a million frames.
+
+    Args:
+      kind: "linear", or "exponential": each step multiplies it by the same factor. That needs ends above 0.
+      start: at step 0.
+      end: from step `steps` on; steps = 0 is `end` at once.
+      step: counted from 0, in env steps.
+      steps: how long it takes.
+    """
+    if step >= steps:
+        return end
+    if kind == "exponential":
+        return start * (end / start) ** (step / steps)
+    return start + (end - start) * (step / steps)
 
 
 _DEFAULTS = {
@@ -148,7 +167,7 @@ class Config(DQN, ReplaySettings):
     def exploration(self, env_steps: int) -> tuple[np.float32, ...]:
         """Epsilon, the share of random actions, after `env_steps` env steps."""
         ends = self.exploration_start, self.exploration_end
-        share = schedules.exploration(self.exploration_decay, *ends, env_steps, self.exploration_steps)
+        share = epsilon(self.exploration_decay, *ends, env_steps, self.exploration_steps)
         return (np.float32(share),)
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
 from tfrl.ops.graph import compiled, tf
-from tfrl.ops.schedules import learning_rate
+from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 
 

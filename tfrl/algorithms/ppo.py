@@ -24,7 +24,7 @@ from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
 from tfrl.ops.graph import compiled, graph, tf
-from tfrl.ops.schedules import learning_rate
+from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
 from tfrl.workers.strategy import Runtime

@@ -29,7 +29,7 @@ from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers
 from tfrl.ops.graph import asynchronous, tf
-from tfrl.ops.schedules import learning_rate
+from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
