@@ -1,6 +1,6 @@
 """The common part of DQN, DDPG, TD3 and SAC: gradient steps on batches from replay, in a compiled loop.
 
-An algorithm gives its losses, one gradient step for each, and names the networks that have target networks.
+An algorithm describes its gradient steps, and names the networks that have target networks.
 """
 
 from __future__ import annotations
@@ -176,10 +176,10 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
 
     @property
     def part_rows(self) -> int:
-        """Rows of a batch whose gradients are taken at once, the same on any topology.
+        """The number of rows of a part of a batch, the same on any topology.
 
-        As many parts as there may be replicas, four at most, and more where they would be large. Sums of a
-        power of two of parts are added in the same pairs on 1, 2 and 4 replicas.
+        The number of parts is a power of two, so 1, 2 and 4 replicas add them in the same pairs. It is the
+        largest such number of replicas, up to 4, or more if parts would be large.
         """
         if self.micro_batch:
             return self.micro_batch
@@ -192,21 +192,21 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
 
     @property
     def in_parts(self) -> bool:
-        """False where a whole batch is one part, which then uses all cores."""
+        """False if a whole batch is one part, which then uses all cores."""
         return not self.is_alone
 
     @property
     def most_gradient_steps(self) -> int:
-        """Gradient steps that are taken in one go, at most; their batches are in memory together."""
+        """The largest number of gradient steps of one call, whose batches are in memory together."""
         due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
         return min(max(1, due), _MOST_AT_ONCE)
 
     def gradient_steps_due(self, env_steps: int) -> int:
-        """Gradient steps that are due after so many env steps, exactly: 90 x 0.7 are 63."""
+        """The number of gradient steps that are due after `env_steps` env steps, exactly: 90 x 0.7 is 63."""
         return math.floor((env_steps - self.learning_starts) * Fraction(str(self.updates_per_step)))
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raises UserError if the envs, or a replica's share of a batch, do not divide by what there is."""
+        """Raises UserError if the envs or a batch do not divide over workers, replicas and parts."""
         super().check_topology(workers, replicas_per_worker)
         share = self.batch_size // (workers * replicas_per_worker)
         if share % self.part_rows:
@@ -216,18 +216,18 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
             )
 
     def default_preset(self) -> str:
-        """The preset of a command that names none: the env's own, if there is one."""
+        """The default preset of the command: that of the env, if it has one."""
         return self.presets_of_envs.get(self.env, "default")
 
     def complete(self) -> Self:
-        """The settings with what follows from others filled in, the number of envs too."""
+        """The settings with all derived values, such as the number of envs."""
         shared = self.actors and _ENVS_OF_ACTORS % self.actors == 0
         chosen = _ENVS_OF_ACTORS if shared else self.actors or 1
         config = self if self.num_envs is not None else dataclasses.replace(self, num_envs=chosen)
         return super(ReplaySettings, config).complete()
 
     def check(self) -> None:
-        """Raises UserError for the first setting that cannot work on any machine, of those that all have."""
+        """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         action = registry.specs(self)[1]
         if not isinstance(action, self.action_spaces):
@@ -267,31 +267,31 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
                 f"--updates-per-step {self.updates_per_step:g} leave no gradient step in --total-steps "
                 f"{self.total_steps}."
             )
-        # What fails for one worker fails for more: their shares are fractions of its own.
+        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
 PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]
-"""Waits for gradient steps; sums of their metrics, and errors float32 [K, B, b]."""
-_FLOATS = "floats"  # the field of a batch that holds all those of float32
+"""Waits for gradient steps; returns the sums of their metrics, and the errors float32 [K, B, b]."""
+_FLOATS = "floats"  # a field that joins all float32 fields of a batch
 
 Rows = Mapping[str, Any]
-"""Tensors [b, ...] of a batch by field."""
+"""The tensors [b, ...] of a batch by the fields of `tfrl.experience.replay.Batch`, and `noise`."""
 
 
 class ReplayAgent(Agent):
-    """Networks, their slow copies and optimizers under a strategy, as `tfrl.training.off_policy` asks.
+    """Networks, target networks and optimizers under a strategy; `tfrl.training.off_policy` calls it.
 
-    A subclass gives the class attributes and `make_steps`.
+    A subclass has the class attributes and `make_steps`.
 
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
 
     Attributes:
-      update_noise: standard normal numbers of each row of a batch.
-      target_networks: the names of the networks that have one.
-      target_every: gradient steps between two moves of these; the algorithm's own, or --target-every.
+      update_noise: the number of standard normal numbers of each row of a batch.
+      target_networks: the names of the networks that have a target network.
+      target_every: gradient steps between two moves of the target networks, unless --target-every is given.
     """
 
     _config: ReplaySettings
@@ -324,9 +324,10 @@ class ReplayAgent(Agent):
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """The gradient steps of an update by name, in order; the errors of the first decide priorities.
+        """Describes the gradient steps on one batch by name, in order.
 
-        It also sets `target_networks` and `update_noise`, if they depend on the network.
+        The errors of the first one are the priorities. The method also sets `target_networks` and
+        `update_noise` if they depend on the network.
         """
         raise NotImplementedError
 
@@ -360,7 +361,7 @@ class ReplayAgent(Agent):
         )
 
     def initial(self) -> dict[str, np.ndarray]:
-        """The vectors that a run begins with: those of the networks, and what else is learned."""
+        """The initial vectors: those of the networks, and others that are learned."""
         return self.network.initial()
 
     @property
@@ -390,7 +391,10 @@ class ReplayAgent(Agent):
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
-        """Exploring actions [B, *shape] of observations [B, *shape], by noise [B, K] and the env steps."""
+        """Actions with exploration [B, *shape] for observations [B, *shape], drawn by noise [B, K].
+
+        `env_steps` decides the amount of exploration.
+        """
         return self.acting.act(observations, noise, self._config.exploration(env_steps))
 
     # Learning
@@ -423,7 +427,7 @@ class ReplayAgent(Agent):
         joined = self._join(fields)
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
-        # Found by the shapes alone: to look at the arguments takes TensorFlow longer than small networks do.
+        # Found by the shapes: TensorFlow's own look at the arguments takes longer than a small network.
         shapes = tuple(x.shape for x in joined.values())
         if shapes not in self._compiled:
             self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
@@ -443,7 +447,7 @@ class ReplayAgent(Agent):
         return results
 
     def progress(self, env_steps: int) -> dict[str, float]:
-        """Metrics that follow from the number of env steps alone: the learning rate."""
+        """The metrics that depend only on the number of env steps: the learning rate."""
         config = self._config
         iteration = env_steps // config.iteration_steps - 1
         return {
@@ -455,7 +459,7 @@ class ReplayAgent(Agent):
         return [name for step in self.steps.values() for name in step.metrics]
 
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Fields [K, B, b, ...] with those of float32 in one: each array costs more time than its numbers."""
+        """Joins the float32 fields among fields [K, B, b, ...]: each array costs time, its numbers little."""
         floats = {name: x for name, x in fields.items() if x.dtype == np.float32}
         self._float_shapes = {name: x.shape[3:] for name, x in floats.items()}
         flat = [x.reshape(*x.shape[:3], math.prod(x.shape[3:])) for x in floats.values()]
@@ -463,7 +467,7 @@ class ReplayAgent(Agent):
         return others | {_FLOATS: np.concatenate(flat, axis=3)}
 
     def _separate(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The fields of one batch, [rows, ...] each, of those that `_join` gave."""
+        """The fields of one batch, [rows, ...] each; the inverse of `_join`."""
         others, whole = dict(rows), rows[_FLOATS]
         del others[_FLOATS]
         shapes = self._float_shapes
