@@ -6,7 +6,6 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replic
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from tfrl.networks.memory import Sequences
 
 # For Gymnasium's envs: short rollouts, and a small network each for policy and value.
@@ -279,22 +276,12 @@ class Config(PPO, RolloutSettings):
             found["normalize_random_steps"] = 0
         return found
 
-    def complete(self) -> Self:
-        """The settings with all derived values, such as the schedule of --anneal-lr."""
-        linear = self.anneal_lr and self.lr_schedule == "constant"
-        return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()
-
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         if self.critic_lr is not None and self.share_torso:
             raise UserError(
                 f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso uses only --lr."
-            )
-        if self.anneal_lr and self.lr_schedule not in ("constant", "linear"):
-            raise UserError(
-                f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {self.lr_schedule}; give "
-                "one of the two."
             )
         if self.minibatch_size % self.num_envs:
             raise UserError(
