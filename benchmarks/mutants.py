@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant("n-step: a truncation counts as an end", _Q, "first[..., k] & ~truncated[..., k]", "first[..., k]", _TEST_Q),
     Mutant("SAC: the mean of both critics", _Q, "tf.reduce_min(qs, axis=0)", "tf.reduce_mean(qs, axis=0)", _TEST_Q),
     Mutant("SAC: sign of the entropy", _Q, "axis=0) - alpha * log_prob", "axis=0) + alpha * log_prob", _TEST_Q),
-    Mutant("SAC: the target by the present critics", _SAC, 'self._qs(weights, TARGET, rows["next_observation"], actions)', 'self._qs(weights, "", rows["next_observation"], actions)', _TEST_AGENT),
+    Mutant("SAC: the target by the present critics", _SAC, 'self.network.qs(weights, TARGET, rows["next_observation"], actions)', 'self.network.qs(weights, "", rows["next_observation"], actions)', _TEST_AGENT),
     Mutant("TD3: the noise of target actions is not clipped", _Q, "tf.clip_by_value(scale * noise, -clip, clip)", "scale * noise", _TEST_Q),
     Mutant("dueling: the mean advantage stays", _Q, " - tf.reduce_mean(advantages, axis=-1, keepdims=True)", "", _TEST_Q),
     Mutant("target networks: tau the other way", _Q, "(1.0 - tau) * target + tau * source", "tau * target + (1.0 - tau) * source", _TEST_Q),

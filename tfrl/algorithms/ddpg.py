@@ -83,28 +83,18 @@ class DDPGAgent(ReplayAgent):
         """The actor's actions, float32 [b, D]. With the prefix `TARGET`, the target network's."""
         return self.network.greedy([self.network.functions["actor"](weights[prefix + "actor"], observations)])
 
-    def qs(self, weights: Weights, prefix: str, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """The values of all critics, float32 [N, b]. With the prefix `TARGET`, those of their target
-        networks.
-        """
-        functions = self.network.functions
-        values = [functions[c](weights[prefix + c], observations, actions) for c in self.network.critics]
-        return tf.stack(values)
-
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
         """The values of the next observations by the target networks of actor and critic, float32 [b]."""
         observations = rows["next_observation"]
-        return self.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
+        return self.network.qs(weights, TARGET, observations, self.actions(weights, TARGET, observations))[0]
 
     def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
         target = q_learning.td_target(rows["reward"], rows["discount"], self.next_values(weights, rows))
-        taken = tf.unstack(self.qs(weights, "", rows["observation"], rows["action"]))
-        delta = self._config.huber_delta
-        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
-        return Losses(loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0])
+        taken = tf.unstack(self.network.qs(weights, "", rows["observation"], rows["action"]))
+        return self.td_losses(taken, target, rows)
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         observations = rows["observation"]
-        q = self.qs(weights, "", observations, self.actions(weights, "", observations))[0]
+        q = self.network.qs(weights, "", observations, self.actions(weights, "", observations))[0]
         loss = q_learning.deterministic_actor_loss(q)
         return Losses(loss, {"actor_loss": loss})

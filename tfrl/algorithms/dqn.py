@@ -207,8 +207,7 @@ class DQNAgent(ReplayAgent):
         else:
             target = q_learning.q_learning_target(rows["reward"], rows["discount"], next_q)
         q = q_learning.taken_q(q_of(weights["q"], rows["observation"]), rows["action"])
-        loss = q_learning.td_loss(q, target, rows["weight"], huber_delta=config.huber_delta)
-        return Losses(loss, {"q_loss": loss, "q_mean": q}, target - q)
+        return self.td_losses([q], target, rows)
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """The metrics that depend only on the number of env steps: the learning rate and epsilon."""

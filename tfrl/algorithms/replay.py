@@ -27,7 +27,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box, Discrete
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
-from tfrl.ops import optimizers
+from tfrl.ops import optimizers, q_learning
 from tfrl.ops.graph import asynchronous, tf
 from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
@@ -359,6 +359,12 @@ class ReplayAgent(Agent):
             errors="rows" if errors else "",
             every=every,
         )
+
+    def td_losses(self, qs: Sequence[tf.Tensor], target: tf.Tensor, rows: Rows) -> Losses:
+        """The losses of critics from Q of the taken actions by each critic, and their target, float32 [b]."""
+        delta = self._config.huber_delta
+        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in qs])
+        return Losses(loss, {"q_loss": loss / len(qs), "q_mean": qs[0]}, target - qs[0])
 
     def initial(self) -> dict[str, np.ndarray]:
         """The initial vectors: those of the networks, and others that are learned."""

@@ -135,41 +135,34 @@ class SACAgent(ReplayAgent):
         fixed = self._config.alpha is not None
         super().begin_with({n: a for n, a in state.items() if not (fixed and n == f"agent/{_LOG_ALPHA}")})
 
-    def _qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
-        """The values of all critics, [N, B], or [N, B, A] for discrete actions."""
-        functions = self.network.functions
-        return tf.stack([functions[name](weights[prefix + name], *inputs) for name in self.network.critics])
-
     def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self.network.outputs(weights, observations)[0])
 
     def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
         alpha, policy = tf.exp(weights[_LOG_ALPHA]), self._policy(weights, rows["next_observation"])
         if self._discrete:
-            qs = self._qs(weights, TARGET, rows["next_observation"])
+            qs = self.network.qs(weights, TARGET, rows["next_observation"])
             value = q_learning.discrete_soft_value(qs, policy.log_probs, alpha)
-            qs = self._qs(weights, "", rows["observation"])
+            qs = self.network.qs(weights, "", rows["observation"])
             taken = tf.unstack(tf.map_fn(lambda q: q_learning.taken_q(q, rows["action"]), qs))
         else:
             actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, : self.network.noise_size])
-            qs = self._qs(weights, TARGET, rows["next_observation"], actions)
+            qs = self.network.qs(weights, TARGET, rows["next_observation"], actions)
             value = q_learning.soft_value(qs, log_prob, alpha)
-            taken = tf.unstack(self._qs(weights, "", rows["observation"], rows["action"]))
+            taken = tf.unstack(self.network.qs(weights, "", rows["observation"], rows["action"]))
         target = q_learning.td_target(rows["reward"], rows["discount"], value)
-        delta = self._config.huber_delta
-        loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in taken])
-        return Losses(loss, {"q_loss": loss / len(taken), "q_mean": taken[0]}, target - taken[0])
+        return self.td_losses(taken, target, rows)
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         policy = self._policy(weights, rows["observation"])
         actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
-        qs = self._qs(weights, "", rows["observation"], actions)
+        qs = self.network.qs(weights, "", rows["observation"], actions)
         loss = q_learning.soft_actor_loss(qs, log_prob, tf.exp(weights[_LOG_ALPHA]))
         return self._with_temperature(weights, loss, -log_prob, self._entropy_target)
 
     def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         log_probs = self._policy(weights, rows["observation"]).log_probs
-        qs = self._qs(weights, "", rows["observation"])
+        qs = self.network.qs(weights, "", rows["observation"])
         loss = q_learning.discrete_soft_actor_loss(qs, log_probs, tf.exp(weights[_LOG_ALPHA]))
         target = self._entropy_target
         if self.network.entrance.spec.num_actions and self._config.entropy_target is None:

@@ -67,4 +67,4 @@ class TD3Agent(DDPGAgent):
             scale=config.target_noise,
             clip=config.target_noise_clip,
         )
-        return tf.reduce_min(self.qs(weights, TARGET, observations, actions), axis=0)
+        return tf.reduce_min(self.network.qs(weights, TARGET, observations, actions), axis=0)

@@ -66,6 +66,13 @@ class ActorAndCritics(Network):
         """The actor's outputs, [float32 [B, P]], of observations [B, *shape]."""
         return [self.entrance.shut(observations, self.functions["actor"](weights["actor"], observations))]
 
+    def qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
+        """The values of all critics, float32 [N, B], or [N, B, A] for discrete actions.
+
+        With the prefix `TARGET`, those of their target networks.
+        """
+        return tf.stack([self.functions[name](weights[prefix + name], *inputs) for name in self.critics])
+
 
 class DeterministicActor(ActorAndCritics):
     """An actor whose actions are tanh of its outputs.
