@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import build_actor_critic
 from refusals import refusal
 
 import resnet
@@ -25,7 +26,6 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
-from tfrl.networks.actor_critic import build
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run
@@ -315,7 +315,7 @@ def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind,
 
 
 def agent(torso="cookbook", share=True, torso_options=None):
-    return build(
+    return build_actor_critic(
         torso=torso,
         torso_options=torso_options or {},
         observation_spec=ArraySpec((SIZE, SIZE, 3), "uint8"),
@@ -360,7 +360,7 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     export.mkdir()
     wide = agent("impala", torso_options={"width": 2}).initial_arrays()
     np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
-    with pytest.raises(UserError, match=r"kernel has the shape \(3, 3, 3, 32\).*--torso-width"):
+    with pytest.raises(UserError, match=r"kernel has shape \(3, 3, 3, 32\).*--torso-width"):
         weights.torso_vectors(agent("impala"), str(tmp_path))
     flags = ["--torso-weights", str(tmp_path)]
     settings = ppo.parse(flags)

@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import build_actor_critic
 
 import resnet
 from resnet.costs import COSTS, cost_of
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.networks import actor_critic
 
 ROOT = Path(resnet.__file__).parents[1]
 
@@ -313,10 +313,9 @@ def test_batch_normalization_and_dropout_are_refused_for_ppo():
 )
 def test_no_agent_is_built_with_what_ppo_refuses(torso, options, message):
     specs = {"observation_spec": ArraySpec((8, 8, 3), "uint8"), "action_spec": Discrete(2)}
-    shape = {**specs, "share_torso": True, "precision": "float32"}
     with pytest.raises(ValueError, match=message):
-        actor_critic.build(torso=torso, torso_options=options, seed=1, **shape)
-    actor_critic.build(torso=torso, torso_options={}, seed=1, **shape)
+        build_actor_critic(torso=torso, torso_options=options, **specs)
+    build_actor_critic(torso=torso, torso_options={}, **specs)
 
 
 @pytest.mark.parametrize("normalization", ["group", "none"])
