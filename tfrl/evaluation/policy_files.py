@@ -16,7 +16,7 @@ from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts_file
+from tfrl.envs import facts
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
@@ -107,7 +107,7 @@ def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
     Raises OSError.
     """
     files.make_folder(place)
-    for name in (SETTINGS_FILE, facts_file.FILE):
+    for name in (SETTINGS_FILE, facts.FILE):
         if (run / name).is_file():
             files.write(place / name, (run / name).read_text(encoding="utf-8"))
     files.write(place / WEIGHTS_FILE, encode(weights))

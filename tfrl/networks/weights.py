@@ -18,7 +18,7 @@ import yaml
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Precision, to_yaml
-from tfrl.envs import facts_file, registry
+from tfrl.envs import facts, registry
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
@@ -86,8 +86,8 @@ def export(
     files.make_folder(directory)
     files.write(directory / WEIGHTS_FILE, encode(weights))
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
-    if (facts := facts_file.text(config)) is not None:
-        files.write(directory / facts_file.FILE, facts)
+    if (text := registry.facts_text(config)) is not None:
+        files.write(directory / facts.FILE, text)
     network = networks.of_settings(config, precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
