@@ -188,27 +188,10 @@ def torso_vectors(network: ActorCritic, run: str) -> dict[str, np.ndarray]:
     Raises UserError if the weights belong to another network.
     """
     weights = read_torso(run)
-    vectors = {}
-    for name in network.torsos:
-        function = network.functions[name]
-        shapes = {key: array.shape for key, array in function.split(function.initial()).items()}
-        _check_shapes(run, shapes, weights)
-        vectors[name] = function.join(weights)
-    return vectors
-
-
-def _check_shapes(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
-    odd = sorted(set(shapes) ^ set(weights))
-    if odd:
-        where = "this torso" if odd[0] in shapes else "that run"
+    try:
+        return {name: network.functions[name].join(weights) for name in network.torsos}
+    except ValueError as error:
         raise UserError(
-            f"--torso-weights {run} belongs to another network: only {where} has the weights {odd[0]}; "
-            "give as --torso the --model of that run, and train that run with --normalization group."
-        )
-    for name, shape in shapes.items():
-        if weights[name].shape != shape:
-            raise UserError(
-                f"--torso-weights {run} belongs to another network: {name} has the shape "
-                f"{weights[name].shape} there and {shape} here; train it on images of this env's size and "
-                "with this --torso-width."
-            )
+            f"--torso-weights {run}: {error}; give that run's --model as --torso and its --width as "
+            "--torso-width, and train it on images of this env's size with --normalization group."
+        ) from None
