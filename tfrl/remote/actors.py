@@ -68,9 +68,10 @@ class RemoteActor:
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
         """Continues from states by global env index, if any."""
+        envs = self._actor.collector
         if states is not None:
-            self._actor.set_state(states)
-        return ready(self._actor.get_state(), self._actor.exact_state)
+            envs.set_state(states)
+        return ready(envs.get_state(), envs.exact_state)
 
 
 @dataclass

@@ -45,7 +45,7 @@ class RemoteObserver:
 
     def place(self) -> EnvStates:
         """The envs' states of now."""
-        return EnvStates(*self._observer.get_state())
+        return self._observer.get_state()
 
 
 class _ObserverActor(SupervisedActor):
