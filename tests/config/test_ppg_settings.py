@@ -10,9 +10,8 @@ from refusals import refusal
 
 from tfrl.algorithms import ppg
 from tfrl.cli.words import size
-from tfrl.experience import phase
 from tfrl.run import files
-from tfrl.training import command
+from tfrl.training import command, phase
 
 
 @pytest.mark.parametrize(

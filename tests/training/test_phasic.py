@@ -22,10 +22,10 @@ from small_phases import PARTS, SMALL, assert_same, finish, make, settings, trai
 
 from tfrl import status
 from tfrl.cli.errors import TrainingError
-from tfrl.experience import phase
 from tfrl.reporting import runs
 from tfrl.run.checkpoint import CheckpointStore, num_bytes
 from tfrl.run.session import Session
+from tfrl.training import phase
 from tfrl.training.phasic import PhasicLearner
 
 

@@ -27,14 +27,14 @@ from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.evaluation import policy_files
-from tfrl.experience import phase, replay, rollout
+from tfrl.experience import replay, rollout
 from tfrl.networks.weights import check_torso
 from tfrl.run import results
 from tfrl.run.callbacks import Callback
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run_folder, has_checkpoint
 from tfrl.run.lock import take_run
-from tfrl.training import start_from
+from tfrl.training import phase, start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 

@@ -12,10 +12,10 @@ import shutil
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from tfrl.algorithms import ppg
 from tfrl.cli import words
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
@@ -137,34 +137,7 @@ def _checksum(content: np.ndarray) -> bytes:
     return zlib.crc32(content.data).to_bytes(_CHECKSUM, "little")
 
 
-class PhaseSettings(Protocol):
-    """The settings that decide the disk space of phases."""
-
-    @property
-    def policy_updates(self) -> int:
-        """PPO updates of a phase."""
-
-    @property
-    def keep_checkpoints(self) -> int:
-        """Checkpoints that are kept."""
-
-    @property
-    def num_updates(self) -> int:
-        """Updates of the run."""
-
-    @property
-    def rollouts_on_disk(self) -> int:
-        """Rollouts of the phases that the checkpoints need."""
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-
-    def disk_bytes(self, rollouts: int) -> int:
-        """The bytes of these rollouts."""
-
-
-def rollouts_ahead(config: PhaseSettings) -> int:
+def rollouts_ahead(config: ppg.Config) -> int:
     """The largest number of rollouts on disk at a time in the rest of the run.
 
     The rollouts of phases before that of the oldest checkpoint are already removed.
@@ -174,7 +147,7 @@ def rollouts_ahead(config: PhaseSettings) -> int:
     return max(0, min(config.rollouts_on_disk, config.num_updates - gone))
 
 
-def check_disk(config: PhaseSettings, checkpoint: int = 0) -> None:
+def check_disk(config: ppg.Config, checkpoint: int = 0) -> None:
     """Raises UserError if the disk is too small for the coming rollouts and checkpoints."""
     rollouts, place = rollouts_ahead(config), config.run_dir / "phase"
     size, checkpoints = config.disk_bytes(rollouts), (1 + config.keep_checkpoints) * checkpoint
