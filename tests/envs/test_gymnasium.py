@@ -22,7 +22,7 @@ def needs(package):
 
 
 ATARI = pytest.param("ALE/Breakout-v5", marks=needs("ale_py"))
-DM_CONTROL = pytest.param("dm_control/cartpole-swingup-v0", marks=needs("dm_control"))
+DM_CONTROL = pytest.param("shimmy:dm_control/cartpole-swingup-v0", marks=needs("dm_control"))
 BOX2D = pytest.param("LunarLander-v3", marks=needs("Box2D"))
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"]
 MUJOCO = [f"{name}-v5" for name in ("InvertedDoublePendulum", "HalfCheetah", "Hopper", "Ant", "Humanoid")]

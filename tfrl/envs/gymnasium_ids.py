@@ -28,12 +28,6 @@ from tfrl.envs.calls import check_calls, kind_of, summary
 from tfrl.envs.facts import Facts
 from tfrl.envs.spaces import action_spec, observation_spec
 
-# For each namespace of ids: the module that registers them, and the package to install.
-_PLUGINS = {
-    "ALE": (("ale_py",), "ale-py opencv-python-headless"),
-    "dm_control": (("dm_control", "shimmy"), "'shimmy[dm-control]'"),
-}
-
 
 def make_env(
     env_id: str,
@@ -44,8 +38,7 @@ def make_env(
 ) -> gymnasium.Env:
     """Makes one env, without wrappers that only check, and with the usual preprocessing.
 
-    Atari games get `atari.preprocess`; dict observations of dm_control are flattened. The env of a callable
-    stays as it is, with its own wrappers.
+    Atari games get `atari.preprocess`. The env of a callable stays as it is, with its own wrappers.
 
     Args:
       env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
@@ -92,8 +85,6 @@ def make_env(
     if not drawn:
         close(env)
         raise ValueError(f"{env_id} cannot be drawn: it has no render mode rgb_array")
-    if env_id.startswith("dm_control/") and isinstance(env.observation_space, gymnasium.spaces.Dict):
-        env = gymnasium.wrappers.FlattenObservation(env)
     return env
 
 
@@ -157,7 +148,7 @@ def _silence_mujoco() -> None:
 def _draw_off_screen() -> None:
     """Sets an off-screen renderer if there is no display and the user chose none.
 
-    MuJoCo and dm_control read MUJOCO_GL at their import, and fail if its library is missing.
+    MuJoCo reads MUJOCO_GL at its import, and fails if the library is missing.
     """
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
@@ -183,33 +174,30 @@ def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
     module, _, name = env_id.rpartition(":")
     try:
-        namespace, base, version = parse_env_id(name)
+        namespace, *_ = parse_env_id(name)
     except gymnasium.error.Error:
         raise ValueError(f"{env_id!r} is not the id of an env; ids look like CartPole-v1") from None
     if module:
         _import(module, env_id)
-    elif namespace in _PLUGINS:
-        modules, packages = _PLUGINS[namespace]
-        _draw_off_screen()
-        for plugin in modules:
-            _import(plugin, env_id, packages)
+    elif namespace == "ALE" and not importlib.util.find_spec("ale_py"):
+        raise ValueError(
+            f"{env_id} needs packages that are missing: pip install ale-py opencv-python-headless"
+        )
     elif name not in registry and importlib.util.find_spec("ale_py"):
-        _import("ale_py", env_id)  # PongNoFrameskip-v4 and the like have no namespace
+        _import("ale_py", env_id)  # also for PongNoFrameskip-v4 and the like, which have no namespace
     if name in registry:
         return registry[name]
     where = "" if module else f"; an env that a module of yours registers is named MODULE:{name}"
     raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=module)}{where}")
 
 
-def _import(module: str, env_id: str, packages: str = "") -> None:
-    """Imports the module that registers an id; `packages` are the packages to install for it."""
+def _import(module: str, env_id: str) -> None:
+    """Imports the module that registers an id. Raises ValueError if this fails."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # dm_control warns that there is no display
+            warnings.simplefilter("ignore")
             imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
-        if isinstance(error, ModuleNotFoundError) and packages:
-            raise ValueError(f"{env_id} needs a package that is missing: pip install {packages}") from error
         raise ValueError(
             f"{env_id} needs the module {module}, which cannot be imported: {cause_of(error)}"
         ) from error
