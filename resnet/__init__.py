@@ -101,7 +101,6 @@ def build(
     dtype: str = "float32",
     seed: int = 0,
     input_dtype: str = "",
-    data_format: str = "channels_last",
     standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
@@ -109,21 +108,18 @@ def build(
 
     Args:
         name: one of `names()`, or resnetD of a depth D = 6n + 2.
-        input_shape: (H, W, C) for images, (D,) for vectors; (C, H, W) if `data_format` is channels_first.
+        input_shape: (H, W, C) for images, (D,) for vectors.
         dtype: the Keras policy of every layer, float32 or mixed_bfloat16 (mixed_float16 is refused: its loss
             scaling watches one replica alone). Variables and features are float32 in both.
         seed: decides the initial weights, together with each layer's name: equal in every process, whatever
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
-        data_format: of the input. channels_first is transposed once, at the input: the weights and the
-            results are those of channels_last.
         standardize: shift and scale each image to mean 0 and variance 1, over all its pixels and channels, as
             tf.image.per_image_standardization does.
         options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
 
-    Raises ValueError for an unknown name, option, dtype or format, and for a shape that the network cannot
-    take.
+    Raises ValueError for an unknown name, option or dtype, and for a shape that the network cannot take.
     """
     import keras
 
@@ -134,7 +130,6 @@ def build(
     input_dtype = input_dtype or ("uint8" if has_images else "float32")
     check_choice("dtype", dtype, ("float32", "mixed_bfloat16"))
     check_choice("input_dtype", input_dtype, ("uint8", "float32"))
-    check_choice("data_format", data_format, ("channels_last", "channels_first"))
     if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
         wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
         raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
@@ -151,10 +146,8 @@ def build(
             raise ValueError(f"{name} has no option {option!r}; {hint}")
 
     x = inputs = keras.Input(tuple(input_shape), dtype=input_dtype, name="inputs")
-    if has_images and data_format == "channels_first":
-        x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
     if has_images:
-        check_size(name, *x.shape[1:3])
+        check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
         # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
         x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
@@ -224,14 +217,9 @@ def check_size(name: str, height: int, width: int) -> None:
 
 def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError if `name` built with `options` breaks PPO's probability ratio; needs no TensorFlow."""
-    broken = "so that the ratio of new to old policy is not 1 before the first step"
     if options.get("normalization", entry(name).normalization) == "batch":
         raise ValueError(
             f"{name} with batch normalization cannot train PPO: the action probabilities of an image would "
-            f"depend on the rest of its batch, {broken}; use normalization 'group' or 'none'."
-        )
-    if options.get("dropout", 0.0) > 0.0:
-        raise ValueError(
-            f"{name} with dropout {options['dropout']} cannot train PPO: each forward pass would give "
-            f"another policy, {broken}; use dropout 0."
+            "depend on the rest of its batch, so that the ratio of new to old policy is not 1 before the "
+            "first step; use normalization 'group' or 'none'."
         )

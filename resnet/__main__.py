@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import resnet
@@ -13,12 +12,11 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.streams import console
-from tfrl.config import of_run
 
 if TYPE_CHECKING:
     import keras
 
-_USAGE = "python -m resnet [NAME or RUN ...]"
+_USAGE = "python -m resnet [NAME ...]"
 _WIDTHS = (1, 2, 4)  # of Cobbe et al. 2020, arXiv:1912.01588, section 3.3
 
 
@@ -27,7 +25,7 @@ class Options:
     """The output."""
 
     layers: bool = False
-    """Print a table of the layers of each network. A RUN's folder stands for its networks: actor, critic."""
+    """Print a table of the layers of each network."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,29 +34,19 @@ def main(arguments: Sequence[str]) -> int:
         Options, arguments, _USAGE, "List the networks of the zoo, with what they cost."
     )
     if options.layers and not words:
-        raise UserError("--layers needs the name of a network or the folder of a run.")
-    runs = {word: of_run.settings(Path(word)) for word in words if options.layers and Path(word).is_dir()}
+        raise UserError("--layers needs the name of a network.")
     for name in words:
-        if name not in runs and not resnet.is_known(name):
-            try:
-                resnet.entry(name)
-            except ValueError as error:
-                raise UserError(str(error)) from None
+        try:
+            resnet.entry(name)
+        except ValueError as error:
+            raise UserError(str(error)) from None
     if not options.layers:
         _print_table(words or resnet.names())
         return 0
-    models: dict[str, keras.Model] = {}
-    with quiet_start():
-        for word in words:
-            if word in runs:
-                from tfrl import networks
-
-                of_word = networks.of_settings(runs[word], "float32").models
-                models |= {f"{Path(word).name}, {name}": model for name, model in of_word.items()}
-            else:
-                models[word] = _build(word, 1)
-    for title, model in models.items():
-        print(title)
+    for name in words:
+        with quiet_start():
+            model = _build(name, 1)
+        print(name)
         model.summary(print_fn=print)
     return 0
 

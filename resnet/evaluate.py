@@ -1,19 +1,17 @@
-"""python -m resnet.evaluate RUN: test a run's export or a checkpoint, with or without a strategy."""
+"""python -m resnet.evaluate RUN: test a run's export or newest checkpoint, with or without a strategy."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from resnet.supervised.config import MOST_IMAGES, Config, from_yaml
+from resnet.supervised.config import Config, from_yaml
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import shown
 from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Range
 from tfrl.cli.streams import tell
@@ -32,15 +30,12 @@ class Options:
     """The test."""
 
     format: Literal["keras", "saved-model"] = "keras"
-    """Format of the model in export/ that is loaded."""
-    checkpoint: str | None = None
-    """last, or the number of a step: test this checkpoint; None: the export, or last while there is none."""
+    """Format of the model in export/ that is loaded. A run without an export is tested by its newest
+    checkpoint."""
     strategy: Literal["none", "one-device", "mirrored"] = "none"
     """The strategy under which it is loaded and runs."""
     replicas: Annotated[int, Range(0, 256)] = 0
     """Replicas of the mirrored strategy; 0: one for each GPU."""
-    batch_size: Annotated[int, Range(0, MOST_IMAGES)] = 0
-    """Images at once, on all replicas together; 0: that of the run."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,11 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     words, options = command_line.parse(Options, arguments, _USAGE, "Test a supervised run.")
     run = Path(command_line.one(words, "run's folder", _USAGE))
     config = _settings(run, options)
-    if options.checkpoint is None and not (run / "export").exists():
-        options = dataclasses.replace(options, checkpoint="last")
     with quiet_start():
         loss, hits, count = evaluate(run, config, options)
-    tested = options.format if options.checkpoint is None else f"checkpoint {options.checkpoint}"
+    tested = options.format if (run / "export").exists() else "newest checkpoint"
     print(f"{config.model} on {config.dataset}, {tested}, strategy {options.strategy}")
     print(f"accuracy  {hits / count!r}  ({hits} of {count} test images)")
     print(f"loss      {loss:.6f}")
@@ -79,12 +72,11 @@ def evaluate(run: Path, config: Config, options: Options) -> tuple[float, int, i
     data.prepare(config.dataset)
     dataset = data.load(config.dataset, config.image_size)
     with runtime.strategy.scope():
-        if options.checkpoint is None:
+        if (run / "export").exists():
             model = _load(run / "export", options.format)
         else:
-            step = None if options.checkpoint == "last" else int(options.checkpoint)
             store = CheckpointStore(run / "checkpoints", keep=1)
-            if (found := store.load(lambda sentence: tell(f"warning: {sentence}"), step)) is None:
+            if (found := store.load(lambda sentence: tell(f"warning: {sentence}"))) is None:
                 raise UserError(f"{run} has no checkpoint.")
             shape, classes = dataset.image_shape, len(dataset.classes)
             model = classifier.build(config, config.precision, image_shape=shape, classes=classes)
@@ -118,26 +110,17 @@ def _load(export: Path, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _settings(run: Path, options: Options) -> Config:
-    """The run's settings with this command's topology. Raises UserError without an exported model."""
+    """The run's settings with this command's topology. Raises UserError without export and checkpoint."""
     if not (run / SETTINGS_FILE).exists():
         raise UserError(f"{run} is not a run's folder: it has no {SETTINGS_FILE}.")
     if is_of(run, "env"):
         raise UserError(f"{run} is a run of an RL algorithm; evaluate it with python -m tfrl.evaluate.")
-    if not re.fullmatch("last|[0-9]{1,15}", options.checkpoint or "last"):
-        raise UserError(
-            f"--checkpoint must be last or the number of a step; got {shown(options.checkpoint)}."
-        )
-    if (options.checkpoint or not (run / "export").exists()) and not has_checkpoint(run):
-        raise UserError(f"{run} has no checkpoint{'' if options.checkpoint else ' and no export'} yet.")
+    if not (run / "export").exists() and not has_checkpoint(run):
+        raise UserError(f"{run} has no checkpoint and no export yet.")
     if options.replicas > 1 and options.strategy != "mirrored":
         raise UserError(f"--replicas {options.replicas} needs --strategy mirrored.")
-    config = from_yaml(run / SETTINGS_FILE)
-    return dataclasses.replace(
-        config,
-        strategy="auto" if options.strategy == "none" else options.strategy,
-        replicas=options.replicas,
-        batch_size=options.batch_size or config.batch_size,
-    )
+    strategy = "auto" if options.strategy == "none" else options.strategy
+    return dataclasses.replace(from_yaml(run / SETTINGS_FILE), strategy=strategy, replicas=options.replicas)
 
 
 if __name__ == "__main__":

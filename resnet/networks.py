@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import keras
 from keras import KerasTensor
 
 from resnet.layers import Layers, orthogonal
@@ -65,29 +64,17 @@ def nature(images: KerasTensor, layers: Layers) -> KerasTensor:
     return layers.dense(x, 512, name="head_dense", activation="relu", initializer=orthogonal)
 
 
-def cookbook(images: KerasTensor, layers: Layers, *, dropout: float = 0.0) -> KerasTensor:
+def cookbook(images: KerasTensor, layers: Layers) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, 256].
 
     The convolution and max pooling stack of introductory recipes: 32, 64 and 64 filters of 3 x 3, each
     followed by a pooling of 2, then a dense layer.
-
-    Options:
-        dropout: share of the features dropped in training. Not for PPO: it draws another policy at each pass.
-
-    Raises ValueError for a dropout outside [0, 1).
     """
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"cookbook's dropout must be at least 0 and below 1, not {dropout}.")
     x = images
     for index, filters in enumerate((32, 64, 64), start=1):
         x = layers.conv(x, filters, 3, name=f"conv{index}", activation="relu")
         x = layers.max_pool(x, 2, 2, f"pool{index}")
-    x = layers.dense(layers.flatten(x, "head_flatten"), 256, name="head_dense", activation="relu")
-    if dropout:  # Even at rate 0 the layer would save a random generator's state with the model.
-        x = keras.layers.Dropout(
-            dropout, seed=layers.seed_of("head_dropout"), dtype=layers.dtype, name="head_dropout"
-        )(x)
-    return x
+    return layers.dense(layers.flatten(x, "head_flatten"), 256, name="head_dense", activation="relu")
 
 
 def linear(images: KerasTensor, layers: Layers) -> KerasTensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OWN = "procgen_frames"
-OWN_CONFIGS = ("games", "games-mini", "returns")
+OWN_CONFIGS = ("games", "games-mini")
 """The project's own data set, and its configurations; the first is the default."""
 
 MOST_IMAGES = 1_000_000
@@ -37,7 +37,7 @@ class Task:
     model: str = "resnet-mini"
     """A network of the zoo; `python -m resnet` lists the names. resnetD has the depth D = 6n + 2."""
     dataset: str = "procgen_frames"
-    """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
+    """procgen_frames[/games or /games-mini], made here, or a classification set of
     tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
     preset: Literal["default", "he-cifar10"] = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
