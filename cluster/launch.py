@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -116,8 +115,8 @@ def launch(
     command: Sequence[str],
     *,
     max_restarts: int,
-    restart_wait: float,
-    grace: float,
+    restart_wait: float = 5.0,
+    grace: float = 5.0,
     called: str = "worker",
 ) -> int:
     """Starts workers until they are done, stopped, or have failed too often; returns the exit code.
@@ -133,8 +132,7 @@ def launch(
     stop = signals.Requests()
     for number in signals.heeded():
         signal.signal(number, lambda number, _: stop.take(number))
-    live, size = sys.stdout.isatty(), shutil.get_terminal_size()
-    output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
+    output = Output(sys.stdout.buffer, sys.stderr.buffer)
     restarts = failures = 0  # all of them; those since the last checkpoint
     while not stop.first:
         places = find_places(lambda: bool(stop.first), output.tell)
@@ -142,7 +140,7 @@ def launch(
             break
         about = {RESTARTED: str(restarts)} if restarts else {}
         places = [replace(place, environment={**place.environment, **about}) for place in places]
-        team = Team(places, command, output, (size.lines, size.columns) if live else None)
+        team = Team(places, command, output)
         try:
             culprit, code, told = attend(team, stop, grace)
         finally:
@@ -248,20 +246,17 @@ def describe(called: str, worker: int, code: int, host: str | None, *, started: 
 class Team:
     """The workers of one attempt, started together, each behind an agent. Their output goes to `output`.
 
+    But where stdout is a terminal, a chief on this machine writes to it directly, so that its progress
+    display works.
+
     Attributes:
         codes: their exit codes; None while they run.
         started: the workers whose agents have started them.
         saved: whether a worker has said that the run has made a checkpoint.
     """
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        command: Sequence[str],
-        output: "Output",
-        terminal: tuple[int, int] | None,
-    ) -> None:
-        """Starts all workers; worker 0 gets a terminal of (rows, columns), if any. UserError: no ssh here."""
+    def __init__(self, places: Sequence[Place], command: Sequence[str], output: "Output") -> None:
+        """Starts all workers. UserError: there is no ssh on this machine."""
         self.codes: list[int | None] = [None] * len(places)
         self.saved = False
         self.started: set[int] = set()
@@ -274,13 +269,13 @@ class Team:
                 "command": list(command),
                 "environment": {**remote, "PYTHONUNBUFFERED": "1", **place.environment},
                 "directory": str(Path.cwd()),
-                "terminal": terminal if index == 0 else None,
                 "grace": ORPHAN_GRACE,
             }
-            agent = place.start() if place.start else _start_agent(place.host)
+            live = index == 0 and place.host is None and sys.stdout.isatty()
+            agent = place.start() if place.start else _start_agent(place.host, live)
             self._agents.append(agent)
             _send(agent, json.dumps(order).encode() + b"\n")
-            sources = ((index, "stdout", agent.stdout), (index, "stderr", agent.stderr))
+            sources = [(index, "stderr", agent.stderr)] + ([] if live else [(index, "stdout", agent.stdout)])
             self._readers.append([threading.Thread(target=self._copy, args=s, daemon=True) for s in sources])
             for reader in self._readers[-1]:
                 reader.start()
@@ -340,11 +335,11 @@ class Team:
             agent.stdin.close()
 
 
-def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
-    """Starts an agent here, or the ssh to it. UserError: the program is missing.
+def _start_agent(host: str | None, live: bool) -> subprocess.Popen[bytes]:
+    """Starts an agent here, or the ssh to it; a `live` one has this process's stdout. UserError: no program.
 
-    It begins with signals blocked, because those that reach the whole job are for us to pass on: an agent
-    lets them through once it has a worker to tell, ssh never does, and keeps the connection while that saves.
+    It begins with signals blocked, because the launcher passes on those that reach the whole job. An agent
+    unblocks them once it has a worker. ssh never does, and keeps the connection while the worker saves.
     """
     command = [sys.executable, "-IS", AGENT]
     if host is not None:
@@ -354,7 +349,7 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=None if live else subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
@@ -378,28 +373,21 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Output:
-    """Writes the chief's output as it is and every other worker's lines behind its number: "[1] ...".
+    """Writes the chief's lines as they are and every other worker's lines behind its number: "[1] ...".
 
-    Where the chief has a terminal, its bytes are written at once, so that a progress display works. Elsewhere
-    whole lines are written, so that the lines of two workers never mix. The same error from several
-    workers is written once. If a stream's reader goes away, the workers continue, and their output is lost.
+    Whole lines are written, so that the lines of two workers never mix. The same error from several workers
+    is written once. If a stream's reader goes away, the workers continue, and their output is lost.
     """
 
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:
+    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
-        self._live = live
         self._lock = threading.RLock()
-        self._mid_line = False
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._errors: set[bytes] = set()
 
     def write(self, worker: int, stream: str, data: bytes) -> None:
         """Takes what a worker wrote to its "stdout" or "stderr"."""
         with self._lock:
-            if self._live and worker == 0 and stream == "stdout":
-                self._put("stdout", data)
-                self._mid_line = not data.endswith(b"\n")
-                return
             *lines, rest = (self._unfinished.pop((worker, stream), b"") + data).split(b"\n")
             if rest:
                 self._unfinished[worker, stream] = rest
@@ -408,7 +396,7 @@ class Output:
                     continue
                 if line.startswith(b"error: "):
                     self._errors.add(line)
-                self._put_line(stream, (b"[%d] " % worker if worker else b"") + line)
+                self._put(stream, (b"[%d] " % worker if worker else b"") + line)
 
     def end(self, worker: int) -> None:
         """Writes the lines that the worker left unfinished when it ended."""
@@ -419,17 +407,14 @@ class Output:
     def tell(self, sentence: str) -> None:
         """Writes the launcher's own word to stderr."""
         with self._lock:
-            self._put_line("stderr", b"launch: " + sentence.encode())
+            self._put("stderr", b"launch: " + sentence.encode())
 
-    def _put_line(self, stream: str, line: bytes) -> None:
-        # Over the chief's progress line, which it is about to draw again anyway.
-        self._put(stream, (b"\r\x1b[2K" if self._mid_line else b"") + line + b"\n")
-        self._mid_line = False
-
-    def _put(self, stream: str, data: bytes) -> None:
-        with surviving(self._streams[stream]):
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
+    def _put(self, name: str, line: bytes) -> None:
+        stream = self._streams[name]
+        with surviving(stream):
+            # On a terminal over the chief's progress line, which the chief will draw again.
+            stream.write((b"\r\x1b[2K" if stream.isatty() else b"") + line + b"\n")
+            stream.flush()
 
 
 if __name__ == "__main__":
