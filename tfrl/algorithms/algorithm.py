@@ -26,10 +26,6 @@ class Agent(Protocol):
         """The number of trained parameters."""
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that one gradient step sums over all replicas."""
-
-    @property
     def steps_per_update(self) -> int:
         """The number of gradient steps of an update; each has one all-reduce."""
 

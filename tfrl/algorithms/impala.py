@@ -202,11 +202,6 @@ class ImpalaAgent(ActorCriticAgent):
         return {"update": step}
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that one gradient step sums: gradients and metrics."""
-        return self.learning.allreduce_floats("update")
-
-    @property
     def steps_per_update(self) -> int:
         """One gradient step for each minibatch of envs."""
         return self._config.num_minibatches

@@ -502,11 +502,6 @@ class PPOAgent(ActorCriticAgent):
         return max(d for d in range(1, min(most, share) + 1) if share % d == 0)
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values of one all-reduce: gradients, metrics, ratio errors."""
-        return self.learning.allreduce_floats("update")
-
-    @property
     def steps_per_update(self) -> int:
         """One gradient step for each minibatch of each epoch; `target_kl` may end the update earlier."""
         return self._config.epochs * self._config.steps_per_epoch

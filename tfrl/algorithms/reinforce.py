@@ -175,7 +175,6 @@ class ReinforceAgent:
     metric_names = tuple(
         f"train/{name}" for name in (*_SUMS, "grad_norm", "learning_rate", "first_ratio_error")
     )
-    allreduce_floats = 0
     steps_per_update = 1
 
     def __init__(self, config: Config, runtime: Runtime) -> None:

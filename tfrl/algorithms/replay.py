@@ -371,11 +371,6 @@ class ReplayAgent:
         return num_parameters_of(self.network, self.learning)
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that a gradient step of each loss sums over all replicas."""
-        return sum(self.learning.allreduce_floats(name) for name in self.steps)
-
-    @property
     def steps_per_update(self) -> int:
         """Gradient steps of an iteration, once they have begun."""
         return int(self._config.iteration_steps * self._config.updates_per_step)

@@ -37,7 +37,7 @@ from tfrl.workers.strategy import Runtime
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
-    *("time/update_seconds", "time/replay_seconds", "time/allreduce_seconds"),
+    *("time/update_seconds", "time/replay_seconds"),
 )
 
 
@@ -155,8 +155,6 @@ class OffPolicyLearner(EnvLearner):
         session.step += 1
         metrics = {name: value / steps for name, value in iteration.sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
-        if steps:
-            metrics |= session.runtime.communication(session.step, self.agent.allreduce_floats, steps)
         learning = clock["learning"] + clock["replay"]
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from tfrl.workers.tf_config import TFConfig
 # Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
 # many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
-_ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
 # What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
 _LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
 # The lines before the reason in an error of TensorFlow's.
@@ -133,25 +131,6 @@ class Runtime:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
 
         return self.strategy.run(reduce, args=(values,))
-
-    def time_all_reduce(self, num_floats: int) -> float:
-        """The seconds of one all-reduce of `floats` float32 values over all replicas. A collective."""
-        values = self.per_replica([np.zeros(num_floats, np.float32)] * self.local_replicas)
-        self._sum(values)  # traced, and connected
-        self.all_agree(True)  # so that none counts its waiting for another
-        began = time.perf_counter()
-        self.first(self._sum(values)).numpy()
-        return time.perf_counter() - began
-
-    def communication(self, update: int, num_floats: int, sums: int) -> dict[str, float]:
-        """Estimates at intervals the seconds of the all-reduces of an update.
-
-        Within an update, an all-reduce also waits for the slowest worker. So one more of the same size is
-        timed after a barrier.
-        """
-        if self.num_workers == 1 or update % _ALL_REDUCE_EVERY != 1:
-            return {}
-        return {"time/allreduce_seconds": sums * self.time_all_reduce(num_floats)}
 
     def gather_envs(self, array: np.ndarray) -> np.ndarray:
         """Joins every worker's [..., B] into [..., N], in the order of the global envs.
