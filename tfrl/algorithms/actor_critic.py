@@ -112,7 +112,7 @@ class ActorCriticAgent:
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        part_rows = parts.VALUE_ROWS if config.is_alone else None
+        part_rows = parts.VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
             self.network, self._acting_weights, config.num_envs, on_gpu=on_gpu, at_once=at_once

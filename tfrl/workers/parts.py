@@ -22,7 +22,7 @@ _MOST_ROWS, _LEAST_ROWS = 8, 2
 COMPILED_ROWS = 32
 """Rows of every part of a small network's forward pass, which XLA compiles for one number of rows."""
 VALUE_ROWS = 256
-"""The same of values in runs without a second topology (`RLSettings.is_alone`): it halves their time."""
+"""The same of values in runs of one topology (`RLSettings.has_one_topology`): it halves their time."""
 
 
 def cores() -> int:
