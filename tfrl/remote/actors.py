@@ -164,7 +164,7 @@ class RayCollector(SupervisedActors):
         self._server: Any = parameters.serve() if config.free_running else None
         self._hooks = Hooks(
             timeout=config.actor_timeout,
-            raise_if_stopped=raise_if_stopped,
+            stop_if_told=raise_if_stopped,
             tell=tell,
             look=self._look,
             check=self._cluster.check,

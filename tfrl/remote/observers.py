@@ -123,7 +123,7 @@ class RayObservers(SupervisedActors):
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
         hooks = Hooks(
             timeout=config.observer_timeout,
-            raise_if_stopped=raise_if_stopped,
+            stop_if_told=raise_if_stopped,
             tell=tell,
             look=beat,
             check=self._cluster.check,
