@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,7 +100,6 @@ def build(
     dtype: str = "float32",
     seed: int = 0,
     input_dtype: str = "",
-    standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
     """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
@@ -115,8 +113,6 @@ def build(
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
-        standardize: shift and scale each image to mean 0 and variance 1, over all its pixels and channels, as
-            tf.image.per_image_standardization does.
         options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
 
     Raises ValueError for an unknown name, option or dtype, and for a shape that the network cannot take.
@@ -133,8 +129,6 @@ def build(
     if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
         wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
         raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
-    if standardize and not has_images:
-        raise ValueError(f"{name} takes vectors, and only images can be standardised.")
 
     network = getattr(import_module(known.module), known.function)
     parameters = inspect.signature(network).parameters.values()
@@ -149,18 +143,7 @@ def build(
     if has_images:
         check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
-        # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
-    if standardize:
-        # The epsilon is the least variance of tf.image.per_image_standardization, 1 / pixels of 0 to 255.
-        x = keras.layers.LayerNormalization(
-            axis=(1, 2, 3),
-            epsilon=1.0 / (255.0**2 * math.prod(x.shape[1:])),
-            center=False,
-            scale=False,
-            dtype="float32",
-            name="standardize",
-        )(x)
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
     x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))

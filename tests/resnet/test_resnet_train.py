@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from learners import build_actor_critic
 from refusals import refusal
 
-import resnet
 import tfrl.algorithms.ppo as ppo
 from resnet.evaluate import Options, _settings, evaluate
 from resnet.evaluate import main as evaluate_command
@@ -263,24 +261,6 @@ def test_a_run_that_goes_on_is_evaluated_by_its_newest_checkpoint(finished, tmp_
     assert f"({results['test']['hits']} of {results['test']['images']} test images)" in said
     shutil.rmtree(unfinished / "checkpoints")
     assert "no checkpoint and no export yet" in refusal(evaluate_command, [str(unfinished)])
-
-
-def test_images_are_standardised_as_tensorflow_does_it():
-    images = np.stack([np.full((6, 5, 3), 7, np.uint8), *made_up(3).images[:, :6, :5]])
-    plain = resnet.build("linear", (6, 5, 3), standardize=True)
-    wanted = tf.image.per_image_standardization(images)
-    np.testing.assert_allclose(plain(images), tf.reshape(wanted, (4, -1)), atol=1e-4)
-
-
-def test_a_run_on_standardised_images_exports_what_it_has_tested(folder, monkeypatch):
-    code, results = run(folder, "standardised", per_image_standardization=True)
-    path = folder / "standardised"
-    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
-    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
-    assert code == 0 and evaluate(path, _settings(path, Options()), Options())[1] == results["test"]["hits"]
-    settings = ppo.parse(["--torso", "cookbook", "--torso-weights", str(path)])
-    with pytest.raises(UserError, match="was trained on standardised images"):
-        weights.check_torso(settings)
 
 
 def test_evaluate_needs_a_finished_run(tmp_path, finished):
