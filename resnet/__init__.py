@@ -7,7 +7,6 @@ built, so that a command can refuse a misspelt name at once.
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -115,7 +114,8 @@ def build(
             it is).
         options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
 
-    Raises ValueError for an unknown name, option or dtype, and for a shape that the network cannot take.
+    Raises ValueError for an unknown name or dtype, and for a shape that the network cannot take. Raises
+    TypeError for an unknown option.
     """
     import keras
 
@@ -130,20 +130,12 @@ def build(
         wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
         raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
 
-    network = getattr(import_module(known.module), known.function)
-    parameters = inspect.signature(network).parameters.values()
-    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in known.settings]
-    for option in options:
-        if option not in own:
-            near = difflib.get_close_matches(option, own, n=1, cutoff=0.0)
-            hint = f"did you mean {near[0]!r}?" if near else "it has none."
-            raise ValueError(f"{name} has no option {option!r}; {hint}")
-
     x = inputs = keras.Input(tuple(input_shape), dtype=input_dtype, name="inputs")
     if has_images:
         check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
         x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+    network = getattr(import_module(known.module), known.function)
     x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))

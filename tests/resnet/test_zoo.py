@@ -313,9 +313,6 @@ def test_what_ppo_accepts_does_not_mix_images(normalization):
     ("name", "shape", "options", "message"),
     [
         ("resnet201", (8, 8, 3), {}, "did you mean 'resnet20'"),
-        ("impala", (8, 8, 3), {"widht": 2}, "did you mean 'width'"),
-        ("resnet20", (8, 8, 3), {"depth": 110}, "no option 'depth'"),
-        ("nature", (8, 8, 3), {"width": 2}, "it has none"),
         ("nature", (35, 64, 3), {}, "at least 36 x 36 pixels, not 35 x 64"),
         ("impala", (12,), {}, "takes images"),
         ("mlp", (8, 8, 3), {}, "takes vectors"),
