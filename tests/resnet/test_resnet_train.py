@@ -5,16 +5,12 @@ import io
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from learners import build_actor_critic
-from refusals import refusal
 
 import tfrl.algorithms.ppo as ppo
-from resnet.evaluate import Options, _settings, evaluate
-from resnet.evaluate import main as evaluate_command
 from resnet.supervised import classifier
 from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config, from_yaml, parse
@@ -231,60 +227,26 @@ def test_a_nan_ends_the_run_with_a_sentence(folder):
 # Exports
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(),
-        Options(format="saved-model"),
-        Options(strategy="mirrored", replicas=2),
-        Options(format="saved-model", strategy="mirrored", replicas=3),
-    ],
-)
-def test_the_export_scores_the_same_with_and_without_a_strategy(finished, monkeypatch, options):
+@pytest.mark.parametrize("replicas", [0, 2])
+@pytest.mark.parametrize("kind", ["keras", "saved_model"])
+def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, replicas):
+    import keras
+    import tensorflow as tf
+
     path, results = finished
-    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
-    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
-    loss, hits, count = evaluate(path, _settings(path, options), options)
-    assert (hits, count) == (results["test"]["hits"], results["test"]["images"])
-    assert loss == pytest.approx(results["test"]["loss"], rel=1e-6)
-
-
-def test_a_run_that_goes_on_is_evaluated_by_its_newest_checkpoint(finished, tmp_path, monkeypatch, capsys):
-    path, results = finished
-    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
-    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
-    unfinished = tmp_path / "run"
-    shutil.copytree(path, unfinished, ignore=shutil.ignore_patterns("export", "results.json"))
-    assert evaluate_command([str(unfinished)]) == 0
-    said = capsys.readouterr().out
-    assert "newest checkpoint, strategy none" in said
-    assert f"({results['test']['hits']} of {results['test']['images']} test images)" in said
-    shutil.rmtree(unfinished / "checkpoints")
-    assert "no checkpoint and no export yet" in refusal(evaluate_command, [str(unfinished)])
-
-
-def test_evaluate_needs_a_finished_run(tmp_path, finished):
-    with pytest.raises(UserError, match="not a run's folder"):
-        _settings(tmp_path, Options())
-    with pytest.raises(UserError, match="needs --strategy mirrored"):
-        _settings(finished[0], Options(replicas=2))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "kind, file",
-    [
-        ("keras", "model.keras"),
-        ("saved-model", "saved_model/saved_model.pb"),
-    ],
-)
-def test_an_export_that_cannot_be_read_is_one_sentence(finished, tmp_path, kind, file):
-    path = shutil.copytree(finished[0], tmp_path / "run")
-    options = Options(format=kind)
-    whole = (path / "export" / file).read_bytes()
-    for damage in (lambda f: f.write_bytes(whole[:100]), lambda f: f.write_bytes(b"no model"), Path.unlink):
-        damage(path / "export" / file)
-        assert "cannot be read: it is damaged" in refusal(evaluate, path, _settings(path, options), options)
+    devices = [f"/cpu:{index}" for index in range(replicas)]
+    place = tf.distribute.MirroredStrategy(devices) if replicas else tf.distribute.get_strategy()
+    with place.scope():
+        if kind == "keras":
+            model = keras.models.load_model(path / "export" / "model.keras")
+        else:
+            saved = tf.saved_model.load(str(path / "export" / "saved_model"))
+            model = saved.serve
+    found = place.run(tf.function(model), args=(tf.constant(DATA.test.images),))
+    for probabilities in place.experimental_local_results(found):
+        assert np.sum(np.argmax(probabilities, axis=1) == DATA.test.labels) == results["test"]["hits"]
+        of_label = probabilities.numpy()[np.arange(21), DATA.test.labels]
+        assert -np.log(of_label).mean() == pytest.approx(results["test"]["loss"], rel=1e-5)
 
 
 # Into the agents
