@@ -118,7 +118,7 @@ def remembering(tf: Any, network: ActorCritic, images: Any) -> list[Any]:
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
-    from resnet.costs import cost_of
+    from benchmarks.costs import cost_of
 
     _, network = build(precision, each.memory)
     rate = product_rate(precision, seconds)

@@ -15,7 +15,8 @@ import tensorflow as tf
 from learners import build_actor_critic
 
 import resnet
-from resnet.costs import COSTS, cost_of
+from benchmarks.costs import cost_of
+from resnet.__main__ import COSTS
 from tfrl.envs.spec import ArraySpec, Discrete
 
 ROOT = Path(resnet.__file__).parents[1]
