@@ -10,7 +10,6 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 class Entry:
     """The zoo's entry for a network, known before it is built.
 
-    `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
-    the paper's. `normalization` is the default of networks that have the option, and empty for the others.
-    `smallest` is the least height and width of its images, in pixels.
+    `function` of resnet/networks.py makes it: (inputs, layers, **settings, **options) -> features.
+    `input_shape` is the paper's. `normalization` is the default of networks that have the option, and empty
+    for the others. `smallest` is the least height and width of its images, in pixels.
     """
 
-    module: str
     function: str
     paper: str
     input_shape: tuple[int, ...]
@@ -42,18 +40,16 @@ _IMPOOLA = "Trumpp 2025, arXiv:2503.05546"
 
 
 def _residual(depth: int, *, family: str = "cifar", size: int = 32) -> Entry:
-    return Entry("resnet.residual", family, _HE, (size, size, 3), {"depth": depth}, "batch")
+    return Entry(family, _HE, (size, size, 3), {"depth": depth}, "batch")
 
 
 _ZOO: dict[str, Entry] = {
-    "impala": Entry("resnet.networks", "impala", _IMPALA, (64, 64, 3), has_width=True),
-    "impala-pooled": Entry(
-        "resnet.networks", "impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True
-    ),
-    "nature": Entry("resnet.networks", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
-    "cookbook": Entry("resnet.networks", "cookbook", "", (64, 64, 3)),
-    "linear": Entry("resnet.networks", "linear", "", (64, 64, 3)),
-    "mlp": Entry("resnet.networks", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
+    "impala": Entry("impala", _IMPALA, (64, 64, 3), has_width=True),
+    "impala-pooled": Entry("impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True),
+    "nature": Entry("nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
+    "cookbook": Entry("cookbook", "", (64, 64, 3)),
+    "linear": Entry("linear", "", (64, 64, 3)),
+    "mlp": Entry("mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
     "resnet-mini": _residual(8),
     **{f"resnet{depth}": _residual(depth) for depth in (20, 32, 44, 56, 110)},
     **{f"resnet{depth}": _residual(depth, family="imagenet", size=224) for depth in (18, 34, 50)},
@@ -112,13 +108,14 @@ def build(
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
-        options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
+        options: the network's own, described by its function in resnet/networks.py.
 
     Raises ValueError for an unknown name or dtype, and for a shape that the network cannot take. Raises
     TypeError for an unknown option.
     """
     import keras
 
+    from resnet import networks
     from resnet.layers import Layers, check_choice
 
     known = entry(name)
@@ -135,7 +132,7 @@ def build(
         check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
         x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
-    network = getattr(import_module(known.module), known.function)
+    network = getattr(networks, known.function)
     x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))

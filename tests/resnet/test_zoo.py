@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from learners import build_actor_critic
 
 import resnet
 from benchmarks.costs import cost_of
+from resnet import networks
 from resnet.__main__ import COSTS
 from tfrl.envs.spec import ArraySpec, Discrete
 
@@ -96,7 +96,7 @@ def test_the_listed_costs_are_those_of_the_built_networks():
 def test_residual_networks_of_any_depth_6n_plus_2():
     assert cost_of(resnet.classifier("resnet14", (32, 32, 3), 10)).parameters == 172_506
     assert not any(map(resnet.is_known, ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208")))
-    assert resnet.entry("resnet50").module == "resnet.residual"
+    assert resnet.entry("resnet50").function == "imagenet"
 
 
 @pytest.mark.parametrize(("name", "exact"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
@@ -332,7 +332,7 @@ def test_wrong_arguments_say_what_would_be_right(name, shape, options, message):
 @pytest.mark.parametrize("name", resnet.names())
 def test_the_zoo_knows_each_networks_options_before_it_is_built(name):
     entry = resnet.entry(name)
-    function = getattr(importlib.import_module(entry.module), entry.function)
+    function = getattr(networks, entry.function)
     parameters = inspect.signature(function).parameters
     assert entry.has_width == ("width" in parameters)
     default = parameters["normalization"].default if "normalization" in parameters else ""

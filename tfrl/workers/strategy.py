@@ -253,10 +253,33 @@ def _multi_worker(config: Settings, gpus: int) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
     if not gpus and config.replicas > 1:
         _devices(False, config.replicas)
-        from tfrl.workers.split_cpu import SplitCPUStrategy
-
-        return SplitCPUStrategy(options)
+        return _split_cpu(options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def _split_cpu(options: tf.distribute.experimental.CommunicationOptions) -> tf.distribute.Strategy:
+    """A MultiWorkerMirroredStrategy with a replica on each logical CPU of a worker.
+
+    TensorFlow's own takes all GPUs of a worker, or one CPU. It gets a worker's devices from one protected
+    method and works with any list, so this replaces that method (seen in TensorFlow 2.21; a test with two
+    workers of two replicas guards it).
+    """
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    class Extended(CollectiveAllReduceExtended):
+        def _initialize_local_devices(
+            self, cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver, worker_device: str
+        ) -> tuple[tuple[str, ...], str]:
+            """The logical CPUs that `_devices` made, and their kind."""
+            cpus = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
+            return tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(cpus))), "CPU"
+
+    class SplitCPUStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self) -> None:
+            extended = Extended(self, cluster_resolver=None, communication_options=options)
+            tf.distribute.Strategy.__init__(self, extended)
+
+    return SplitCPUStrategy()
 
 
 def _devices(on_gpu: bool, replicas: int) -> list[str]:
