@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 def main() -> int:
     """Runs the worker; returns the exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until there is a worker to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until a worker runs that gets them
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # noqa: PTH123  # no byte more than the line
         line = stdin.readline()
     if not line:
@@ -68,15 +68,15 @@ def main() -> int:
         """Sends a signal to the worker and all that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
-            os.killpg(process.pid, signal.SIGCONT)  # a stopped process takes nothing else but SIGKILL
+            os.killpg(process.pid, signal.SIGCONT)  # a stopped process takes only this and SIGKILL
 
     def pass_on(number: int, _: FrameType | None = None) -> None:
-        """Sends a signal that tells the worker to stop, however often: the worker knows echoes."""
+        """Sends a signal that tells the worker to stop. The worker itself ignores repetitions."""
         nonlocal told
         told = True
         send(number)
 
-    for number in STOPS:  # sent to the agent itself; nohup's SIGHUP stays ignored
+    for number in STOPS:  # for signals to the agent itself; nohup's SIGHUP stays ignored
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -107,14 +107,14 @@ def main() -> int:
 
 
 def _begin_worker() -> None:
-    """In the new process: it dies with its agent, and takes signals."""
+    """Called in the new process: it dies with its agent, and takes signals."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _say(byte: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more, and stdin is about to end
+    with contextlib.suppress(OSError):  # the launcher is gone, and stdin is about to end
         os.write(2, byte)
 
 
