@@ -103,8 +103,8 @@ def _fail_quickly() -> None:
     from tensorflow_datasets.core.download import downloader
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would report every attempt
-    downloader._open_url = functools.partial(downloader._open_url, timeout=_TIMEOUTS)
-    downloader.MAX_RETRIES = 1
+    open_url = functools.partial(downloader._open_url, timeout=_TIMEOUTS)
+    vars(downloader).update(_open_url=open_url, MAX_RETRIES=1)
 
 
 def _first_line(error: Exception) -> str:
