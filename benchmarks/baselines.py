@@ -20,7 +20,7 @@ from resnet.supervised import config
 class Options:
     """The measurement."""
 
-    dataset: str = "procgen_frames/returns"
+    dataset: str = "procgen_frames/games"
     """The data set."""
     model: str = "resnet20"
     """A network of the zoo."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.arithmetic import product_rate
-from tfrl.envs.registry import specs
-from tfrl.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -120,7 +118,7 @@ def remembering(tf: Any, network: ActorCritic, images: Any) -> list[Any]:
 
 def arithmetic_limit(precision: str, seconds: float, each: Passes) -> float:
     """Env steps a second if all arithmetic were as fast as a large matrix product, on all cores."""
-    from resnet.costs import cost_of
+    from benchmarks.costs import cost_of
 
     _, network = build(precision, each.memory)
     rate = product_rate(precision, seconds)
@@ -137,22 +135,12 @@ def build(precision: str, memory: str = "none") -> tuple[Any, ActorCritic]:
 
     import tensorflow as tf  # isort: skip
 
-    from tfrl.networks import actor_critic
+    from tfrl.algorithms.ppo import READER
+    from tfrl.networks import of_settings
     from tfrl.workers import strategy
 
     strategy.set_up_tensorflow()
-    observation_spec, action_spec = specs(EnvSpec(env="coinrun", num_envs=1, seed=1))
-    network = actor_critic.build(
-        torso="impala",
-        torso_options={},
-        observation_spec=observation_spec,
-        action_spec=action_spec,
-        share_torso=True,
-        precision=precision,
-        seed=1,
-        memory=memory,
-    )
-    return tf, network
+    return tf, of_settings(READER.parse(["--env", "coinrun", "--memory", memory]), precision)
 
 
 def gradient_of(tf: Any, network: ActorCritic, steps: int) -> Callable[[Any], Any]:

@@ -89,7 +89,7 @@ def main(options: Options) -> None:
         "minibatches_per_update": sums,
         "compute_seconds_per_update": compute,
         "weak_scaling_2_workers": compute / pair["seconds"],
-        "all_reduce_share_2_workers": pair["all_reduce"] / pair["seconds"],
+        "all_reduce_share_2_workers": sums * ring_seconds(2, size, delay, per_byte) / pair["seconds"],
         "predicted_efficiency": {
             link: {w: efficiency(w, link, size, sums, compute, delay, per_byte, options) for w in _WORKERS}
             for link in _LINKS
@@ -187,7 +187,7 @@ def _train_in_turn(options: Options, folder: Path) -> tuple[dict, dict]:
 
 
 def _train(workers: int, options: Options, folder: Path) -> dict:
-    """A short run: seconds of each update, its all-reduce estimate, and what decides the bytes."""
+    """A short run: seconds of each update, and what decides the bytes."""
     flags = [*_flags(workers, options), "--logdir", str(folder), "--run-name", f"train-{workers}"]
     _launch(workers, ["-m", "benchmarks.one_core", "tfrl.ppo_procgen", *flags])
     run = folder / f"train-{workers}"
@@ -198,7 +198,6 @@ def _train(workers: int, options: Options, folder: Path) -> dict:
         parameters = sum(weights[name].size for name in weights.files)
     return {
         "seconds": seconds,
-        "all_reduce": float(rows[0].get("time/allreduce_seconds") or "nan"),
         "parameters": parameters,
         "sums": _EPOCHS * _MINIBATCHES,
     }

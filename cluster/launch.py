@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -45,15 +44,14 @@ CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.
 DEFAULT_PORT = 2222
 LONGEST_WAIT = 60.0  # seconds between two attempts
 TICK = 0.1  # seconds
-NOTICE = 1.0  # seconds for a worker that has lost a peer to say so and exit, before it is told to stop
-# Seconds for a worker to save when its launcher is gone, the same as in the recipes for SLURM and Kubernetes:
-# it finishes its update first, which may take minutes on a CPU. The watchdog ends a worker that hangs.
+NOTICE = 1.0  # seconds for a worker that has lost a peer to say so and exit by itself
+# Seconds for a worker to save if its launcher is gone, the same as in the recipes for SLURM and Kubernetes.
+# The worker finishes its update first, which may take minutes on a CPU.
 ORPHAN_GRACE = 300.0
 AGENT = str(Path(__file__).with_name("agent.py"))
 # Batch mode, because nobody can answer a question here. The other options find a dead connection in a minute.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-# A remote worker gets the part of our environment that decides how training runs and which programs it finds.
-# The rest belongs to the machine.
+# The environment variables that a remote worker gets: they decide how training runs, and find programs.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
 PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
 
@@ -116,33 +114,32 @@ def launch(
     command: Sequence[str],
     *,
     max_restarts: int,
-    restart_wait: float,
-    grace: float,
+    restart_wait: float = 5.0,
+    grace: float = 5.0,
     called: str = "worker",
 ) -> int:
     """Starts workers until they are done, stopped, or have failed too often; returns the exit code.
 
     Args:
-      find_places: is asked before each start, because ports may be others then.
-      command: each worker's.
-      max_restarts: restarts in a row without a new checkpoint.
+      find_places: called before each start, because other ports may be free then.
+      command: the command of each worker.
+      max_restarts: the number of restarts in a row without a new checkpoint.
       restart_wait: seconds before the first of them.
       grace: seconds from SIGTERM to SIGKILL after a failure.
-      called: what a worker is called in sentences.
+      called: the word for a worker in sentences.
     """
     stop = signals.Requests()
     for number in signals.heeded():
         signal.signal(number, lambda number, _: stop.take(number))
-    live, size = sys.stdout.isatty(), shutil.get_terminal_size()
-    output = Output(sys.stdout.buffer, sys.stderr.buffer, live=live)
-    restarts = failures = 0  # all of them; those since the last checkpoint
+    output = Output(sys.stdout.buffer, sys.stderr.buffer)
+    restarts = failures = 0  # all restarts; failures since the last checkpoint
     while not stop.first:
         places = find_places(lambda: bool(stop.first), output.tell)
         if stop.first:
             break
         about = {RESTARTED: str(restarts)} if restarts else {}
         places = [replace(place, environment={**place.environment, **about}) for place in places]
-        team = Team(places, command, output, (size.lines, size.columns) if live else None)
+        team = Team(places, command, output)
         try:
             culprit, code, told = attend(team, stop, grace)
         finally:
@@ -168,7 +165,7 @@ def launch(
             return end
 
         restarts += 1
-        # Four times as long each time, so that a host may come up again.
+        # Each wait is four times as long, so that a host may come up again.
         seconds = 0.0 if team.saved else min(LONGEST_WAIT, restart_wait * 4.0 ** (failures - 1))
         output.tell(
             f"{reason}; restarting all {len(places)} {called}s from the last checkpoint"
@@ -195,17 +192,17 @@ def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
         team.note_ends()
         if first_failure(team.codes) is not None:
             team.settle()
-            codes = list(team.codes)  # without those that end because they are told to
+            codes = list(team.codes)  # before the others end because they are told to
             team.stop(grace, told=told)
             culprit = first_failure(codes)
             code = None if culprit is None else codes[culprit]
             if code is None or (code == STALLED and stop_code(codes)):
-                # It was left alone by one that was stopped: after both had saved, or with nothing to save.
+                # It lost a peer that was stopped: both have saved, or have nothing to save.
                 return Ending(None, stop_code(codes), told)
             return Ending(culprit, code, told)
         if stop_code(team.codes):
             stopped_at = min(stopped_at, time.monotonic())
-        # A worker that has not ended with one that was stopped may not have met it yet.
+        # A worker that does not end with a stopped peer may not have connected to it yet.
         if not told and (stop.first or time.monotonic() - stopped_at > NOTICE):
             team.send(b"I" if stop.first == signal.SIGINT else b"T")
             told = True
@@ -216,19 +213,19 @@ def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
 
 
 def stop_code(codes: Sequence[int | None]) -> int:
-    """The code with which workers ended that were stopped, 130 or 143; 0 if none has."""
+    """The exit code of workers that were stopped, 130 or 143; 0 if there is none."""
     return max((code for code in codes if code in STOPPED), default=0)
 
 
 def first_failure(codes: Sequence[int | None]) -> int | None:
-    """The worker that failed, if any: the one whose code says most of the cause."""
+    """The worker that failed, if any: the one whose exit code says most about the cause."""
     failed = {worker: code for worker, code in enumerate(codes) if code and code not in STOPPED}
     order = {BAD_SETTINGS: 0, FAILED: 1, STALLED: 3}
     return min(failed, key=lambda worker: order.get(failed[worker], 2), default=None)
 
 
 def describe(called: str, worker: int, code: int, host: str | None, *, started: bool) -> str:
-    """Says how a worker failed, for people: "worker 1 died (killed by signal 9)"."""
+    """Words for a worker's failure, such as "worker 1 died (killed by signal 9)"."""
     name = f"{called} {worker}" if host is None else f"{called} {worker} on {host}"
     if code == BAD_SETTINGS:
         did = "refused its settings" if started else "could not be started"
@@ -248,20 +245,17 @@ def describe(called: str, worker: int, code: int, host: str | None, *, started: 
 class Team:
     """The workers of one attempt, started together, each behind an agent. Their output goes to `output`.
 
+    But where stdout is a terminal, a chief on this machine writes to it directly, so that its progress
+    display works.
+
     Attributes:
         codes: their exit codes; None while they run.
-        started: the workers whose agents have started them.
-        saved: whether a worker has said that the run has made a checkpoint.
+        started: the workers that their agents have started.
+        saved: True once a worker has made a checkpoint.
     """
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        command: Sequence[str],
-        output: "Output",
-        terminal: tuple[int, int] | None,
-    ) -> None:
-        """Starts all workers; worker 0 gets a terminal of (rows, columns), if any. UserError: no ssh here."""
+    def __init__(self, places: Sequence[Place], command: Sequence[str], output: "Output") -> None:
+        """Starts all workers. UserError: there is no ssh on this machine."""
         self.codes: list[int | None] = [None] * len(places)
         self.saved = False
         self.started: set[int] = set()
@@ -274,21 +268,21 @@ class Team:
                 "command": list(command),
                 "environment": {**remote, "PYTHONUNBUFFERED": "1", **place.environment},
                 "directory": str(Path.cwd()),
-                "terminal": terminal if index == 0 else None,
                 "grace": ORPHAN_GRACE,
             }
-            agent = place.start() if place.start else _start_agent(place.host)
+            live = index == 0 and place.host is None and sys.stdout.isatty()
+            agent = place.start() if place.start else _start_agent(place.host, live)
             self._agents.append(agent)
             _send(agent, json.dumps(order).encode() + b"\n")
-            sources = ((index, "stdout", agent.stdout), (index, "stderr", agent.stderr))
+            sources = [(index, "stderr", agent.stderr)] + ([] if live else [(index, "stdout", agent.stdout)])
             self._readers.append([threading.Thread(target=self._copy, args=s, daemon=True) for s in sources])
             for reader in self._readers[-1]:
                 reader.start()
 
     def _copy(self, index: int, stream: str, source: BinaryIO) -> None:
-        """Passes on the output of a worker to its end, in a thread of its own."""
+        """Copies the output of a worker to its end, in a thread of its own."""
         while data := source.read(1 << 16):
-            if stream == "stderr":  # in which an agent has words of its own
+            if stream == "stderr":  # it also has messages of the agent
                 if STARTED in data:
                     self.started.add(index)
                 self.saved = self.saved or SAVED in data
@@ -301,7 +295,7 @@ class Team:
         return None in self.codes
 
     def note_ends(self) -> None:
-        """Waits a moment, and notes who has ended."""
+        """Waits a moment, and notes the exit codes of workers that have ended."""
         time.sleep(TICK)
         for index, agent in enumerate(self._agents):
             if self.codes[index] is None and agent.poll() is not None:
@@ -309,7 +303,7 @@ class Team:
                     reader.join(1.0)  # for the rest of its output
                 self._output.end(index)
                 code = agent.returncode
-                if code == 0 and index not in self.started:  # an ssh, or a shell there, that did nothing
+                if code == 0 and index not in self.started:  # ssh, or a shell there, did nothing
                     code = LOST
                 self.codes[index] = code if code >= 0 else 128 - code
 
@@ -319,7 +313,7 @@ class Team:
             _send(agent, letter)
 
     def settle(self, seconds: float = NOTICE) -> None:
-        """Waits until all have ended by themselves, for that long at most."""
+        """Waits until all have ended by themselves, but not longer than this."""
         end = time.monotonic() + seconds
         while self.running and time.monotonic() < end:
             self.note_ends()
@@ -331,20 +325,20 @@ class Team:
                 self.send(letter)
                 self.settle(seconds)
         for agent in self._agents:
-            agent.kill()  # an ssh whose other end does not answer; those that have ended are not touched
+            agent.kill()  # for an ssh whose other end does not answer
         self.close()
 
     def close(self) -> None:
-        """Hangs up on the agents: a worker that still runs is stopped by its own, with time to save."""
+        """Hangs up on the agents: an agent stops a worker that still runs, with time to save."""
         for agent in self._agents:
             agent.stdin.close()
 
 
-def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
-    """Starts an agent here, or the ssh to it. UserError: the program is missing.
+def _start_agent(host: str | None, live: bool) -> subprocess.Popen[bytes]:
+    """Starts an agent here, or the ssh to it; a `live` one has this process's stdout. UserError: no program.
 
-    It begins with signals blocked, because those that reach the whole job are for us to pass on: an agent
-    lets them through once it has a worker to tell, ssh never does, and keeps the connection while that saves.
+    It begins with signals blocked, because the launcher passes on those that reach the whole job. An agent
+    unblocks them once it has a worker. ssh never does, and keeps the connection while the worker saves.
     """
     command = [sys.executable, "-IS", AGENT]
     if host is not None:
@@ -354,7 +348,7 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=None if live else subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
@@ -366,7 +360,7 @@ def _start_agent(host: str | None) -> subprocess.Popen[bytes]:
 
 
 def _send(agent: Any, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # it has ended, and `note_ends` finds out how
+    with contextlib.suppress(OSError):  # it has ended; `note_ends` gets its exit code
         agent.stdin.write(data)
 
 
@@ -378,28 +372,21 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Output:
-    """Writes the chief's output as it is and every other worker's lines behind its number: "[1] ...".
+    """Writes the chief's lines as they are and every other worker's lines behind its number: "[1] ...".
 
-    Where the chief has a terminal, its bytes are written at once, so that a progress display works. Elsewhere
-    whole lines are written, so that the lines of two workers never mix. The same error from several
-    workers is written once. If a stream's reader goes away, the workers continue, and their output is lost.
+    Whole lines are written, so that the lines of two workers never mix. The same error from several workers
+    is written once. If a stream's reader goes away, the workers continue, and their output is lost.
     """
 
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO, *, live: bool) -> None:
+    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
-        self._live = live
         self._lock = threading.RLock()
-        self._mid_line = False
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._errors: set[bytes] = set()
 
     def write(self, worker: int, stream: str, data: bytes) -> None:
-        """Takes what a worker wrote to its "stdout" or "stderr"."""
+        """Takes output of a worker's "stdout" or "stderr"."""
         with self._lock:
-            if self._live and worker == 0 and stream == "stdout":
-                self._put("stdout", data)
-                self._mid_line = not data.endswith(b"\n")
-                return
             *lines, rest = (self._unfinished.pop((worker, stream), b"") + data).split(b"\n")
             if rest:
                 self._unfinished[worker, stream] = rest
@@ -408,7 +395,7 @@ class Output:
                     continue
                 if line.startswith(b"error: "):
                     self._errors.add(line)
-                self._put_line(stream, (b"[%d] " % worker if worker else b"") + line)
+                self._put(stream, (b"[%d] " % worker if worker else b"") + line)
 
     def end(self, worker: int) -> None:
         """Writes the lines that the worker left unfinished when it ended."""
@@ -417,19 +404,16 @@ class Output:
                 self.write(worker, stream, b"\n")
 
     def tell(self, sentence: str) -> None:
-        """Writes the launcher's own word to stderr."""
+        """Writes a sentence of the launcher itself to stderr."""
         with self._lock:
-            self._put_line("stderr", b"launch: " + sentence.encode())
+            self._put("stderr", b"launch: " + sentence.encode())
 
-    def _put_line(self, stream: str, line: bytes) -> None:
-        # Over the chief's progress line, which it is about to draw again anyway.
-        self._put(stream, (b"\r\x1b[2K" if self._mid_line else b"") + line + b"\n")
-        self._mid_line = False
-
-    def _put(self, stream: str, data: bytes) -> None:
-        with surviving(self._streams[stream]):
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
+    def _put(self, name: str, line: bytes) -> None:
+        stream = self._streams[name]
+        with surviving(stream):
+            # On a terminal over the chief's progress line, which the chief will draw again.
+            stream.write((b"\r\x1b[2K" if stream.isatty() else b"") + line + b"\n")
+            stream.flush()
 
 
 if __name__ == "__main__":

@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 from tfrl.cli.errors import UserError
 from tfrl.workers import machine, tf_config
 
-# Below the ports that systems give to outgoing connections, and above Ray's. Only another launcher could take
-# one between the choice here and the moment at which the worker opens it.
+# Below the ports of outgoing connections, and above Ray's. Only another launcher could take one before the
+# worker opens it.
 LOCAL_PORTS = range(20000, 32000)
-_GPUS_WITHIN = 30.0  # seconds; a driver that hangs would never say how many there are
+_GPUS_WITHIN = 30.0  # seconds; a driver that hangs never answers
 
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's place: its host (None: this machine) and what its environment has of its own."""
+    """One worker's place: its host (None: this machine) and its own environment variables."""
 
     host: str | None
     environment: Mapping[str, str]
     start: Callable[[], Any] | None = None
-    """Starts its agent there, which is used as a `subprocess.Popen`; None: by ssh."""
+    """Starts its agent there and returns an object like `subprocess.Popen`; None: by ssh, or here."""
 
 
 def remote_places(hosts: Sequence[str], port: int) -> list[Place]:
-    """One place on each host ("name", "user@name", "name:port"): the worker there has the whole machine."""
+    """One place on each host ("name", "user@name", "name:port"), whose worker has the whole machine."""
     targets, addresses = [], []
     for host in hosts:
         user, at, name = host.rpartition("@")
@@ -46,13 +46,13 @@ def remote_places(hosts: Sequence[str], port: int) -> list[Place]:
 def local_places(
     workers: int, first_port: int | None, environ: Mapping[str, str] = os.environ
 ) -> list[Place]:
-    """Places on this machine, each with an equal share of it. UserError: as of `shares`."""
+    """Places on this machine, each with an equal share of it. Raises the errors of `shares`."""
     mine = shares(workers, first_port, environ)
     return [Place(None, own) for own in environments(["127.0.0.1"] * workers, mine, environ)]
 
 
 class Share(NamedTuple):
-    """A worker's part of a machine: a free port, cores, and GPUs as CUDA_VISIBLE_DEVICES has them, if any."""
+    """A worker's part of a machine: a free port, cores, and its CUDA_VISIBLE_DEVICES, if there are GPUs."""
 
     port: int
     cores: int
@@ -62,9 +62,9 @@ class Share(NamedTuple):
 def shares(
     workers: int, first_port: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[Share]:
-    """Equal parts of this machine; the ports are free ones, or `first_port` and on.
+    """Equal parts of this machine, with free ports, or ports from `first_port` on.
 
-    UserError: more workers than GPUs, or than free ports; the GPUs' driver hangs.
+    Raises UserError for more workers than GPUs or free ports, and if the GPUs' driver hangs.
     """
     ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
     cores = thread_shares(machine.cores(), workers)
@@ -75,13 +75,13 @@ def shares(
 def environments(
     hosts: Sequence[str], mine: Sequence[Share], environ: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """The environments of workers on these hosts, each with its share; threads that `environ` sets win."""
+    """The environment variables of workers on these hosts. Numbers of threads in `environ` win."""
     own = []
     configs = _tf_configs([f"{host}:{share.port}" for host, share in zip(hosts, mine, strict=True)])
     for share, config in zip(mine, configs, strict=True):
         threads = {
             "TF_NUM_INTRAOP_THREADS": share.cores,
-            # Two at least, so that an operation that waits for a peer never holds the only thread.
+            # Two at least: an operation that waits for a peer must not hold the only thread.
             "TF_NUM_INTEROP_THREADS": max(2, share.cores),
             "OMP_NUM_THREADS": share.cores,
         }
@@ -99,7 +99,7 @@ def _tf_configs(addresses: Sequence[str]) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens on this machine, another choice each time. UserError: there are none."""
+    """Random free ports of this machine. Raises UserError if there are too few."""
     found = []
     for port in random.sample(LOCAL_PORTS, len(LOCAL_PORTS)):
         try:
@@ -116,12 +116,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def thread_shares(cores: int, workers: int) -> list[int]:
-    """Cores for each worker: they differ by one at most, the first have more, and each has at least one."""
+    """Cores for each worker, at least one: they differ by one at most, and the first workers have more."""
     return [max(1, (cores + workers - 1 - index) // workers) for index in range(workers)]
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. UserError: the driver hangs."""
+    """The GPUs of this process, as in CUDA_VISIBLE_DEVICES. Raises UserError if the driver hangs."""
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return []
     ask = functools.partial(subprocess.run, capture_output=True, text=True, env=dict(environ))
@@ -139,7 +139,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpu_shares(gpus: Sequence[str], workers: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES for each worker; empty without GPUs. UserError: fewer GPUs than workers."""
+    """CUDA_VISIBLE_DEVICES of each worker; empty without GPUs. Raises UserError for too few GPUs."""
     if gpus and workers > len(gpus):
         raise UserError(
             f"{workers} workers are more than the GPUs here ({','.join(gpus)}), and two cannot share one; "

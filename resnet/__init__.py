@@ -7,12 +7,9 @@ built, so that a command can refuse a misspelt name at once.
 from __future__ import annotations
 
 import difflib
-import inspect
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,12 +20,11 @@ if TYPE_CHECKING:
 class Entry:
     """The zoo's entry for a network, known before it is built.
 
-    `function` of `module` makes it: (inputs, layers, **settings, **options) -> features. `input_shape` is
-    the paper's. `normalization` is the default of networks that have the option, and empty for the others.
-    `smallest` is the least height and width of its images, in pixels.
+    `function` of resnet/networks.py makes it: (inputs, layers, **settings, **options) -> features.
+    `input_shape` is the paper's. `normalization` is the default of networks that have the option, and empty
+    for the others. `smallest` is the least height and width of its images, in pixels.
     """
 
-    module: str
     function: str
     paper: str
     input_shape: tuple[int, ...]
@@ -44,18 +40,16 @@ _IMPOOLA = "Trumpp 2025, arXiv:2503.05546"
 
 
 def _residual(depth: int, *, family: str = "cifar", size: int = 32) -> Entry:
-    return Entry("resnet.residual", family, _HE, (size, size, 3), {"depth": depth}, "batch")
+    return Entry(family, _HE, (size, size, 3), {"depth": depth}, "batch")
 
 
 _ZOO: dict[str, Entry] = {
-    "impala": Entry("resnet.networks", "impala", _IMPALA, (64, 64, 3), has_width=True),
-    "impala-pooled": Entry(
-        "resnet.networks", "impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True
-    ),
-    "nature": Entry("resnet.networks", "nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
-    "cookbook": Entry("resnet.networks", "cookbook", "", (64, 64, 3)),
-    "linear": Entry("resnet.networks", "linear", "", (64, 64, 3)),
-    "mlp": Entry("resnet.networks", "mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
+    "impala": Entry("impala", _IMPALA, (64, 64, 3), has_width=True),
+    "impala-pooled": Entry("impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True),
+    "nature": Entry("nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
+    "cookbook": Entry("cookbook", "", (64, 64, 3)),
+    "linear": Entry("linear", "", (64, 64, 3)),
+    "mlp": Entry("mlp", "Schulman 2017, arXiv:1707.06347", (8,)),
     "resnet-mini": _residual(8),
     **{f"resnet{depth}": _residual(depth) for depth in (20, 32, 44, 56, 110)},
     **{f"resnet{depth}": _residual(depth, family="imagenet", size=224) for depth in (18, 34, 50)},
@@ -101,32 +95,27 @@ def build(
     dtype: str = "float32",
     seed: int = 0,
     input_dtype: str = "",
-    data_format: str = "channels_last",
-    standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
     """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
 
     Args:
         name: one of `names()`, or resnetD of a depth D = 6n + 2.
-        input_shape: (H, W, C) for images, (D,) for vectors; (C, H, W) if `data_format` is channels_first.
+        input_shape: (H, W, C) for images, (D,) for vectors.
         dtype: the Keras policy of every layer, float32 or mixed_bfloat16 (mixed_float16 is refused: its loss
             scaling watches one replica alone). Variables and features are float32 in both.
         seed: decides the initial weights, together with each layer's name: equal in every process, whatever
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
-        data_format: of the input. channels_first is transposed once, at the input: the weights and the
-            results are those of channels_last.
-        standardize: shift and scale each image to mean 0 and variance 1, over all its pixels and channels, as
-            tf.image.per_image_standardization does.
-        options: the network's own, described by its function (resnet/networks.py, resnet/residual.py).
+        options: the network's own, described by its function in resnet/networks.py.
 
-    Raises ValueError for an unknown name, option, dtype or format, and for a shape that the network cannot
-    take.
+    Raises ValueError for an unknown name or dtype, and for a shape that the network cannot take. Raises
+    TypeError for an unknown option.
     """
     import keras
 
+    from resnet import networks
     from resnet.layers import Layers, check_choice
 
     known = entry(name)
@@ -134,40 +123,16 @@ def build(
     input_dtype = input_dtype or ("uint8" if has_images else "float32")
     check_choice("dtype", dtype, ("float32", "mixed_bfloat16"))
     check_choice("input_dtype", input_dtype, ("uint8", "float32"))
-    check_choice("data_format", data_format, ("channels_last", "channels_first"))
     if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
         wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
         raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
-    if standardize and not has_images:
-        raise ValueError(f"{name} takes vectors, and only images can be standardised.")
-
-    network = getattr(import_module(known.module), known.function)
-    parameters = inspect.signature(network).parameters.values()
-    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in known.settings]
-    for option in options:
-        if option not in own:
-            near = difflib.get_close_matches(option, own, n=1, cutoff=0.0)
-            hint = f"did you mean {near[0]!r}?" if near else "it has none."
-            raise ValueError(f"{name} has no option {option!r}; {hint}")
 
     x = inputs = keras.Input(tuple(input_shape), dtype=input_dtype, name="inputs")
-    if has_images and data_format == "channels_first":
-        x = keras.layers.Permute((2, 3, 1), dtype=dtype, name="to_channels_last")(x)
     if has_images:
-        check_size(name, *x.shape[1:3])
+        check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
-        # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
-    if standardize:
-        # The epsilon is the least variance of tf.image.per_image_standardization, 1 / pixels of 0 to 255.
-        x = keras.layers.LayerNormalization(
-            axis=(1, 2, 3),
-            epsilon=1.0 / (255.0**2 * math.prod(x.shape[1:])),
-            center=False,
-            scale=False,
-            dtype="float32",
-            name="standardize",
-        )(x)
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+    network = getattr(networks, known.function)
     x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))
@@ -224,14 +189,9 @@ def check_size(name: str, height: int, width: int) -> None:
 
 def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError if `name` built with `options` breaks PPO's probability ratio; needs no TensorFlow."""
-    broken = "so that the ratio of new to old policy is not 1 before the first step"
     if options.get("normalization", entry(name).normalization) == "batch":
         raise ValueError(
             f"{name} with batch normalization cannot train PPO: the action probabilities of an image would "
-            f"depend on the rest of its batch, {broken}; use normalization 'group' or 'none'."
-        )
-    if options.get("dropout", 0.0) > 0.0:
-        raise ValueError(
-            f"{name} with dropout {options['dropout']} cannot train PPO: each forward pass would give "
-            f"another policy, {broken}; use dropout 0."
+            "depend on the rest of its batch, so that the ratio of new to old policy is not 1 before the "
+            "first step; use normalization 'group' or 'none'."
         )

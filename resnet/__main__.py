@@ -1,83 +1,77 @@
-"""python -m resnet: a table of the zoo with the costs of its networks, and the layers of single ones."""
+"""python -m resnet: a table of the zoo, with the costs of its networks. It needs no TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
+
+from rich import box
+from rich.table import Table
 
 import resnet
-from resnet.costs import COSTS, cost_of
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.streams import console
-from tfrl.config import of_run
 
-if TYPE_CHECKING:
-    import keras
+_USAGE = "python -m resnet"
 
-_USAGE = "python -m resnet [NAME or RUN ...]"
-_WIDTHS = (1, 2, 4)  # of Cobbe et al. 2020, arXiv:1912.01588, section 3.3
+
+class Cost(NamedTuple):
+    """The cost of a torso for the input of its paper.
+
+    Attributes:
+      parameters: the trainable ones, without the moving statistics of batch normalization.
+      mflop: millions of floating point operations of one image's forward pass. Only those of convolutions and
+        dense layers count, as in the papers; a multiply-add counts as two, in the papers as one.
+      features: the size of its output.
+    """
+
+    parameters: int
+    mflop: float
+    features: int
+
+
+COSTS: dict[tuple[str, int], Cost] = {
+    ("impala", 1): Cost(622_144, 61.2, 256),
+    ("impala", 2): Cost(1_437_568, 235.7, 256),
+    ("impala", 4): Cost(3_649_024, 924.3, 256),
+    ("impala-pooled", 1): Cost(106_048, 60.2, 256),
+    ("impala-pooled", 2): Cost(405_376, 233.6, 256),
+    ("impala-pooled", 4): Cost(1_584_640, 920.2, 256),
+    ("nature", 1): Cost(1_684_128, 18.7, 512),
+    ("cookbook", 1): Cost(1_105_152, 65.8, 256),
+    ("linear", 1): Cost(0, 0.0, 12288),
+    ("mlp", 1): Cost(4_736, 0.0, 64),
+    ("resnet-mini", 1): Cost(74_640, 24.5, 64),
+    ("resnet20", 1): Cost(269_072, 81.1, 64),
+    ("resnet32", 1): Cost(463_504, 137.7, 64),
+    ("resnet44", 1): Cost(657_936, 194.3, 64),
+    ("resnet56", 1): Cost(852_368, 251.0, 64),
+    ("resnet110", 1): Cost(1_727_312, 505.8, 64),
+    ("resnet18", 1): Cost(11_176_512, 3627.1, 512),
+    ("resnet34", 1): Cost(21_284_672, 7326.5, 512),
+    ("resnet50", 1): Cost(23_508_032, 8174.3, 2048),
+}
+"""Costs by name and width. A test compares them with the networks."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The output."""
-
-    layers: bool = False
-    """Print a table of the layers of each network. A RUN's folder stands for its networks: actor, critic."""
+    """The command has no flags."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the table, or the layers of networks; the exit code."""
-    words, options = command_line.parse(
-        Options, arguments, _USAGE, "List the networks of the zoo, with what they cost."
-    )
-    if options.layers and not words:
-        raise UserError("--layers needs the name of a network or the folder of a run.")
-    runs = {word: of_run.settings(Path(word)) for word in words if options.layers and Path(word).is_dir()}
-    for name in words:
-        if name not in runs and not resnet.is_known(name):
-            try:
-                resnet.entry(name)
-            except ValueError as error:
-                raise UserError(str(error)) from None
-    if not options.layers:
-        _print_table(words or resnet.names())
-        return 0
-    models: dict[str, keras.Model] = {}
-    with quiet_start():
-        for word in words:
-            if word in runs:
-                from tfrl import networks
-
-                of_word = networks.of_settings(runs[word], "float32").models
-                models |= {f"{Path(word).name}, {name}": model for name, model in of_word.items()}
-            else:
-                models[word] = _build(word, 1)
-    for title, model in models.items():
-        print(title)
-        model.summary(print_fn=print)
-    return 0
-
-
-def _print_table(names: Sequence[str]) -> None:
-    from rich import box
-    from rich.table import Table
-
+    """Prints the table; returns the exit code."""
+    words, _ = command_line.parse(Options, arguments, _USAGE, "List the networks and their costs.")
+    if words:
+        raise UserError(f"{_USAGE} takes no arguments; got {words[0]!r}.")
     table = Table(title="Torsos, without a head; MFLOP of one image", box=box.SIMPLE, padding=(0, 0))
     for column in ("name", "input", "parameters", "MFLOP", "output"):
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
     table.add_column("paper")
-    # Networks that games are learned with have a row for each width that papers compare.
-    variants = [(name, w) for name in names for w in (_WIDTHS if resnet.entry(name).has_width else (1,))]
-    for name, width in variants:
-        entry, cost = resnet.entry(name), COSTS.get((name, width))
-        if cost is None:
-            with quiet_start():
-                cost = cost_of(_build(name, width))
+    for (name, width), cost in COSTS.items():
+        entry = resnet.entry(name)
         table.add_row(
             f"{name}, width {width}" if width > 1 else name,
             "x".join(map(str, entry.input_shape)),
@@ -87,11 +81,7 @@ def _print_table(names: Sequence[str]) -> None:
             entry.paper,
         )
     console().print(table)
-
-
-def _build(name: str, width: int) -> keras.Model:
-    options: dict[str, Any] = {"width": width} if width > 1 else {}
-    return resnet.build(name, resnet.entry(name).input_shape, **options)
+    return 0
 
 
 if __name__ == "__main__":

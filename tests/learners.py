@@ -1,10 +1,12 @@
 """Learners without the outer loop: a session of one process, no folder, no display. Imports TensorFlow."""
 
 import importlib
+import types
 
 import numpy as np
 import tensorflow as tf
 
+from tfrl.networks import actor_critic
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -106,3 +108,22 @@ def change(agent, changes):
 def prefer(agent):
     """Gives the policy preferences: where it is uniform, the entropy has no gradient."""
     change(agent, {"actor/head/kernel": lambda kernel: 100 * kernel})
+
+
+def build_actor_critic(*, observation_spec, action_spec, precision="float32", **changes):
+    """PPO's network for these specs, with `changes` of its settings."""
+    settings = {
+        "base": "ppo",
+        "torso": "cookbook",
+        "torso_options": {},
+        "critic_torso": None,
+        "hidden_options": {},
+        "share_torso": True,
+        "free_deviation": False,
+        "normalize_observations": False,
+        "freeze_torso": False,
+        "memory": "none",
+        "seed": 1,
+    }
+    config = types.SimpleNamespace(**settings | changes)
+    return actor_critic.build(config, observation_spec, action_spec, precision)

@@ -22,7 +22,7 @@ eval_train/normalized_return
 eval_test/return eval_test/return_std eval_test/episode_length eval_test/episode_length_std
 eval_test/normalized_return
 eval/generalization_gap
-time/env_steps_per_second time/rollout_seconds time/update_seconds time/allreduce_seconds
+time/env_steps_per_second time/rollout_seconds time/update_seconds
 time/env_wait_fraction
 """
 COLUMNS = _PROMISED.split()

@@ -114,18 +114,37 @@ class Classifier:
     # Testing
 
     def test(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Mean loss and number of hits on all of this and the other workers' batches."""
-        return test(self._runtime, self._test, batches)
+        """Mean loss and number of hits on the batches of all workers.
+
+        Raises TrainingError if the loss is not a finite number.
+        """
+        runtime, loss, hits, count = self._runtime, 0.0, 0, 0
+        for batch in batches:
+            parts = (batch.images, batch.labels, batch.weights)
+            losses, right = self._test(*(runtime.per_replica(p) for p in parts))
+            loss += sum(float(x) for x in runtime.local_results(losses))
+            hits += sum(int(x) for x in runtime.local_results(right))
+            count += batch.count
+        sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
+        if not np.isfinite(sums[0]):
+            raise TrainingError("the loss on the test images is not a finite number")
+        return float(sums[0]) / count, int(sums[1])
 
     @compiled()
     def _test(self, *batch: Any) -> Any:
-        return self._runtime.strategy.run(test_sums, args=(self._probabilities, *batch))
+        return self._runtime.strategy.run(self._test_on_replica, args=batch)
 
-    def _probabilities(self, images: tf.Tensor) -> tf.Tensor:
-        logits, _ = self._logits.stateless_call(
-            *self._arrays(self._learning.weights()), images, training=False
-        )
-        return tf.nn.softmax(logits)
+    def _test_on_replica(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums over one replica's images of weight 1: loss float64, hits int64."""
+        arrays = self._arrays(self._learning.weights())
+        logits, _ = self._logits.stateless_call(*arrays, images, training=False)
+        probabilities = tf.nn.softmax(logits)
+        of_label = tf.gather(probabilities, labels, batch_dims=1)
+        losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
+        hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
+        return tf.reduce_sum(losses), tf.reduce_sum(hits)
 
     # State
 
@@ -202,30 +221,3 @@ def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
 def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     """1 where the class of the highest score is the label, float32 [B]."""
     return tf.cast(tf.argmax(scores, axis=1, output_type=tf.int32) == labels, tf.float32)
-
-
-def test_sums(model: Any, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Sums over one replica's images of weight 1: loss float64, hits int64."""
-    probabilities = model(images)
-    of_label = tf.gather(probabilities, labels, batch_dims=1)
-    losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
-    hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
-    return tf.reduce_sum(losses), tf.reduce_sum(hits)
-
-
-def test(runtime: Runtime, function: Any, batches: Iterable[Batch]) -> tuple[float, int]:
-    """Mean loss and number of hits of `function`, which runs `test_sums`, over all workers' batches.
-
-    Raises TrainingError where the loss is not a finite number.
-    """
-    loss, hits, count = 0.0, 0, 0
-    for batch in batches:
-        parts = (batch.images, batch.labels, batch.weights)
-        losses, right = function(*(runtime.per_replica(p) for p in parts))
-        loss += sum(float(x) for x in runtime.local_results(losses))
-        hits += sum(int(x) for x in runtime.local_results(right))
-        count += batch.count
-    sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
-    if not np.isfinite(sums[0]):
-        raise TrainingError("the loss on the test images is not a finite number")
-    return float(sums[0]) / count, int(sums[1])

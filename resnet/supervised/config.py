@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OWN = "procgen_frames"
-OWN_CONFIGS = ("games", "games-mini", "returns")
+OWN_CONFIGS = ("games", "games-mini")
 """The project's own data set, and its configurations; the first is the default."""
 
 MOST_IMAGES = 1_000_000
@@ -37,7 +37,7 @@ class Task:
     model: str = "resnet-mini"
     """A network of the zoo; `python -m resnet` lists the names. resnetD has the depth D = 6n + 2."""
     dataset: str = "procgen_frames"
-    """procgen_frames[/games, /games-mini or /returns], made here, or a classification set of
+    """procgen_frames[/games or /games-mini], made here, or a classification set of
     tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
     preset: Literal["default", "he-cifar10"] = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
@@ -47,8 +47,6 @@ class Task:
     """Multiply the channels of impala and impala-pooled by this."""
     image_size: Annotated[int, Range(0, 4096)] = 0
     """Resize images to this many pixels, square; 0: as they are."""
-    per_image_standardization: bool = False
-    """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
     """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
     seed: Annotated[int, NATURAL] = 1
@@ -134,8 +132,7 @@ class Config(Run, Learning, Task, settings.Settings):
         # Keras's L2 is without the papers' factor 1/2.
         residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
         options = residual if entry.normalization else {}
-        options |= {"width": self.width} if entry.has_width else {}
-        return options | {"standardize": self.per_image_standardization}
+        return options | ({"width": self.width} if entry.has_width else {})
 
     @property
     def rows_per_step(self) -> int:

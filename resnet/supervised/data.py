@@ -1,7 +1,7 @@
-"""Labelled images by name, in memory, and the batches that a seed makes of them.
+"""Labelled images by name, in memory, and their batches.
 
-The order of an epoch and every image's augmentation follow from (seed, epoch) and the image's place in the
-set alone, never from how many replicas share a batch.
+The order of an epoch and the augmentation of an image depend only on (seed, epoch) and the image's place in
+the set, and not on the number of replicas that share a batch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Dataset:
 
 
 def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
-    """Downloads a set, or makes it, unless it lies in tfds's folder (TFDS_DATA_DIR). `say` is told first.
+    """Downloads or makes a set, unless it is in tfds's folder (TFDS_DATA_DIR). `say` gets a sentence first.
 
     Raises UserError if it has no labels, no such configuration, or cannot be downloaded.
     """
@@ -79,7 +79,8 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
     if say is not None and not builder.is_prepared():
         say(f"Preparing {name} in {builder.data_dir}, once; it takes a minute or more")
     try:
-        with _quiet(), _quick_to_fail():
+        with _quiet():
+            _fail_quickly()
             builder.download_and_prepare()
     except Exception as error:  # requests, urllib, TensorFlow, tfds: each has its own
         reason = _first_line(error)
@@ -92,22 +93,18 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _quick_to_fail() -> Iterator[None]:
-    """Within it, tfds gives up within seconds where a host does not answer.
+@functools.cache
+def _fail_quickly() -> None:
+    """Has tfds give up within seconds if a host does not answer.
 
-    tfds itself sets no time-outs and tries ten times again: it would wait for minutes. `_open_url` and
-    `MAX_RETRIES` are its own; a test guards them.
+    tfds sets no time-outs, and tries ten times again. `_open_url` and `MAX_RETRIES` are its own names; a test
+    guards them.
     """
     from tensorflow_datasets.core.download import downloader
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would report every attempt
-    own = downloader._open_url, downloader.MAX_RETRIES
-    downloader._open_url, downloader.MAX_RETRIES = functools.partial(own[0], timeout=_TIMEOUTS), 1
-    try:
-        yield
-    finally:
-        downloader._open_url, downloader.MAX_RETRIES = own
+    open_url = functools.partial(downloader._open_url, timeout=_TIMEOUTS)
+    vars(downloader).update(_open_url=open_url, MAX_RETRIES=1)
 
 
 def _first_line(error: Exception) -> str:
@@ -136,7 +133,7 @@ def load(name: str, image_size: int = 0) -> Dataset:
 def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str], None]) -> Dataset:
     """`load` on all workers. The chief prepares the set first, in a folder that all may share.
 
-    Raises UserError where the workers have other images: their epochs may differ in length.
+    Raises UserError if the workers have different images: their epochs may differ in length.
     """
     failure = None
     if runtime.is_chief:
@@ -192,7 +189,7 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         )
     count = max(0, int(data.cardinality()))  # negative where it is not known
     needed, there = count * int(np.prod(shape)), machine.memory()
-    if needed > 0.4 * there:  # while it is read it is there twice
+    if needed > 0.4 * there:  # while it is read it is in memory twice
         raise UserError(
             f"the images of {name} ({part}) need {words.size(needed)} of memory, and this machine has "
             f"{words.size(there)}; choose a smaller --image-size."
@@ -211,7 +208,7 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
 
 
 def _quiet() -> contextlib.AbstractContextManager:
-    """Hides what tfds prints: our own console says it better."""
+    """Hides what tfds prints."""
     return contextlib.redirect_stdout(io.StringIO())
 
 
@@ -231,12 +228,12 @@ class Pass:
 
 
 def in_file_order(split: Split) -> list[Pass]:
-    """Every image once, as they lie in their files: what tests use."""
+    """Every image once, in the order of the files: for tests."""
     return [Pass(np.arange(len(split)))]
 
 
 def training_passes(augment: str, seed: int, count: int, first: int = 0) -> Iterator[Pass]:
-    """Epochs `first` and on, without end, of a training set of `count` images."""
+    """The endless epochs of a training set of `count` images, from epoch `first` on."""
     for epoch in itertools.count(first):
         yield Pass(epoch_order(seed, epoch, count), *draw_augmentation(augment, seed, epoch, count))
 
@@ -249,7 +246,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
 def draw_augmentation(
     kind: str, seed: int, epoch: int, count: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None for what `kind` lacks."""
+    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None if `kind` has none."""
     draw = generator(seed, Use.AUGMENTATION, epoch)
     shifts = draw.integers(0, 2 * MARGIN + 1, (count, 2))
     flips = draw.random(count) < 0.5
@@ -280,13 +277,13 @@ class Share:
     replicas: int = 1
 
     def batches(self, split: Split, passes: Iterable[Pass], start: int = 0) -> Iterator[Batch]:
-        """This worker's part of the batches of `passes`, from batch `start` of the first of them on.
+        """This worker's part of the batches of `passes`, from batch `start` of the first pass on.
 
         Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
-        up from its beginning, so that the statistics of batch normalization see whole batches.
+        up from its beginning, so that batch normalization gets whole batches.
 
-        Which images, and how they are augmented, is decided here, in order; tf.data's threads then put the
-        next batches together while the caller works.
+        The images and their augmentation are decided here, in order. Threads of tf.data then make the next
+        batches while the caller works.
         """
         passes = iter(passes)
         first = next(passes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -267,10 +266,9 @@ class ImageLearner(loop.Learner):
         }
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
-        """The scores, and how to test once more."""
+        """The scores."""
         config = self._config
         header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
         scores = {part: outcome[part] for part in ("train", "test")}
         rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
-        again = shlex.join(["python", "-m", "resnet.evaluate", str(config.run_dir)])
-        return Conclusion((), header, rows, [again, summary.tensorboard(config)])
+        return Conclusion((), header, rows, [summary.tensorboard(config)])

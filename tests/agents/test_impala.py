@@ -277,14 +277,14 @@ def test_an_error_of_the_envs_ends_the_learner(learner):
     def broken(*_):
         raise ValueError("the env broke")
 
-    one.collector._actor._collector._groups[0].env.act = broken
+    one.collector._actor.collector._groups[0].env.act = broken
     with pytest.raises(ValueError, match="the env broke"):
         run(one, 3)
 
 
 def test_closing_interrupts_a_rollout(learner):
     one = learner(small(num_steps=1200, num_minibatches=1, total_steps=10_000_000))
-    env = one.collector._actor._collector._groups[0].env
+    env = one.collector._actor.collector._groups[0].env
     act = env.act
     env.act = lambda actions: (time.sleep(0.05), act(actions))
     one._prefetch.begin_rollouts(0, one.weights())

@@ -64,7 +64,7 @@ def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, mo
     """K steps in a call, then one of them; weights, slots, target networks, metrics and errors."""
     flags = flags_of(algorithm, *more)
     whole = agent_of(algorithm, flags)
-    monkeypatch.setattr(RLSettings, "is_alone", False)
+    monkeypatch.setattr(RLSettings, "has_one_topology", False)
     in_parts = agent_of(algorithm, flags)
     batch, noise = batches(whole, algorithm)
     for first, count in ((0, K), (K, 1)):
@@ -86,7 +86,7 @@ def test_one_program_takes_ppos_epochs_as_parts_do(tmp_path, monkeypatch):
     flags += ["--logdir", str(tmp_path), "--run-name", "run"]
     config = settings.reader("ppo").parse(flags)
     found = learners.updated(learners.make(config), 2)
-    monkeypatch.setattr(RLSettings, "is_alone", False)
+    monkeypatch.setattr(RLSettings, "has_one_topology", False)
     expected = learners.updated(learners.make(config), 2)
     for one, other in zip(found[0], expected[0], strict=True):
         for name, value in other.items():

@@ -15,7 +15,7 @@ from launching import LAUNCH, PRELUDE, SAVE, Launch, until
 from processes import ROOT, hangup
 
 from benchmarks.process_tree import alive, family
-from cluster.launch import AGENT, Output
+from cluster.launch import AGENT
 
 # Saves as a trainer does: for a second, and a second request before that ends it without.
 SAVES = """
@@ -190,19 +190,7 @@ print("\\nlast")
     notes = [(tmp_path / f"worker-{worker}").read_text().splitlines()[1] for worker in (0, 1)]
     assert notes == ["True", "False"]
     assert "progress 1\rprogress 2" in screen
-    assert "[1] last\r\n" in screen
-
-
-def test_a_line_of_another_worker_does_not_run_into_the_chiefs_progress(tmp_path):
-    with (tmp_path / "out").open("wb") as stdout, (tmp_path / "err").open("wb") as stderr:
-        writer = Output(stdout, stderr, live=True)
-        writer.write(0, "stdout", b"50 %")
-        writer.write(1, "stdout", b"half a li")
-        writer.write(1, "stdout", b"ne\n")
-        writer.write(0, "stdout", b"\r60 %\n")
-        writer.write(2, "stdout", b"unfinished")
-        writer.end(2)
-    assert (tmp_path / "out").read_bytes() == b"50 %\r\x1b[2K[1] half a line\n\r60 %\n[2] unfinished\n"
+    assert "\r\x1b[2K[1] last\r\n" in screen, "a line of another worker runs into the chief's progress"
 
 
 def test_workers_save_and_end_when_the_launcher_is_killed(tmp_path):
@@ -222,7 +210,6 @@ def test_a_worker_whose_launcher_is_gone_has_the_grace_of_its_order_to_save(tmp_
         "command": [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)],
         "environment": {"TF_CONFIG": '{"task": {"index": 0}}'},
         "directory": str(tmp_path),
-        "terminal": None,
         "grace": grace,
     }
     agent = subprocess.Popen([sys.executable, "-IS", AGENT], stdin=subprocess.PIPE)

@@ -15,7 +15,6 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-import resnet.evaluate
 import resnet.supervised.config
 from tfrl import report, status
 from tfrl.cli.errors import UserError
@@ -317,9 +316,7 @@ def supervised_run(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_supervised_run_is_named_as_one(tmp_path, command):
-    with pytest.raises(
-        UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
-    ):
+    with pytest.raises(UserError, match="is a run of resnet.train, which has its scores in results.json"):
         importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
 
 
@@ -338,7 +335,3 @@ def test_a_run_of_another_trainer_is_not_resumed(tmp_path):
         config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
             folder.check_run(config, importlib.import_module(module).from_yaml)
-    with pytest.raises(
-        UserError, match="is a run of an RL algorithm; evaluate it with python -m tfrl.evaluate"
-    ):
-        resnet.evaluate.main([str(made)])

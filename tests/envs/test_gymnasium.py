@@ -12,7 +12,8 @@ import pytest
 from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_ids import actions_of, facts_of, make_env
+from tfrl.envs.gymnasium_ids import find_facts, make_env
+from tfrl.envs.spaces import action_spec
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 
@@ -21,7 +22,7 @@ def needs(package):
 
 
 ATARI = pytest.param("ALE/Breakout-v5", marks=needs("ale_py"))
-DM_CONTROL = pytest.param("dm_control/cartpole-swingup-v0", marks=needs("dm_control"))
+DM_CONTROL = pytest.param("shimmy:dm_control/cartpole-swingup-v0", marks=needs("dm_control"))
 BOX2D = pytest.param("LunarLander-v3", marks=needs("Box2D"))
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"]
 MUJOCO = [f"{name}-v5" for name in ("InvertedDoublePendulum", "HalfCheetah", "Hopper", "Ant", "Humanoid")]
@@ -202,11 +203,10 @@ def test_final_observations_come_in_the_order_of_the_envs():
     np.testing.assert_array_equal(lone.observe().final_observation[0], step.final_observation[1])
 
 
-@pytest.mark.parametrize(("name", "known"), [("Unseeded", True), ("Counting", True), ("LateUnseeded", False)])
-def test_an_env_that_no_seed_brings_back_begins_its_episode_anew(name, known):
+@pytest.mark.parametrize("name", ["Unseeded", "Counting", "LateUnseeded"])
+def test_an_env_that_no_seed_brings_back_begins_its_episode_anew(name):
     """At the last observation the episode counts as truncated, so a learner takes its value for the rest."""
     env = vector(made(name), [4])
-    assert env.exact_state is not known
     running = 0
     while running < 45:  # LateUnseeded is itself for 40 steps
         running = 0 if play(env, 1)[0].first[0] else running + 1
@@ -266,14 +266,14 @@ def test_actions_and_observations_are_converted():
     ints.act(np.array([0, 2], np.int32))
     assert ints.observe().observation.tolist() == [[5.0] * 3, [7.0] * 3]
     box = vector(made("Lopsided"), [0, 1, 2])
-    assert box.action_spec == Box((0.0, -3.0), (0.5, 1.0)) and box.action_spec.shape == (2,)
+    assert box.action_spec == Box((0.0, -3.0), (0.5, 1.0), "float64") and box.action_spec.shape == (2,)
     box.act(np.array([[-1, -1], [1, 1], [0, 0.5]], np.float32))
     assert box.observe().observation.tolist() == [[0, -3], [0.5, 1], [0.25, 0]]
     box.act(np.full((3, 2), 1.0000001, np.float32))
     assert box.observe().observation.tolist() == [[0.5, 1]] * 3
     for name, most in (("Wide", 1e38), ("Half", 65504)):  # whose width overflows, or nearly so
-        inputs = actions_of(name, make_env(made(name)).action_space).inputs
-        given = inputs(np.array([[-1, 1], [0, 0.5]], np.float32))
+        spec = action_spec(name, make_env(made(name)).action_space)
+        given = spec.as_env_takes(np.array([[-1, 1], [0, 0.5]], np.float32))
         np.testing.assert_allclose(given, np.float32([[-most, most], [0, most / 2]]), rtol=1e-3)
     frames, shown = vector(made("Frames"), [0]), make_env(made("Frames")).reset(seed=0)[0]
     assert frames.observation_spec == ArraySpec((20, 20, 4), "uint8", channels_first=True)
@@ -281,25 +281,18 @@ def test_actions_and_observations_are_converted():
     pixels = vector(made("Pixels"), [0])
     assert pixels.observation_spec == ArraySpec((8, 6, 3), "uint8")
     assert play(pixels, 1)[0].observation.dtype == np.uint8
-    assert facts_of("Pendulum-v1")[:2] == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
+    assert find_facts("Pendulum-v1")[:2] == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
 
 
-def test_a_skip_of_frames_sums_rewards_to_the_end_of_the_episode():
-    steps = play(vector(made("Fifty"), [0], frame_skip=3), 18)
-    assert [step.reward[0] for step in steps] == [3.0] * 16 + [2.0, 3.0]
-    assert [step.first[0] for step in steps] == [False] * 16 + [True, False]
-
-
-@pytest.mark.parametrize("settings", [{"max_episode_steps": 25}, {"max_episode_steps": 25, "frame_skip": 3}])
-def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
+def test_a_time_limit_takes_the_place_of_the_registered_one():
     """Of CartPole's 500 steps and of a made env's 60, with an exact state at each step."""
-    env = vector(made("Hidden"), [0, 1, 2], **settings)
-    plain = vector(made("Hidden"), [0, 1, 2], frame_skip=settings.get("frame_skip"))
+    env = vector(made("Hidden"), [0, 1, 2], max_episode_steps=25)
+    plain = vector(made("Hidden"), [0, 1, 2])
     for one, two in zip(play(env, 7), play(plain, 7), strict=True):
         assert same(one, two)
     lengths = np.full(3, 7)
     for step in range(60):
-        other = vector(made("Hidden"), [5, 6, 7], seed=9, **settings)
+        other = vector(made("Hidden"), [5, 6, 7], seed=9, max_episode_steps=25)
         other.set_state(env.get_state())
         assert other.exact_state and same(other.observe(), env.observe())
         after = play(env, 1, seed=step)[0]
@@ -311,9 +304,8 @@ def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
 
 
 @needs("ale_py")
-@pytest.mark.parametrize("skip", [None, 2])
-def test_a_time_limit_of_atari_is_in_its_state(skip):
-    settings = {"max_episode_steps": 30, "frame_skip": skip}
+def test_a_time_limit_of_atari_is_in_its_state():
+    settings = {"max_episode_steps": 30}
     env, other = vector("ALE/Pong-v5", [0, 1], **settings), vector("ALE/Pong-v5", [3, 4], **settings)
     play(env, 25)
     other.set_state(env.get_state())
@@ -335,8 +327,8 @@ def test_success_is_what_the_env_says_of_its_last_episode():
 
 @needs("ale_py")
 def test_atari_has_the_usual_preprocessing():
-    assert facts_of("ALE/Pong-v5")[:2] == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
-    assert facts_of("ALE/Pong-v5") == facts_of("PongNoFrameskip-v4")
+    assert find_facts("ALE/Pong-v5")[:2] == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
+    assert find_facts("ALE/Pong-v5") == find_facts("PongNoFrameskip-v4")
     steps = play(vector("ALE/Pong-v5", [0]), 20)
     for before, after in zip(steps, steps[1:], strict=False):  # frames move through the stack
         np.testing.assert_array_equal(after.observation[..., :3], before.observation[..., 1:])

@@ -13,7 +13,7 @@ from processes import Answer, Training
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
 from tfrl.envs.gymnasium import GymnasiumVec
-from tfrl.envs.gymnasium_ids import facts_of
+from tfrl.envs.gymnasium_ids import find_facts
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.subprocesses import SubprocessVecEnv
 
@@ -64,7 +64,7 @@ FAULTS = {
 def test_a_fault_from_the_start_is_found_by_the_settings_check(fault):
     """Before TensorFlow is imported, or an actor is started."""
     with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
-        facts_of(f"made_envs:made/{fault}-v0")
+        find_facts(f"made_envs:made/{fault}-v0")
 
 
 # Those that a step cannot tell from others when an env begins with them later, or has them from its class.
@@ -95,7 +95,7 @@ def test_a_time_limit_hides_no_fault(limit):
         f"made/limited-{limit}-v0", made_envs.Faulty, max_episode_steps=limit, kwargs={"fault": "step-four"}
     )
     with pytest.raises(EnvError, match="gives 4 values"):
-        facts_of(f"made/limited-{limit}-v0")
+        find_facts(f"made/limited-{limit}-v0")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,8 @@ def test_a_time_limit_hides_no_fault(limit):
 def test_an_image_that_a_cast_would_wrap_is_refused(shown, what, monkeypatch):
     monkeypatch.setattr(made_envs.Spaced, "show", lambda self: shown)
     monkeypatch.setattr(made_envs.Spaced, "step", lambda self, action: (shown, 0.0, False, False, {}))
-    facts_of.cache_clear()
     with pytest.raises(EnvError, match=re.escape(f"{what} where its observation_space says uint8")):
-        facts_of("made_envs:made/Pixels-v0")
-    facts_of.cache_clear()
+        find_facts("made_envs:made/Pixels-v0")
 
 
 def test_numbers_of_any_type_are_taken_as_before():
@@ -145,13 +143,13 @@ def test_faults_in_a_separate_process_are_reported_equally(monkeypatch):
 def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):
     monkeypatch.setattr(signals.OURS, "first", 15)
     with pytest.raises(SystemExit):
-        facts_of("made_envs:made/step-quits-v0")
+        find_facts("made_envs:made/step-quits-v0")
 
 
 def test_spaces_that_are_missing_are_one_sentence():
     gymnasium.register("made/spaceless-v0", type("Spaceless", (gymnasium.Env,), {}))
     with pytest.raises(ValueError, match="made/spaceless-v0 shows a NoneType"):
-        facts_of("made/spaceless-v0")
+        find_facts("made/spaceless-v0")
 
 
 def test_a_run_ends_with_one_sentence_that_says_what_is_kept(tmp_path, monkeypatch):

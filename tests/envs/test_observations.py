@@ -12,7 +12,9 @@ from packed_envs import ALONE, PLACES, drawn, packed
 from tfrl import config as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import observations, registry
-from tfrl.envs.gymnasium_ids import can_repeat, facts_of, observation_spec
+from tfrl.envs.calls import mask_of
+from tfrl.envs.gymnasium_ids import find_facts
+from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance
 
@@ -61,7 +63,6 @@ def test_a_row_gives_what_the_env_showed(space):
 
 @pytest.mark.parametrize("name", ALONE)
 def test_an_env_of_any_space_is_one_to_the_bit_and_goes_on_exactly(name):
-    assert can_repeat(packed(name))
     ours = vector(packed(name), range(2))
     played = play(ours, 40)
     spec, states = ours.observation_spec, ours.get_state()
@@ -110,9 +111,7 @@ def test_numbers_that_are_not_finite_are_refused():
 
 
 def test_the_mask_of_an_env_is_checked():
-    spec = facts_of(packed("Masked")).action
-    from tfrl.envs.gymnasium_ids import mask_of
-
+    spec = find_facts(packed("Masked")).action
     assert mask_of("It-v0", {"action_mask": [0, 1, 0, 0, 2]}, spec).tolist() == [0, 1, 0, 0, 1]
     for info, sentence in (
         ({}, "gives no info"),
@@ -121,7 +120,7 @@ def test_the_mask_of_an_env_is_checked():
     ):
         with pytest.raises(EnvError, match=sentence):
             mask_of("It-v0", info, spec)
-    many = facts_of(packed("MaskedMany")).action
+    many = find_facts(packed("MaskedMany")).action
     with pytest.raises(EnvError, match="forbids every action"):
         mask_of("It-v0", {"action_mask": (np.ones(3), np.zeros(4))}, many)
     assert mask_of("It-v0", {}, many, ends=True).all()

@@ -207,8 +207,8 @@ def test_bad_settings_are_one_sentence(tmp_path):
 
 def test_actions_are_what_the_env_takes():
     assert Discrete(2, start=5).as_env_takes(np.int32([0, 1])).tolist() == [5, 6]
-    taken = Box((-2.0, 0.1), (2.0, 0.3)).as_env_takes(np.float32([[-1, 1], [0, -1]]))
-    assert taken.dtype == np.float32 and taken[0, 0] == -2 and taken[1, 0] == 0
+    taken = Box((-2.0, 0.1), (2.0, 0.3), "float64").as_env_takes(np.float32([[-1, 1], [0, -1]]))
+    assert taken.dtype == np.float64 and taken[0, 0] == -2 and taken[1, 0] == 0
     assert (taken[:, 1] <= 0.3).all() and (taken[:, 1] >= 0.1).all(), "in float64"
 
 

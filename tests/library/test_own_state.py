@@ -6,7 +6,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from tfrl.envs import registry
-from tfrl.envs.gymnasium_ids import saves_itself
+from tfrl.envs.gymnasium_ids import find_facts
 from tfrl.envs.spec import EnvSpec
 
 
@@ -69,7 +69,7 @@ def play(env, steps, seed):
 @pytest.mark.parametrize("steps", [25, 70])
 def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps):
     """Also across time limits, whose steps are counted on."""
-    assert saves_itself(registry.name_of(limited))
+    assert find_facts(registry.name_of(limited)).saves_state
     one = vector(limited)
     play(one, steps, 0)
     states = one.get_state()
@@ -83,7 +83,7 @@ def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps):
 
 
 def test_an_incomplete_own_state_is_not_used():
-    assert not saves_itself(registry.name_of(Forgetful))
+    assert not find_facts(registry.name_of(Forgetful)).saves_state
     one, other = vector(Forgetful), vector(Forgetful)
     play(one, 30, 0)
     other.set_state(one.get_state())

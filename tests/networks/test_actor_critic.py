@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import build_actor_critic
 
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.networks import actor_critic
 
 
 def build(**changes):
-    settings = {"torso": "cookbook", "share_torso": True, "precision": "float32", "seed": 1, **changes}
     specs = {"observation_spec": ArraySpec((10, 5, 1), "uint8"), "action_spec": Discrete(3)}
-    return actor_critic.build(torso_options={}, **specs, **settings)
+    return build_actor_critic(**specs, **changes)
 
 
 @pytest.mark.parametrize("share_torso", [True, False])

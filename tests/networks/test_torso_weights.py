@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from learners import build_actor_critic
 from processes import results
 
 from tfrl import ppo_procgen
 from tfrl.cli.errors import UserError
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.networks import actor_critic
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
 CATCH += " --epochs 1 --num-minibatches 1 --eval-episodes 2 --checkpoint-every 1"
@@ -15,9 +15,8 @@ CATCH += " --epochs 1 --num-minibatches 1 --eval-episodes 2 --checkpoint-every 1
 
 def torso(seed):
     """The weights of a torso for catch."""
-    network = actor_critic.build(
+    network = build_actor_critic(
         torso="cookbook",
-        torso_options={},
         observation_spec=ArraySpec((10, 5, 1), "uint8"),
         action_spec=Discrete(3),
         share_torso=True,

@@ -14,7 +14,6 @@ from refusals import refusal
 from resnet import __main__ as zoo
 from resnet.supervised.config import PRESETS, from_yaml, parse
 from resnet.train import main
-from tfrl.algorithms import ppo, sac
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 
@@ -78,27 +77,8 @@ def test_the_table_of_the_zoo_is_all_that_is_shown_and_needs_no_tensorflow():
     assert "impala-pooled" in answer.stdout and answer.stdout.endswith("TensorFlow imported: False\n")
 
 
-def test_networks_are_listed_by_name_and_layer_by_layer(capsys):
-    assert zoo.main(["resnet14"]) == 0
-    assert "171,856" in capsys.readouterr().out
-    assert zoo.main(["resnet14", "mlp", "--layers"]) == 0
-    said = capsys.readouterr().out
-    assert "stage3_block2_relu" in said and "dense2 (Dense)" in said
-    assert "unknown network 'resnet15'" in refusal(zoo.main, ["resnet15"])
-    assert "--layers needs the name" in refusal(zoo.main, ["--layers"])
-
-
-@pytest.mark.parametrize(
-    ("reader", "names"),
-    [(ppo.READER, ["actor", "critic"]), (sac.READER, ["actor", "critic1", "critic2"])],
-)
-def test_the_networks_of_a_run_are_listed_together(reader, names, tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    config = reader.parse(["--env", "Pendulum-v1"])
-    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
-    assert zoo.main([str(tmp_path / "run"), "--layers"]) == 0
-    said = capsys.readouterr().out
-    assert [line for line in said.splitlines() if line.startswith("run, ")] == [f"run, {n}" for n in names]
+def test_the_table_of_the_zoo_takes_no_names():
+    assert "takes no arguments; got 'resnet14'" in refusal(zoo.main, ["resnet14"])
 
 
 def test_the_published_recipe_decays_weights_as_the_paper_does():

@@ -14,43 +14,35 @@ from resnet.supervised.data import Pass, Share, Split
 from resnet.supervised.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
 from tfrl.cli.errors import UserError
 
-MAKERS = {
-    "games": {"games": ("coinrun", "maze"), "train": 40, "test": 20},
-    "returns": {"games": ("chaser",), "label": "return", "train": 90, "test": 30},
-}
+TINY = {"games": ("coinrun", "maze"), "train": 40, "test": 20}
 
 
-def make(folder, kind, **settings):
+def make(folder, **settings):
     """A small procgen_frames as arrays: {split: {feature: array}}."""
-    config = FramesConfig(name="tiny", **{**MAKERS[kind], **settings})
+    config = FramesConfig(name="tiny", **{**TINY, **settings})
     builder = ProcgenFrames(config=config, data_dir=folder)
     builder.download_and_prepare()
     sets = {s: list(tfds.as_numpy(builder.as_dataset(split=s))) for s in ("train", "test")}
     return {s: {k: np.stack([e[k] for e in examples]) for k in examples[0]} for s, examples in sets.items()}
 
 
-@pytest.fixture(scope="module", params=list(MAKERS))
-def kind(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, kind):
-    return make(tmp_path_factory.mktemp("tfds"), kind)
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("tfds"))
 
 
-def test_the_sets_have_the_promised_images(made, kind):
+def test_the_sets_have_the_promised_images(made):
     for split in ("train", "test"):
-        count = MAKERS[kind][split]
+        count = TINY[split]
         assert made[split]["image"].shape == (count, 64, 64, 3)
         assert made[split]["image"].dtype == np.uint8
         assert len({image.tobytes() for image in made[split]["image"]}) > 0.9 * count
 
 
-def test_labels_are_balanced_in_training(made, kind):
-    classes, counts = np.unique(made["train"]["label"], return_counts=True)
-    assert classes.tolist() == list(range(2 if kind == "games" else 3))
-    assert counts.max() - counts.min() <= (0 if kind == "games" else 5)
+def test_each_game_has_the_same_share_of_the_images(made):
+    for split in ("train", "test"):
+        classes, counts = np.unique(made[split]["label"], return_counts=True)
+        assert classes.tolist() == [0, 1] and counts.tolist() == [TINY[split] // 2] * 2
 
 
 def test_training_and_test_levels_are_disjoint(made):
@@ -61,21 +53,13 @@ def test_training_and_test_levels_are_disjoint(made):
     assert len(set(made["train"]["level"])) > 10
 
 
-def test_the_seed_decides_everything(made, kind, tmp_path):
-    again = make(tmp_path / "again", kind)
+def test_the_seed_decides_everything(made, tmp_path):
+    again = make(tmp_path / "again")
     for split in ("train", "test"):
         for feature in ("image", "label", "level"):
             assert np.array_equal(made[split][feature], again[split][feature])
-    other = make(tmp_path / "other", kind, seed=2)
+    other = make(tmp_path / "other", seed=2)
     assert not np.array_equal(made["train"]["image"], other["train"]["image"])
-
-
-def test_returns_are_discounted_to_the_end_of_the_episode():
-    from resnet.supervised.procgen_frames import _returns_to_come
-
-    rewards = np.array([[9.0], [1.0], [2.0], [4.0]])
-    first = np.array([[True], [False], [True], [False]])
-    assert _returns_to_come(rewards, first)[:, 0] == pytest.approx([1 + 0.95 * 2, 2, 4, 0])
 
 
 def numbered(count, size=8):
@@ -190,7 +174,7 @@ def test_a_set_without_labels_is_refused():
 
 
 def test_preparing_a_data_set_is_reported(monkeypatch, tmp_path):
-    config = FramesConfig(name="tiny", **MAKERS["games"])
+    config = FramesConfig(name="tiny", **TINY)
     monkeypatch.setattr(data, "_builder", lambda name: ProcgenFrames(config=config, data_dir=tmp_path))
     said = []
     for _ in range(2):
@@ -202,7 +186,7 @@ def test_workers_with_different_images_do_not_train_together(monkeypatch, tmp_pa
     """Each is one of two; the other's set is of as many images, or of fewer."""
     folders, numbers = {}, []
     for count in (40, 20):
-        config = FramesConfig(name=f"tiny{count}", **{**MAKERS["games"], "train": count})
+        config = FramesConfig(name=f"tiny{count}", **{**TINY, "train": count})
         folders[count] = ProcgenFrames(config=config, data_dir=tmp_path)
 
     def load(count, others):

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from learners import build_actor_critic, updated
 from learners import make as make_learner
-from learners import updated
 from refusals import refusal
 
 from tfrl import config as settings
@@ -15,7 +15,6 @@ from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
-from tfrl.networks import actor_critic
 from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointStore
@@ -32,8 +31,7 @@ def in_env_order(array):
 def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
     agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
     specs = {"observation_spec": agent.collector.observation_spec, "action_spec": agent.collector.action_spec}
-    of = {"torso": "cookbook", "torso_options": {}, "share_torso": True, "precision": "float32", "seed": 3}
-    expected = actor_critic.build(**specs, **of).initial_arrays()
+    expected = build_actor_critic(**specs, torso="cookbook", share_torso=True, seed=3).initial_arrays()
     found = agent.weights()
     assert set(found) == set(expected)
     for name, weight in expected.items():

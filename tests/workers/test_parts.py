@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import build_actor_critic
 
 import resnet.supervised.config
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.networks import actor_critic
 from tfrl.workers import data_parallel, parts, strategy
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
@@ -14,9 +14,8 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def network():
-    return actor_critic.build(
+    return build_actor_critic(
         torso="impala",
-        torso_options={},
         observation_spec=ArraySpec((64, 64, 3), "uint8"),
         action_spec=Discrete(15),
         share_torso=True,

@@ -113,7 +113,7 @@ class ActorCriticAgent(Agent):
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        part_rows = parts.VALUE_ROWS if config.is_alone else None
+        part_rows = parts.VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
             self.network, self._acting_weights, config.num_envs, on_gpu=on_gpu, at_once=at_once
@@ -133,11 +133,6 @@ class ActorCriticAgent(Agent):
     def gradient_steps_per_update(self) -> int:
         """The number of gradient steps of an update; each has one all-reduce."""
         raise NotImplementedError
-
-    @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that a gradient step of `update` sums over all replicas."""
-        return self.learning.allreduce_floats("update")
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None

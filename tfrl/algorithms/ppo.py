@@ -402,7 +402,9 @@ class PPOAgent(ActorCriticAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self._steps = tf.function(self._take_steps, jit_compile=config.is_alone and runtime.is_one_cpu)
+        self._steps = tf.function(
+            self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
+        )
         self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
 
     @property

@@ -183,7 +183,7 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
         """
         if self.micro_batch:
             return self.micro_batch
-        if self.is_alone:
+        if self.has_one_topology:
             return self.batch_size
         parts = math.gcd(self.num_envs, 4)
         while self.batch_size % (2 * parts) == 0 and self.batch_size // parts > _PART_ROWS:
@@ -193,7 +193,7 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
     @property
     def in_parts(self) -> bool:
         """False if a whole batch is one part, which then uses all cores."""
-        return not self.is_alone
+        return not self.has_one_topology
 
     @property
     def most_gradient_steps(self) -> int:
@@ -319,7 +319,7 @@ class ReplayAgent(Agent):
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
-        self._is_one_program = config.is_alone and runtime.is_one_cpu
+        self._is_one_program = config.has_one_topology and runtime.is_one_cpu
         self._updates = tf.function(self._take_steps, jit_compile=self._is_one_program)
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
@@ -371,10 +371,6 @@ class ReplayAgent(Agent):
         return self.network.initial()
 
     @property
-    def allreduce_floats(self) -> int:
-        """The number of float32 values that a gradient step of each loss sums over all replicas."""
-        return sum(self.learning.allreduce_floats(name) for name in self.steps)
-
     @property
     def summary(self) -> dict[str, str]:
         """Descriptions of the learning, by title."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from tfrl.cli.errors import UserError
 from tfrl.config import from_yaml
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts_file
+from tfrl.envs import facts
 from tfrl.run.folder import SETTINGS_FILE, is_of
 
 
@@ -30,8 +30,8 @@ def settings(path: Path) -> RLSettings:
     if not (path / SETTINGS_FILE).is_file():
         raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
     if is_of(path, "dataset"):
-        raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
-    facts_file.remember(path)
+        raise UserError(f"{path} is a run of resnet.train, which has its scores in results.json.")
+    facts.remember(path)
     config = from_yaml(path / SETTINGS_FILE)
     try:
         # Checked as settings of a new run, except for what only a command line can get wrong.

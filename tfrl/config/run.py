@@ -146,7 +146,7 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         return self.torso == "mlp"
 
     @property
-    def is_alone(self) -> bool:
+    def has_one_topology(self) -> bool:
         """True if no second topology can run these settings, and the network is small.
 
         Then no other run must have the same bits, and whole gradient steps are one program.

@@ -20,10 +20,10 @@ def give(make: Callable[..., Any]) -> tuple[str, bool]:
     """Lets this process find a callable by its name.
 
     Returns:
-      The name, and True if it belonged to another object before.
+      The name, and True if it did not belong to this object before.
     """
     name = _name_of(make)
-    changed = name in _given and _given[name] is not make
+    changed = _given.get(name) is not make
     _given[name] = make
     return name, changed
 

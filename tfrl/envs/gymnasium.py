@@ -12,27 +12,11 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from tfrl.envs import own_state
-from tfrl.envs.gymnasium_ids import (
-    RESET,
-    STEP,
-    Calling,
-    actions_of,
-    all_finite,
-    can_repeat,
-    check_finite,
-    close,
-    facts_of,
-    fitting,
-    is_atari,
-    make_env,
-    mask_of,
-    masks_actions,
-    packed,
-    rendering_error,
-    saves_itself,
-)
+from tfrl.envs import atari, facts, own_state
+from tfrl.envs.calls import RESET, STEP, Calling, check_finite, fitting, mask_of, packed
+from tfrl.envs.gymnasium_ids import cause_of, close, make_env
 from tfrl.envs.observations import Packer
+from tfrl.envs.spaces import env_inputs
 from tfrl.envs.spec import EnvSpec, Step
 
 LONGEST_REPLAY = 32_768
@@ -52,32 +36,29 @@ class GymnasiumVec:
     and the actions since then. `set_state` replays the actions, and checks that the env returns the same
     observation. A replay takes as long as the episode (50 ms for a whole episode of HalfCheetah, 0.3 s for
     Humanoid). It is exact for every deterministic env, with its wrappers. Atari's emulator saves its own
-    state instead, because a reset costs as much as a hundred steps, and an episode may have 27,000 steps. A
-    user's env with `get_state` and `set_state` also saves its own state (`tfrl.envs.own_state`).
+    state instead (`tfrl.envs.atari`), because a reset costs as much as a hundred steps, and an episode may
+    have 27,000 steps. A user's env with `get_state` and `set_state` also saves its own state
+    (`tfrl.envs.own_state`).
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
-        facts = facts_of(name, kwargs)
-        self.observation_spec, self.action_spec = facts.specs(masked=masks_actions(spec.action_masks, facts))
+        known = facts.of(spec)
+        self.observation_spec, self.action_spec = known.specs(spec.action_masks)
         self._packer, self._packs = Packer(self.observation_spec), bool(self.observation_spec.parts)
-        self.exact_state = can_repeat(name, kwargs)
+        self.exact_state = True
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
-        make = functools.partial(
-            make_env, name, kwargs, render=spec.render, unlimited=spec.max_episode_steps is not None
-        )
-        self._envs = [make(frame_skip=spec.frame_skip) for _ in indices]
+        unlimited = spec.max_episode_steps is not None
+        self._envs = [make_env(name, kwargs, render=spec.render, unlimited=unlimited) for _ in indices]
         self._plays = [env.step for env in self._envs]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
-        self._atari = is_atari(self._envs[0])
-        self._snapshots = self._atari or (spec.frame_skip in (None, 1) and saves_itself(name, kwargs))
-        self._replays = self.exact_state and not self._snapshots
-        self.exact_state = self._replays or self._snapshots
+        self._atari = atari.is_atari(self._envs[0])
+        # The module that saves the states of the envs; None: their episodes are replayed.
+        self._saver = atari if self._atari else own_state if known.saves_state else None
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
-        self._inputs = actions_of(name, self._envs[0].action_space).inputs
         self._shape = self.observation_spec.shape
         self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was checked
         self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step takes only microseconds
@@ -123,7 +104,9 @@ class GymnasiumVec:
         self._clock += 1
         started_by = self._clock - self._limit  # an episode that began then or earlier reaches the time limit
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
-            for i, (play, action) in enumerate(zip(self._plays, self._inputs(actions), strict=True)):
+            for i, (play, action) in enumerate(
+                zip(self._plays, env_inputs(self.action_spec, actions), strict=True)
+            ):
                 shown, reward[i], terminated, truncated, info = play(action)
                 ends = terminated or truncated or self._began[i] <= started_by
                 if packs:
@@ -140,9 +123,9 @@ class GymnasiumVec:
                 observation[i] = shown
         self._remember(actions)
         self._step = Step(reward, observation, first, cut, np.stack(final) if final else None)
-        of_bytes = observation.dtype == np.uint8
-        if final or not all_finite(reward) or not (of_bytes or all_finite(observation)):
-            self._check_finite()
+        check_finite(self._name, reward, observation)
+        if self._step.final_observation is not None:
+            check_finite(self._name, reward, self._step.final_observation)
 
     def _packed(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
         """A row of an observation and its mask. If the episode `ends`, the mask may be missing."""
@@ -156,16 +139,9 @@ class GymnasiumVec:
         self._seen = shown.dtype
         return shown
 
-    def _check_finite(self) -> None:
-        """Raises EnvError if an env returned NaN or infinity, before the loss becomes NaN."""
-        reward, observation, *_, final = self._step
-        check_finite(self._name, reward, observation)
-        if final is not None:
-            check_finite(self._name, reward, final)
-
     def _remember(self, actions: np.ndarray) -> None:
         """Adds to the history of the running episodes, and drops what they no longer need."""
-        if not self._replays:
+        if self._saver is not None:
             return
         self._history.append(actions)
         needed = max(min(self._began), self._clock - LONGEST_REPLAY)
@@ -184,7 +160,7 @@ class GymnasiumVec:
         try:
             return [np.asarray(env.render(), np.uint8) for env in self._envs]
         except Exception as error:  # OpenGL, EGL, GLFW, pygame and MuJoCo raise errors of different classes
-            raise ValueError(rendering_error(self._name, error)) from error
+            raise ValueError(f"{self._name} cannot be rendered: {cause_of(error)}") from error
 
     def get_state(self) -> list[bytes]:
         """One npz per env, 1 to 100 kB: its stream of seeds, the result of `observe`, and the actions of the
@@ -206,9 +182,9 @@ class GymnasiumVec:
         arrays = {"observation": step.observation[i]}
         if step.final_observation is not None and step.truncated[i]:
             arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
-        if self._snapshots:
-            arrays |= (_get_atari_state if self._atari else own_state.get)(self._envs[i])
-        elif self._replays and self._began[i] >= self._oldest:
+        if self._saver is not None:
+            arrays |= self._saver.get(self._envs[i])
+        elif self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
         return _pack(about, arrays)
@@ -219,13 +195,13 @@ class GymnasiumVec:
         An env that cannot continue exactly begins a new episode: the running one counts as truncated at its
         last observation. Afterwards `exact_state` is true if all envs continued exactly.
         """
-        self.exact_state = self._replays or self._snapshots
+        self.exact_state = True
         opened = [_unpack(state) for state in states]
         played = [
-            about["steps"] if self._snapshots else len(arrays.get("actions", ())) for about, arrays in opened
+            about["steps"] if self._saver else len(arrays.get("actions", ())) for about, arrays in opened
         ]
         self._oldest, self._clock = 0, max(played)
-        acts = self._clock if self._replays else 0
+        acts = 0 if self._saver else self._clock
         history = np.zeros((acts, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
         reward, observation, first, cut, _ = self._step
         step = Step(reward.copy(), observation.copy(), first.copy(), cut.copy(), None)
@@ -237,7 +213,7 @@ class GymnasiumVec:
             step.observation[i] = arrays["observation"]
             if self._resume(i, about, arrays):
                 self._began[i] = self._clock - played[i]
-                if self._replays:
+                if self._saver is None:
                     history[self._began[i] :, i] = arrays["actions"]
             else:
                 self.exact_state = False
@@ -255,19 +231,15 @@ class GymnasiumVec:
         """Restores the state of env i; False if this fails or the env returns another observation."""
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
-        if self._snapshots:
-            if self._atari:
-                _set_atari_state(self._envs[i], arrays)
-            else:
-                self._reset(i)
-                own_state.put(self._envs[i], arrays)
+        if self._saver is not None:
+            self._saver.put(self._envs[i], arrays)
             return True
-        if not self._replays or "actions" not in arrays:
+        if "actions" not in arrays:
             return False
         shown, info = self._reset(i), None
         reward: SupportsFloat = np.float32(about["reward"])
         with self._stepping:
-            for action in self._inputs(arrays["actions"]):
+            for action in env_inputs(self.action_spec, arrays["actions"]):
                 shown, reward, terminated, truncated, info = self._plays[i](action)
                 if terminated or truncated:
                     return False
@@ -307,34 +279,3 @@ def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with np.load(io.BytesIO(state), allow_pickle=False) as file:
         arrays = dict(file)
     return json.loads(str(arrays.pop("about"))), arrays
-
-
-def _get_atari_state(env: Any) -> dict[str, np.ndarray]:
-    """The state of the emulator and of the preprocessing, about 10 kB compressed."""
-    stack, frames = env.env, env.env.env
-    about = {
-        "lives": int(frames.lives),
-        "game_over": bool(frames.game_over),
-        "generator": env.unwrapped.np_random.bit_generator.state,
-    }
-    emulator = env.unwrapped.ale.cloneState(include_rng=True).serialize()
-    return {
-        "atari": np.array(json.dumps(about)),
-        "emulator": np.frombuffer(emulator, np.uint8),
-        "screens": np.stack(frames.obs_buffer),
-        "stack": np.stack(stack.obs_queue),
-    }
-
-
-def _set_atari_state(env: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Continues exactly from `_get_atari_state`."""
-    from ale_py import ALEState
-
-    stack, frames = env.env, env.env.env
-    about = json.loads(str(arrays["atari"]))
-    env.unwrapped.ale.restoreState(ALEState(arrays["emulator"].tobytes()))
-    env.unwrapped.np_random.bit_generator.state = about["generator"]
-    frames.lives, frames.game_over = about["lives"], about["game_over"]
-    for buffer, screen in zip(frames.obs_buffer, arrays["screens"], strict=True):
-        buffer[:] = screen
-    stack.obs_queue.extend(arrays["stack"])

@@ -16,35 +16,38 @@ _PREFIX = "own/"
 
 def is_saved(env: gymnasium.Env) -> bool:
     """True if the env has both methods, below time limits only, because other wrappers may have a state."""
-    inner = env
-    while isinstance(inner, TimeLimit):
-        inner = inner.env
+    inner, _ = _below_limits(env)
     return all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state"))
+
+
+def _below_limits(env: gymnasium.Env) -> tuple[Any, list[TimeLimit]]:
+    """The env below its time limits, and these, the outermost first."""
+    limits = []
+    while isinstance(env, TimeLimit):
+        limits.append(env)
+        env = env.env
+    return env, limits
 
 
 def get(env: gymnasium.Env) -> dict[str, np.ndarray]:
     """The state as arrays. Raises TypeError if it is not a dict of JSON values and arrays."""
-    limits: list[int | None] = []
-    inner: Any = env
-    while isinstance(inner, TimeLimit):
-        limits.append(inner._elapsed_steps)
-        inner = inner.env
+    inner, limits = _below_limits(env)
     state = inner.get_state()
     if not isinstance(state, Mapping):
         raise TypeError("get_state() must give a dict")
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     rest = {name: value for name, value in state.items() if name not in arrays}
-    about = np.array(json.dumps({"limits": limits, "rest": rest}))
+    about = np.array(json.dumps({"limits": [limit._elapsed_steps for limit in limits], "rest": rest}))
     return {_PREFIX: about} | {f"{_PREFIX}{name}": value.copy() for name, value in arrays.items()}
 
 
 def put(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
-    """Restores a state of `get`."""
-    inner: Any = env
+    """Resets the env, and restores a state of `get`."""
+    env.reset(seed=0)
+    inner, limits = _below_limits(env)
     about = json.loads(str(arrays[_PREFIX]))
-    for steps in about["limits"]:
-        inner._elapsed_steps = steps
-        inner = inner.env
+    for limit, steps in zip(limits, about["limits"], strict=True):
+        limit._elapsed_steps = steps
     own = {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}
     inner.set_state(about["rest"] | {name: array.copy() for name, array in own.items() if name})
 
@@ -58,9 +61,7 @@ def is_exact(env: gymnasium.Env, other: gymnasium.Env) -> bool:
         for action in actions[:5]:
             if any(env.step(action)[2:4]):
                 return False
-        saved = get(env)
-        other.reset(seed=2)
-        put(other, saved)
+        put(other, get(env))
         return all(_show(env, action) == _show(other, action) for action in actions[5:])
     return False
 

@@ -6,17 +6,13 @@ The library of a family is imported only when one of its envs is used.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfrl.envs import callables
+from tfrl.envs import callables, facts
 from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSettings, EnvSpec, VecEnv
-
-if TYPE_CHECKING:
-    from tfrl.envs.gymnasium_ids import Facts
 
 TRAIN, TEST = LEVEL_SETS = ("train", "test")
 """The level sets of an env with levels; an env without levels has only `test`."""
@@ -106,51 +102,28 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """
     if found := family(task.env).specs:
         return found
-    return _facts(task).specs(masked=uses_action_masks(task))
+    return facts.of(task).specs(task.action_masks)
 
 
 def uses_action_masks(task: EnvSettings) -> bool:
     """True if the task's env has action masks and the settings use them. Raises like `specs`."""
-    from tfrl.envs.gymnasium_ids import masks_actions
-
-    return not family(task.env).names and masks_actions(task.action_masks, _facts(task))
+    return not family(task.env).names and facts.of(task).uses_masks(task.action_masks)
 
 
-def facts(task: EnvSettings) -> Facts | None:
-    """The facts about the env of a task; None if tfrl knows it by its name. Raises like `specs`."""
-    return None if family(task.env).names else _facts(task)
-
-
-_remembered: dict[tuple[str, str], Facts] = {}
-
-
-def remember(env: str, kwargs: Mapping[str, Any], facts: Facts) -> None:
-    """Stores facts about an env from a file, so that the env need not be made; dropped if its name changes
-    its meaning.
-    """
-    _remembered[env, json.dumps(dict(kwargs), sort_keys=True)] = facts
-
-
-def _facts(task: EnvSettings) -> Facts:
-    key = task.env, json.dumps(dict(task.env_kwargs), sort_keys=True)
-    if key in _remembered:
-        return _remembered[key]
-    from tfrl.envs.gymnasium_ids import facts_of
-
-    return facts_of(*key)
+def facts_text(task: EnvSettings) -> str | None:
+    """The content of the file with facts about the env of a task; None if tfrl knows the env by its name."""
+    return None if family(task.env).names else facts.text(task)
 
 
 def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
     if family(env).names:
-        for name in ("env_kwargs", "frame_skip"):
+        for name in ("env_kwargs", "max_episode_steps"):
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
-    elif not (
-        callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
-    ):  # ids of Gymnasium have this form; other words are meant as games
+    elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
         from tfrl.envs.gymnasium_ids import did_you_mean
 
         known = ", ".join(env_names())
@@ -178,17 +151,8 @@ def name_of(env: str | Callable[..., Any]) -> str:
             "lambda: gymnasium.make(...)"
         )
     name, changed = callables.give(env)
-    _forget(name)
-    if changed:
-        from tfrl.envs.gymnasium_ids import forget
-
-        forget()
+    facts.forget(name, changed=changed)
     return name
-
-
-def _forget(name: str) -> None:
-    for key in [key for key in _remembered if key[0] == name]:
-        del _remembered[key]
 
 
 def own_name(env: str) -> str:
@@ -221,7 +185,7 @@ def level_set_title(env: str, level_set: str) -> str:
 
 def frames_per_second(task: EnvSettings) -> float:
     """The agent's steps per second in videos of the task's env. Raises like `specs`."""
-    return family(task.env).fps or _facts(task).fps / (task.frame_skip or 1)
+    return family(task.env).fps or facts.of(task).fps
 
 
 def reward_threshold(env: str) -> float | None:
@@ -234,17 +198,6 @@ def reward_threshold(env: str) -> float | None:
         return reward_threshold(env)
     except ValueError:  # the task's own check reports it
         return None
-
-
-def draws_with_opengl(task: EnvSettings) -> bool:
-    """True if drawing a task's env uses OpenGL or may use it; other envs draw in milliseconds."""
-    if family(task.env).fps:
-        return False
-    if callables.is_name(task.env):
-        return _facts(task).with_opengl
-    from tfrl.envs.gymnasium_ids import draws_with_opengl
-
-    return draws_with_opengl(task.env)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:
@@ -275,12 +228,11 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
         raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
     kind = getattr(importlib.import_module(known.module), known.kind)
     indices = list(range(spec.num_envs) if indices is None else indices)
-    if spec.render and draws_with_opengl(spec):
-        from tfrl.envs.subprocesses import SubprocessVecEnv
+    processes = min(spec.num_processes, len(indices)) if len(indices) > 1 else 0
+    if spec.render:
+        processes = 1 if not known.names and facts.of(spec).with_opengl else 0
+    if not processes:
+        return kind(spec, indices)
+    from tfrl.envs.subprocesses import SubprocessVecEnv
 
-        return SubprocessVecEnv(kind, spec, indices)
-    if spec.num_processes and not spec.render and len(indices) > 1:
-        from tfrl.envs.subprocesses import SubprocessVecEnv
-
-        return SubprocessVecEnv(kind, spec, indices, min(spec.num_processes, len(indices)))
-    return kind(spec, indices)
+    return SubprocessVecEnv(kind, spec, indices, processes)

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from tfrl.envs.observations import ArraySpec
 
 
+@dataclass(frozen=True)
 class ActionSpec(ABC):
     """An action space: shape, type and uniform actions. `ActionDistribution` has its distributions.
 
@@ -76,7 +78,7 @@ class ActionSpec(ABC):
 class Discrete(ActionSpec):
     """One of `n` actions: an int32 scalar, 0 ... n - 1.
 
-    The env counts from `start`, which the env family adds.
+    The env counts from `start`, which `as_env_takes` adds.
     """
 
     n: int
@@ -126,7 +128,7 @@ class Discrete(ActionSpec):
 class MultiDiscrete(ActionSpec):
     """K choices at once, int32 [K]: number k is one of `counts[k]`, 0 ... counts[k] - 1.
 
-    The env counts from `starts`, which the env family adds. A mask has the flags of all choices, one choice
+    The env counts from `starts`, which `as_env_takes` adds. A mask has the flags of all choices, one choice
     after the other.
     """
 
@@ -191,11 +193,12 @@ def _one_of(numbers: np.ndarray, allowed: np.ndarray) -> np.ndarray:
 class Box(ActionSpec):
     """D real numbers, float32 [D], between `low` and `high` in the env.
 
-    Agents act in [-1, 1]; the env family rescales that to [low, high].
+    Agents act in [-1, 1]; `as_env_takes` rescales that to [low, high], in the NumPy type `env_dtype`.
     """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+    env_dtype: str = "float32"
 
     dtype: ClassVar[str] = "float32"
     kind: ClassVar[str] = "continuous"
@@ -208,14 +211,22 @@ class Box(ActionSpec):
     def __str__(self) -> str:
         return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
 
+    @cached_property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low, self.env_dtype), np.asarray(self.high, self.env_dtype)
+
+    @cached_property
+    def _middle_and_half(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = self._bounds
+        return low / 2 + high / 2, high / 2 - low / 2  # in this order no bound overflows by itself
+
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
         """Actions float32 [B, D] in [-1, 1], rescaled to [low, high]."""
-        low, high = (np.asarray(bound, np.float64) for bound in (self.low, self.high))
-        scaled = (actions * (high / 2 - low / 2) + (low / 2 + high / 2)).astype(np.float32)
-        # Rounding must not exceed the float64 bounds of the env.
-        within = (np.nextafter(scaled, np.float32(way)) for way in (np.inf, -np.inf))
-        above, below = within
-        return np.where(scaled < low, above, np.where(scaled > high, below, scaled))
+        (low, high), (middle, half) = self._bounds, self._middle_and_half
+        scaled = actions * half
+        scaled += middle
+        np.maximum(scaled, low, out=scaled)
+        return np.minimum(scaled, high, out=scaled)
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""
@@ -231,7 +242,6 @@ class EnvSettings:
 
     env: str
     env_kwargs: Mapping[str, Any]
-    frame_skip: int | None
     max_episode_steps: int | None
     distribution_mode: str
     num_levels: int
@@ -245,7 +255,7 @@ class EnvSpec(EnvSettings):
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
-    `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
+    `env_kwargs`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
     """
 
     env: str
@@ -258,7 +268,6 @@ class EnvSpec(EnvSettings):
     num_processes: int = 0
     render: bool = False
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    frame_skip: int | None = None
     max_episode_steps: int | None = None
     action_masks: str = "auto"
 
@@ -303,7 +312,7 @@ class VecEnv(Protocol):
       num_envs: B.
       observation_spec: uint8 images [H, W, C], float32 vectors [D], or rows [n] of several arrays.
       action_spec: the action of one env.
-      exact_state: True if `set_state` restores exactly; otherwise it begins new episodes.
+      exact_state: False if the last `set_state` could not restore exactly, and began new episodes.
     """
 
     num_envs: int

@@ -1,1 +1,1 @@
-"""Plays episodes with a policy that a run left."""
+"""Evaluations: plays episodes with a policy, also with one of an earlier run."""

@@ -1,6 +1,6 @@
-"""Evaluations: what envs they play, the loop that plays, their metrics, and their part of results.json.
+"""Evaluations: their envs, the loop that plays episodes, their metrics, and their part of results.json.
 
-A fixed number of episodes is played in every env, so that short episodes do not count more often.
+Every env plays the same number of episodes, so that short episodes do not count more often.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfrl.run import rng
 
 _MOST_ENVS = 64
 LONGEST_EPISODE = 100_000
-"""Env steps after which an evaluation takes an episode as ended: some envs have no limit of their own."""
-_NOISE_BLOCK = 256  # steps whose random numbers are drawn at once
+"""Env steps after which an evaluation cuts an episode off, because some envs have no limit of their own."""
+_NOISE_BLOCK = 256  # steps whose random numbers are drawn together
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Episodes:
     """Finished episodes [N, K]: K in each of N envs.
 
     Attributes:
-      returns: raw, float64; lengths: in env steps, float64; solved: bool, whether the level was solved.
+      returns: float64, of raw rewards.
+      lengths: float64, in env steps.
+      solved: bool, True if the level was solved.
     """
 
     returns: np.ndarray
@@ -42,33 +44,33 @@ class Episodes:
 
 
 class Player(Protocol):
-    """A policy that plays: a trainer's, or one that a run left."""
+    """A policy that plays episodes: a trainer's, or a saved one."""
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] of observations [B, *shape], by noise float32 [B, K]; any B from 2 on.
+        """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K]; B is at least 2.
 
-        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
 
     def memory(self, envs: int) -> Memory | None:
-        """The memory of so many envs, if the policy is recurrent."""
+        """Makes the memory of this number of envs; None if the policy is not recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The noise of one env, float32 [steps, K]."""
 
 
 class Watcher:
-    """Looks on while episodes are played; this one does nothing."""
+    """Sees the steps of episodes while they are played; this base class does nothing."""
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Sees o_t [B, *shape] and a_t [B, *shape] of all envs, idle ones too, before each step."""
+        """Called before each step, with o_t and a_t [B, *shape] of all envs, also of idle ones."""
 
     def after(self, step: Step) -> None:
-        """Sees the outcome of each step."""
+        """Called with the result of each step."""
 
 
 def split_episodes(episodes: int) -> tuple[int, int]:
-    """The number of envs and of episodes in each, for at least `episodes` in all."""
+    """The number of envs, and of episodes in each, for at least `episodes` episodes."""
     num_envs = min(episodes, _MOST_ENVS)
     return num_envs, -(-episodes // num_envs)
 
@@ -87,21 +89,23 @@ def play(
     """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
 
     Args:
-      player: is asked for the actions of envs that still have episodes to play; the last one alone is asked
-        for twice.
+      player: gives the actions of the envs that still have episodes to play.
       spec: the global vector of evaluation envs.
-      indices: this worker's share of them.
+      indices: the envs of this worker.
       episodes_each: K.
-      on_episode: gets the number of finished episodes.
+      on_episode: called with the number of finished episodes.
       watcher: sees every step.
-      max_steps: of each env, after which what is not finished stays 0 in the result.
-      broken_off: asked before each step; True ends the playing in the same way.
+      max_steps: the largest number of steps of each env; unfinished episodes stay 0 in the result.
+      broken_off: called before each step; if it returns True, the rest stays 0 as well.
 
     Raises:
       UserError: the env cannot be made here.
     """
     watcher = watcher or Watcher()
-    env = _make(spec, indices)
+    try:
+        env = registry.make(spec, indices)
+    except ValueError as error:
+        raise UserError(f"{str(error).rstrip('.')}.") from None
     generators = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
     tally = _Tally(len(indices), episodes_each)
     actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
@@ -111,7 +115,7 @@ def play(
         if step % _NOISE_BLOCK == 0:
             noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
         observations = env.observe().observation
-        # A GPU computes a batch of one in another way, and how many are left depends on the topology.
+        # A batch has at least two rows, because GPUs round a batch of one differently.
         rows = active if active.size > 1 else active.repeat(2)
         shown = observations[rows], noise[step % _NOISE_BLOCK][rows]
         if memory is None:
@@ -120,7 +124,7 @@ def play(
             actions[rows], states = player.act(*shown, memory.values[rows])
             memory.acted(states, actions[rows], rows)
         idle = np.flatnonzero(tally.done >= episodes_each)
-        if idle.size and env.observation_spec.num_actions:  # they repeat an action that may be forbidden now
+        if idle.size and env.observation_spec.num_actions:  # their last action may be forbidden now
             allowed = env.observation_spec.allowed(observations[idle])
             zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
             actions[idle] = env.action_spec.from_uniform(zeros, allowed)
@@ -140,30 +144,23 @@ def play(
     return tally.played
 
 
-def _make(spec: EnvSpec, indices: Sequence[int]) -> VecEnv:
-    try:
-        return registry.make(spec, indices)
-    except ValueError as error:
-        raise UserError(f"{str(error).rstrip('.')}.") from None
-
-
 class _Tally:
-    """Counts the episodes of B envs until each has had K, and what they came to."""
+    """The returns and lengths of K episodes in each of B envs."""
 
     def __init__(self, num_envs: int, episodes_each: int) -> None:
         shape = num_envs, episodes_each
         self.played = Episodes(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
         self.done = np.zeros(num_envs, np.int64)  # finished episodes of each env
-        self.cut = 0  # of these, how many had not ended
-        self._is_cut = np.zeros(num_envs, bool)  # at the step at hand
-        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs)  # of the running ones
+        self.cut = 0  # finished episodes that were cut off
+        self._is_cut = np.zeros(num_envs, bool)  # True where the present step cuts an episode off
+        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs)  # of the running episodes
 
     def active(self) -> np.ndarray:
         """The envs that still have episodes to play."""
         return np.flatnonzero(self.done < self.played.returns.shape[1])
 
     def cut_off(self, step: Step) -> Step:
-        """The step with episodes that are too long by now ended there; their next ones go on from it."""
+        """Truncates episodes that are too long; the next episode of such an env continues from there."""
         self._is_cut = ~step.first & (self._length + 1 >= LONGEST_EPISODE)
         if not self._is_cut.any():
             return step
@@ -177,7 +174,7 @@ class _Tally:
         )
 
     def add(self, env: VecEnv, step: Step) -> bool:
-        """Takes a step of all envs; true if it ended an episode that counts."""
+        """Adds a step of all envs; True if it ended an episode that counts."""
         active, first = self.active(), step.first
         self._return, self._length = self._return + step.reward, self._length + 1
         ended = active[first[active]]
@@ -195,13 +192,13 @@ GAP = "eval/generalization_gap"
 
 
 def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.EVALUATION) -> EnvSpec:
-    """The envs that a policy is looked at in; other ones than training's, for each use and level set.
+    """The envs of an evaluation or a video. They are never those of the training.
 
     Args:
-      task: the run's settings, whose seed decides which episodes and, in `play`, which actions.
+      task: the run's settings. Their seed decides the episodes, and the actions in `play`.
       level_set: "train" for the run's training levels, "test" for the full distribution of levels.
-      num_envs: how many; env i is the same in any number of them.
-      use: what is played for. Evaluations in training, afterwards and beside it play the same.
+      num_envs: the number of envs; env i does not depend on it.
+      use: the purpose, which has its own envs. All evaluations of a run have the same purpose.
     """
     return EnvSpec.of(
         task,
@@ -214,7 +211,7 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
 
 
 def check_plays(config: Task, task: Task) -> None:
-    """Raise UserError if there is no such env, or a policy trained by `config` cannot play it."""
+    """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
     check(task)
     if registry.specs(task) != registry.specs(config):
         raise UserError(
@@ -224,7 +221,7 @@ def check_plays(config: Task, task: Task) -> None:
 
 
 def check_level_set(env: str, level_set: str) -> None:
-    """Raise UserError if the env has no such level set."""
+    """Raises UserError if the env has no such level set."""
     if level_set not in registry.family(env).level_sets:
         raise UserError(f"{env} has no levels: leave --levels out.")
 
@@ -250,20 +247,20 @@ def evaluation_metrics(task: Any, level_set: str, played: Episodes) -> dict[str,
 
 
 def with_gap(task: Any, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics with the score on training levels minus that on unseen ones.
+    """Adds the generalisation gap: the score on training levels minus the score on unseen levels.
 
-    NaN where training plays all levels there are. Normalised scores count where both are known, else returns.
+    Scores are normalised returns, or returns if one of them is unknown. The gap is NaN if no level is unseen.
     """
     if TRAIN not in task.level_sets:
         return dict(metrics)
     scores = [metrics.get(f"eval_{s}/normalized_return", math.nan) for s in LEVEL_SETS]
-    if np.isnan(scores).any():  # a game without a published range
+    if np.isnan(scores).any():
         scores = [metrics[f"eval_{s}/return"] for s in LEVEL_SETS]
     return {**metrics, GAP: scores[0] - scores[1] if task.has_unseen_levels else math.nan}
 
 
 def evaluation_results(task: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The `eval` part of results.json, from the metrics of the last evaluation."""
+    """The section `eval` of results.json, from the metrics of the last evaluation."""
     num_envs, each = split_episodes(task.eval_episodes)
     part: dict[str, Any] = {
         level_set: {name: metrics[f"eval_{level_set}/{name}"] for name in _METRICS}

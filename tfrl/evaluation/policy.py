@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Precision
-from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ArraySpec
 from tfrl.evaluation.policy_files import PolicySource
@@ -25,14 +24,14 @@ from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
 
 class Policy:
-    """Acts on observations [B, *shape], any B; follows `tfrl.evaluation.episodes.Player`.
+    """Acts on observations [B, *shape], for any B; implements `tfrl.evaluation.episodes.Player`.
 
     Args:
-      network: the network, whose weights may change.
-      observation_spec: of what it sees.
+      network: the network; `set_weights` gives it weights.
+      observation_spec: of the observations.
       precision: of the torso, "float32" or "bfloat16".
-      greedy: take the most likely actions instead of drawn ones.
-      memory: makes the memory of so many envs, if the network is recurrent.
+      greedy: take the most likely actions instead of drawing them.
+      memory: makes the memory of a number of envs, if the network is recurrent.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Policy:
         self._weights = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=parts.cores())
         self._choose = (lambda outputs, noise: network.greedy(outputs)) if greedy else network.sample
-        # Any batch by one trace: a trace takes seconds, and envs that have played all drop out of the batch.
+        # One trace for all batch sizes: a trace takes seconds, and the batch shrinks as envs finish.
         observations = tf.TensorSpec((None, *observation_spec.shape), observation_spec.dtype)
         noise = tf.TensorSpec((None, network.noise_size), tf.float32)
         one = memory(1)
@@ -67,15 +66,14 @@ class Policy:
 
     @property
     def probabilities(self) -> Any:
-        """Gives those of each action, float32 [B, A], of observations alone; None where there are none."""
+        """A function from observations to the probabilities of all actions, float32 [B, A].
+
+        None for continuous actions and recurrent policies.
+        """
         return (lambda o: self._probabilities(o).numpy()) if self._shows_probabilities else None
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts by other weights from now on.
-
-        Raises:
-          UserError: they are not of this network.
-        """
+        """Acts with these weights from now on. Raises UserError if they belong to another network."""
         try:
             vectors = self._network.join(weights)
         except ValueError as error:
@@ -92,9 +90,9 @@ class Policy:
         return self._choose(outputs, noise), *(outputs[-1:] if memory else ())
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] of observations [B, *shape], drawn by noise float32 [B, K].
+        """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].
 
-        A recurrent policy takes its memory [B, M], and gives a pair: the actions, and states [B, S].
+        A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
         chosen = tuple(x.numpy() for x in self._act(observations, noise, *memory))
         return chosen if memory else chosen[0]
@@ -103,23 +101,18 @@ class Policy:
 def load(
     source: PolicySource, precision: Precision | Literal["run"] = "run", *, greedy: bool = False
 ) -> Policy:
-    """The policy of found weights.
+    """Makes a policy from the weights and settings of a run.
 
-    Raises:
-      UserError: they are not of the network that the settings describe.
+    Raises UserError if the settings describe another network than the weights belong to.
     """
-    policy = _build(
-        source.config, source.config.precision if precision == "run" else precision, greedy=greedy
-    )
-    policy.set_weights(source.weights)
-    return policy
-
-
-def _build(config: RLSettings, precision: Precision, *, greedy: bool) -> Policy:
     set_up_tensorflow()
     if not tf.config.list_physical_devices("GPU"):
         parts.one_thread_each()
-    precision = resolve_precision(precision, small=config.small_network)
-    network = networks.of_settings(config, precision)
+    config = source.config
+    wanted = config.precision if precision == "run" else precision
+    resolved = resolve_precision(wanted, small=config.small_network)
+    network = networks.of_settings(config, resolved)
     remembered = functools.partial(memory.of_settings, config)
-    return Policy(network, registry.specs(config)[0], precision, greedy=greedy, memory=remembered)
+    policy = Policy(network, registry.specs(config)[0], resolved, greedy=greedy, memory=remembered)
+    policy.set_weights(source.weights)
+    return policy

@@ -16,7 +16,7 @@ from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
 from tfrl.config.of_run import settings
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts_file
+from tfrl.envs import facts
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
@@ -27,13 +27,13 @@ _INFO = "info"
 
 @dataclass(frozen=True)
 class PolicySource:
-    """Weights and what they belong to.
+    """The weights of a policy.
 
     Attributes:
       config: the run's settings.
-      weights: float32 arrays as `ActorCritic.get_weights` gives them.
-      name: for people: which checkpoint.
-      env_steps: how long it was trained.
+      weights: float32 arrays by name.
+      name: the checkpoint, in words.
+      env_steps: the length of the training.
     """
 
     config: RLSettings
@@ -47,15 +47,15 @@ def _warn(sentence: str) -> None:
 
 
 def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
-    """The policy of a run's folder, or of an export, which has no other checkpoint than `last`.
+    """Finds a policy in the folder of a run or of an export.
 
     Args:
       path: the folder.
-      checkpoint: "last", "best" or the number of an update.
-      warn: told of each checkpoint that is damaged; on stderr by default.
+      checkpoint: "last", "best" or the number of an update; an export has only "last".
+      warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
 
     Raises:
-      UserError: the folder is not one of a run, or the checkpoint is not there or damaged.
+      UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
     """
     number = re.fullmatch("[0-9]{1,15}", checkpoint)
     if checkpoint not in ("last", "best") and not number:
@@ -77,13 +77,13 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
 
 
 def has_policy(run: Path) -> bool:
-    """Returns whether a run's folder holds a checkpoint or an export, be they damaged or not."""
+    """True if a run's folder has a checkpoint or an export, even a damaged one."""
     exported = any(file.is_file() for file in _exports(run))
     return exported or bool(CheckpointStore(run / "checkpoints", keep=1).updates())
 
 
 def results_of_newest(run: Path) -> dict[str, Any] | None:
-    """Returns a run's results if they are of its newest checkpoint's weights, else None.
+    """The results of a run if they belong to the weights of its newest checkpoint, otherwise None.
 
     Raises UserError if there are checkpoints, but none is valid.
     """
@@ -97,38 +97,38 @@ def results_of_newest(run: Path) -> dict[str, Any] | None:
 
 
 def _exports(path: Path) -> tuple[Path, Path]:
-    """The files of weights that a run's folder, and an export's, may have."""
+    """The files that have the weights in a run's folder, and in an export's folder."""
     return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
 
 
 def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Writes weights with the settings of their run into a folder, which `find` takes as an export.
+    """Writes weights and the settings of their run into a folder, in which `find` finds an export.
 
     Raises OSError.
     """
     files.make_folder(place)
-    for name in (SETTINGS_FILE, facts_file.FILE):
+    for name in (SETTINGS_FILE, facts.FILE):
         if (run / name).is_file():
             files.write(place / name, (run / name).read_text(encoding="utf-8"))
     files.write(place / WEIGHTS_FILE, encode(weights))
 
 
 def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
-    """Keeps these weights as the run's best unless an earlier evaluation scored higher.
+    """Saves these weights as the run's best unless an earlier evaluation scored higher.
 
     Args:
       run: the run's folder.
-      weights: of `ActorCritic.get_weights`.
+      weights: float32 arrays by name.
       score: the mean return on unseen levels.
-      env_steps: when.
+      env_steps: the env steps of the run so far.
 
     Raises:
-      OSError: they cannot be written; the best before is kept.
+      OSError: they cannot be written; the earlier best weights stay.
     """
     path = run / BEST_FILE
     info = _read(path).get(_INFO) if path.is_file() else None
     before = {} if info is None else unpack_json(info)
-    # A best policy of later env steps than these was made before the run went back to an earlier checkpoint.
+    # Best weights of later env steps are from before the run resumed from an earlier checkpoint.
     if before and before["env_steps"] < env_steps and before["score"] >= score:
         return
     files.make_folder(path.parent)
@@ -162,7 +162,7 @@ def _exported(path: Path, config: RLSettings) -> PolicySource:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz; none if it is damaged."""
+    """The arrays of an npz file; empty if it is damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

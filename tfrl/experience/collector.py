@@ -48,6 +48,22 @@ class ActingPolicy(Protocol):
         """Adds the extras that are computed for all actions of a rollout at once."""
 
 
+class EnvStates(NamedTuple):
+    """The state of envs.
+
+    Attributes:
+      indices: the global indices of N envs.
+      states: the state of each.
+      observations: [N, *shape], in the dtype of the envs' observations.
+      first: bool [N], True at the first step of an episode.
+    """
+
+    indices: list[int]
+    states: list[bytes]
+    observations: np.ndarray
+    first: np.ndarray
+
+
 class _Group:
     """Envs that step together: the same slice of the envs of every replica."""
 
@@ -132,7 +148,8 @@ class Collector:
         each = len(self.indices) // replicas
         # Two groups: one steps while the policy computes the actions of the other. Each group needs two envs,
         # because GPUs round a batch of one differently.
-        halves = 2 if each % 2 == 0 and each >= 4 and _steps_beside(spec) else 1
+        steps_beside = registry.family(spec.env).steps_beside
+        halves = 2 if each % 2 == 0 and each >= 4 and steps_beside else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)
         self._groups = []
@@ -223,11 +240,11 @@ class Collector:
 
     @property
     def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
+        """False if the last `set_state` could not continue exactly in some envs."""
         return all(group.env.exact_state for group in self._groups)
 
-    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices and, for each, the env's state, observation and `first` flag."""
+    def get_state(self) -> EnvStates:
+        """The present state of the envs."""
         indices, states, observations, firsts = [], [], [], []
         by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
         for group in self._groups:
@@ -236,7 +253,7 @@ class Collector:
             states += group.get_state()
             observations.append(step.observation)
             firsts.append(step.first)
-        return indices, states, np.concatenate(observations), np.concatenate(firsts)
+        return EnvStates(indices, states, np.concatenate(observations), np.concatenate(firsts))
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index; it may hold more envs than this worker's."""
@@ -249,11 +266,6 @@ class Collector:
         """Stops the envs' threads."""
         for group in self._groups:
             group.env.close()
-
-
-def _steps_beside(spec: EnvSpec) -> bool:
-    """True if `act` returns while the envs still step, so that two groups save time."""
-    return registry.family(spec.env).steps_beside
 
 
 Weights = Mapping[str, np.ndarray]
@@ -277,22 +289,6 @@ class BehaviorPolicy(ActingPolicy, Protocol):
         """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
 
 
-class EnvStates(NamedTuple):
-    """The state of envs.
-
-    Attributes:
-      indices: the global indices of N envs.
-      states: the state of each.
-      observations: [N, *shape], in the dtype of the envs' observations.
-      first: bool [N], True at the first step of an episode.
-    """
-
-    indices: list[int]
-    states: list[bytes]
-    observations: np.ndarray
-    first: np.ndarray
-
-
 class Collected(NamedTuple):
     """A rollout [1, T, N] of N envs, and their states after it."""
 
@@ -309,7 +305,7 @@ class EnvActor:
     """
 
     def __init__(self, collector: Collector, policy: BehaviorPolicy) -> None:
-        self._collector = collector
+        self.collector = collector
         self._policy = policy
         self._ended: float | None = None  # the end time of the last rollout
 
@@ -320,29 +316,12 @@ class EnvActor:
         began = time.perf_counter()
         idle = 0.0 if self._ended is None else began - self._ended
         self._policy.set_weights(weights.weights)
-        noise = self._policy.draw(number, self._collector.indices)
-        rollout = self._collector.collect(self._policy, noise, on_step)
+        noise = self._policy.draw(number, self.collector.indices)
+        rollout = self.collector.collect(self._policy, noise, on_step)
         rollout.idle_seconds, rollout.version = idle, float(weights.version)
-        after = self.get_state()
+        after = self.collector.get_state()
         self._ended = time.perf_counter()
         return Collected(rollout, after)
-
-    @property
-    def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
-        return self._collector.exact_state
-
-    def get_state(self) -> EnvStates:
-        """The present state of the envs."""
-        return EnvStates(*self._collector.get_state())
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index, which may be of more envs than these."""
-        self._collector.set_state(states)
-
-    def close(self) -> None:
-        """Stops the envs' threads."""
-        self._collector.close()
 
 
 class Seen(NamedTuple):
@@ -381,7 +360,7 @@ class Observer:
 
     @property
     def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if all envs did."""
+        """False if the last `set_state` could not continue exactly in some envs."""
         return all(env.exact_state for env in self._envs)
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
@@ -401,10 +380,10 @@ class Observer:
     def settle(self) -> None:
         """Called when all episodes have ended or were truncated; does nothing here."""
 
-    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices and, for each, the env's state, observation and `first` flag."""
+    def get_state(self) -> EnvStates:
+        """The present state of the envs."""
         first = np.concatenate([env.observe().first for env in self._envs])
-        return self.indices, [env.get_state()[0] for env in self._envs], self.observation, first
+        return EnvStates(self.indices, [env.get_state()[0] for env in self._envs], self.observation, first)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index, which may be of more envs than these."""

@@ -193,7 +193,7 @@ class EpisodeStatistics:
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.int64)
+        self._lengths = np.zeros(num_envs)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
         self.episodes = 0
         self.mean_reward = self.longest = float("nan")
@@ -201,11 +201,11 @@ class EpisodeStatistics:
     def add(self, rewards: np.ndarray, first: np.ndarray) -> None:
         """Adds raw rewards [T, N] and `first` [T, N] of all envs."""
         returns, self._returns = _running_sums(rewards, first, self._returns, 1.0)
-        lengths = self._ended_lengths(first)
-        self._recent.extend(zip(returns[first].tolist(), lengths.astype(float).tolist(), strict=True))
-        self.episodes += len(lengths)
+        lengths, self._lengths = _running_sums(np.ones_like(rewards), first, self._lengths, 1.0)
+        self._recent.extend(zip(returns[first].tolist(), lengths[first].tolist(), strict=True))
+        self.episodes += int(first.sum())
         self.mean_reward = float(rewards.mean(dtype=np.float64))
-        self.longest = float(max(self._lengths.max(), lengths.max(initial=0)))
+        self.longest = float(lengths.max())
 
     def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> None:
         """Adds one episode of every env, or a part of it where it has not `ended`, bool [N].
@@ -217,29 +217,13 @@ class EpisodeStatistics:
         self.mean_reward = float(returns.sum() / lengths.sum())
         returns, lengths = self._returns + returns, self._lengths + lengths
         self.longest = float(lengths.max())
-        self._recent.extend(zip(returns[ended].tolist(), lengths[ended].astype(float).tolist(), strict=True))
+        self._recent.extend(zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True))
         self.episodes += int(ended.sum())
-        self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0, lengths)
-
-    def _ended_lengths(self, first: np.ndarray) -> np.ndarray:
-        """The lengths of the episodes that end, in the order of time and env; updates the lengths of running
-        episodes.
-        """
-        steps, envs = np.nonzero(first)
-        order = np.argsort(envs, kind="stable")  # sorted by env, then by time
-        at, env = steps[order], envs[order]
-        before = -1 - self._lengths[env]  # the end of the episode before each episode
-        follows = np.flatnonzero(env[1:] == env[:-1]) + 1
-        before[follows] = at[follows - 1]
-        lengths = np.empty_like(at)
-        lengths[order] = at - before
-        self._lengths = self._lengths + len(first)
-        self._lengths[env] = len(first) - 1 - at  # the last episode of each env counts
-        return lengths
+        self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0.0, lengths)
 
     def forget(self, envs: np.ndarray) -> None:
         """Resets the running episodes of some envs, bool [N], which were truncated."""
-        self._returns, self._lengths = np.where(envs, 0.0, self._returns), np.where(envs, 0, self._lengths)
+        self._returns, self._lengths = np.where(envs, 0.0, self._returns), np.where(envs, 0.0, self._lengths)
 
     @property
     def is_full(self) -> bool:
@@ -260,14 +244,14 @@ class EpisodeStatistics:
         """Arrays for a checkpoint."""
         return {
             "returns": self._returns,
-            "lengths": self._lengths,
+            "lengths": self._lengths.astype(np.int64),
             "recent": np.array(self._recent, np.float64).reshape(-1, 2),
             "episodes": np.array(self.episodes),
         }
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from `get_state`."""
-        self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
+        self._returns, self._lengths = state["returns"].copy(), state["lengths"].astype(np.float64)
         self._recent = deque(map(tuple, state["recent"].tolist()), maxlen=_WINDOW)
         self.episodes = int(state["episodes"])
 

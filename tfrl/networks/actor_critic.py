@@ -387,111 +387,56 @@ def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
     observation_spec, action_spec = registry.specs(config)
-    return build(
-        torso=config.torso,
-        torso_options=config.torso_options,
-        critics_own=config.critic_torso,
-        hidden_options=config.hidden_options,
-        observation_spec=observation_spec,
-        action_spec=action_spec,
-        share_torso=config.share_torso,
-        free_deviation=config.free_deviation,
-        scale_observations=config.normalize_observations,
-        freeze_torso=config.freeze_torso,
-        memory=config.memory,
-        memory_size=config.memory_size,
-        memory_inputs=config.memory_inputs,
-        sequence_length=config.sequence_length,
-        precision=precision,
-        seed=config.seed,
-        phasic=config.base == "ppg",
-    )
+    return build(config, observation_spec, action_spec, precision)
 
 
 def build(
-    *,
-    torso: str,
-    torso_options: Mapping[str, Any],
-    observation_spec: ArraySpec,
-    action_spec: ActionSpec,
-    share_torso: bool,
-    precision: str,
-    seed: int,
-    free_deviation: bool = False,
-    scale_observations: bool = False,
-    freeze_torso: bool = False,
-    memory: str = "none",
-    memory_size: int = 256,
-    memory_inputs: bool = False,
-    sequence_length: int = 0,
-    phasic: bool = False,
-    hidden_options: Mapping[str, Any] | None = None,
-    critics_own: str | None = None,
+    config: ActorCriticSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str
 ) -> ActorCritic:
-    """Makes Actor and Critic from a torso's name.
-
-    Args:
-      torso: a name of the zoo.
-      torso_options: options of the torso for `resnet.build` that differ from PPO's defaults.
-      observation_spec, action_spec: of the env.
-      share_torso: one torso for both heads, or one each.
-      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
-      seed: decides the initial weights.
-      free_deviation: the deviation of continuous actions is a variable, not an output.
-      scale_observations: standardise vectors by constants.
-      freeze_torso: training leaves the torsos as they are.
-      memory: the kind of the recurrent cores behind the torsos: "lstm", "gru", or "none".
-      memory_size: the number of units of the cores.
-      memory_inputs: the cores also take the last action and reward.
-      sequence_length: the number of steps of truncated backpropagation; 0: all steps.
-      phasic: with the auxiliary value head of phasic policy gradient.
-      critics_own: another torso for the critic; needs `share_torso` False.
-      hidden_options: options of the mlp that joins image features with all other inputs.
-
-    Raises:
-      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
-    """
+    """Makes the actor and critic of some settings for these specs. Raises like `of_settings`."""
+    torso, critics_own = config.torso, config.critic_torso
     for name in {torso, critics_own or torso}:
         if not callables.is_name(name):
-            resnet.check_for_ppo(name, {**resnet.ppo_options(name), **torso_options})
-    options: dict[str, Any] = {"options": torso_options, "hidden_options": hidden_options or {}}
+            resnet.check_for_ppo(name, {**resnet.ppo_options(name), **config.torso_options})
+    options: dict[str, Any] = {"options": config.torso_options, "hidden_options": config.hidden_options}
     options["precision"] = precision
-    seeds = seeds_of(seed, 5)
+    seeds = seeds_of(config.seed, 7)
     actor_torso = critic_torso = entrance.torso(torso, observation_spec, seed=seeds[0], **options)
-    if not share_torso:
+    if not config.share_torso:
         if critics_own is not None:
             options = entrance.critic_options(critics_own, options)
         critic_torso = entrance.torso(critics_own or torso, observation_spec, seed=seeds[1], **options)
     of_actor, of_critic = (torso.output_shape[-1] for torso in (actor_torso, critic_torso))
     cores = []
-    if memory != "none":
-        further = action_spec.encoded_size + 1 if memory_inputs else 0
-        cores = [
-            Core(
-                *(memory, memory_size),
+    if config.memory != "none":
+        sizes = [of_actor] if config.share_torso else [of_actor, of_critic]
+        further = action_spec.encoded_size + 1 if config.memory_inputs else 0
+        for features, core_seed in zip(sizes, seeds[5:], strict=False):
+            core = Core(
+                config.memory,
+                config.memory_size,
                 features=features + further,
                 by_row=actor_torso.name != "mlp",
-                length=sequence_length or None,
+                length=config.sequence_length or None,
                 seed=core_seed,
             )
-            for core_seed, features in zip(seeds_of(seed, 7)[5:7], (of_actor, of_critic), strict=True)
-        ][: 1 if share_torso else 2]
-        of_actor = of_critic = memory_size
+            cores.append(core)
+        of_actor = of_critic = config.memory_size
     size = observation_spec.num_numbers
     distribution = distribution_for(action_spec)
-    free = distribution.deviation_size if free_deviation else 0
+    free = distribution.deviation_size if config.free_deviation else 0
     actor = Actor(distribution.parameters_size, features=of_actor, seed=seeds[2], free_parameters=free)
     parts_of_network = {
         "actor_torso": actor_torso,
         "critic_torso": critic_torso,
         "observation_spec": observation_spec,
         "action_spec": action_spec,
-        "scaling": ObservationScaling(size) if scale_observations and size else None,
-        "freeze_torso": freeze_torso,
+        "scaling": ObservationScaling(size) if config.normalize_observations and size else None,
+        "freeze_torso": config.freeze_torso,
         "cores": cores,
     }
     critic = Critic(features=of_critic, seed=seeds[3])
-    if not phasic:
+    if config.base != "ppg":
         return ActorCritic(actor, critic, **parts_of_network)
     auxiliary = Critic(features=of_actor, seed=seeds[4], name="auxiliary")
     return PhasicActorCritic(actor, critic, **parts_of_network, added={"auxiliary": auxiliary})

@@ -120,10 +120,6 @@ class DeterministicActor(ActorAndCritics):
         """The actions of `greedy`, from outputs float32 [B, D], in NumPy."""
         return np.tanh(outputs.astype(np.float64)).astype(np.float32)
 
-    def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Raises TypeError, because continuous actions have no probabilities."""
-        raise TypeError("continuous actions have no probabilities")
-
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The best `action`."""
         return {"action": self.greedy(outputs)}

@@ -18,7 +18,7 @@ import yaml
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Precision, to_yaml
-from tfrl.envs import facts_file, registry
+from tfrl.envs import facts, registry
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
@@ -86,8 +86,8 @@ def export(
     files.make_folder(directory)
     files.write(directory / WEIGHTS_FILE, encode(weights))
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
-    if (facts := facts_file.text(config)) is not None:
-        files.write(directory / facts_file.FILE, facts)
+    if (text := registry.facts_text(config)) is not None:
+        files.write(directory / facts.FILE, text)
     network = networks.of_settings(config, precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
@@ -148,11 +148,6 @@ def check_torso(config: Network) -> None:
             f"--torso-weights {run} belongs to another network: give --torso {model} --torso-width "
             f"{width}, as in its training, instead of {config.torso} and {config.torso_width}."
         )
-    if settings.get("per_image_standardization"):
-        raise UserError(
-            f"--torso-weights {run} was trained on standardised images, but agents see plain images; train "
-            "it without --per-image-standardization."
-        )
 
 
 def read_torso(run: str) -> dict[str, np.ndarray]:
@@ -188,27 +183,10 @@ def torso_vectors(network: ActorCritic, run: str) -> dict[str, np.ndarray]:
     Raises UserError if the weights belong to another network.
     """
     weights = read_torso(run)
-    vectors = {}
-    for name in network.torsos:
-        function = network.functions[name]
-        shapes = {key: array.shape for key, array in function.split(function.initial()).items()}
-        _check_shapes(run, shapes, weights)
-        vectors[name] = function.join(weights)
-    return vectors
-
-
-def _check_shapes(run: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
-    odd = sorted(set(shapes) ^ set(weights))
-    if odd:
-        where = "this torso" if odd[0] in shapes else "that run"
+    try:
+        return {name: network.functions[name].join(weights) for name in network.torsos}
+    except ValueError as error:
         raise UserError(
-            f"--torso-weights {run} belongs to another network: only {where} has the weights {odd[0]}; "
-            "give as --torso the --model of that run, and train that run with --normalization group."
-        )
-    for name, shape in shapes.items():
-        if weights[name].shape != shape:
-            raise UserError(
-                f"--torso-weights {run} belongs to another network: {name} has the shape "
-                f"{weights[name].shape} there and {shape} here; train it on images of this env's size and "
-                "with this --torso-width."
-            )
+            f"--torso-weights {run}: {error}; give that run's --model as --torso and its --width as "
+            "--torso-width, and train it on images of this env's size with --normalization group."
+        ) from None

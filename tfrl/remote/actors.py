@@ -1,4 +1,4 @@
-"""Envs that are stepped by processes on Ray, in lockstep with the learner; those that die are replaced."""
+"""Processes on Ray that step envs, in lockstep with the learner. One that dies is replaced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfrl.workers.strategy import set_up_tensorflow
 
 
 class RemoteActor:
-    """An `EnvActor` in a process of its own; made on Ray, by `_RolloutActor`.
+    """An `EnvActor` in a process of its own, on Ray.
 
     Args:
       config: the run's settings.
@@ -58,9 +58,9 @@ class RemoteActor:
         self._lag = config.lag or 0
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
-        """Rollout `number`, acted by `weights`, or by the newest of a parameter server.
+        """Rollout `number`, acted by `weights`, or by the newest weights of a parameter server.
 
-        That may not have got yet what the learner pushed before it ordered this: it is waited for.
+        In the latter case it waits until the server has weights that are not too old.
         """
         if weights is None:
             weights = ray.get(server.wait_for.remote(max(0, number - self._lag)))
@@ -68,9 +68,10 @@ class RemoteActor:
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
         """Continues from states by global env index, if any."""
+        envs = self._actor.collector
         if states is not None:
-            self._actor.set_state(states)
-        return ready(self._actor.get_state(), self._actor.exact_state)
+            envs.set_state(states)
+        return ready(envs.get_state(), envs.exact_state)
 
 
 @dataclass
@@ -80,7 +81,7 @@ class _Order:
 
 
 class _RolloutActor(SupervisedActor):
-    """An actor, supervised, with the rollouts that it was told to make."""
+    """A supervised actor, with the rollouts that were ordered from it."""
 
     part = "its part"
     span = "without a rollout"
@@ -102,24 +103,24 @@ class _RolloutActor(SupervisedActor):
         return self._answer(lambda: self._orders[0].result)
 
     def settle(self, after: EnvStates) -> None:
-        """Takes the oldest rollout as done, after which the envs stand at `after`."""
+        """Notes that the oldest rollout is done; `after` is the state of the envs after it."""
         self._orders.popleft()
         self._settled(after)
 
 
 class RayCollector(SupervisedActors):
-    """The envs of a run, shared out to processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
+    """The envs of a run in several processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
 
     Args:
       config: the settings, with the section Actors.
       spec: the global vector of envs.
-      indices: the global indices of this learner's envs, whose actors are its share of all.
-      replicas: of the learner, which share the envs in order.
-      precision: of the torso, resolved.
+      indices: the global indices of this learner's envs. This learner has the actors of these envs.
+      replicas: the learner's replicas, which share the envs in order.
+      precision: the torso's precision, resolved.
       raise_if_stopped: raises Stopped if this learner was told to stop.
       together: a context that raises Stopped on all learners if it was raised inside on any.
-      tell: gets a sentence where an actor is replaced.
-      beat: tells the run's watchdog that actors are waited for, which have a time-out of their own.
+      tell: gets a sentence if an actor is replaced.
+      beat: a step for the run's watchdog while it waits for actors, which have a time-out of their own.
 
     Raises, while it is made or asked for rollouts:
       UserError: there is no Ray at --ray-address, or it has too few CPUs.
@@ -148,7 +149,8 @@ class RayCollector(SupervisedActors):
         self._rollout: Rollout | None = None
         share = config.num_envs // config.actors
         actors = range(indices[0] // share, (indices[-1] + 1) // share)
-        needs = {} if LEARNER in os.environ else {"--actors": len(actors)}  # else who started it has counted
+        # The launcher of --learners has already counted the CPUs.
+        needs = {} if LEARNER in os.environ else {"--actors": len(actors)}
         store = store_bytes(config, len(indices))
         super().__init__(Cluster(actors_settings.ray_address(config), needs, store))
         threads = max(1, machine.cores() // config.actors)
@@ -163,7 +165,7 @@ class RayCollector(SupervisedActors):
         self._server: Any = parameters.serve() if config.free_running else None
         self._hooks = Hooks(
             timeout=config.actor_timeout,
-            raise_if_stopped=raise_if_stopped,
+            stop_if_told=raise_if_stopped,
             tell=tell,
             look=self._look,
             check=self._cluster.check,
@@ -178,13 +180,13 @@ class RayCollector(SupervisedActors):
         self._look()
 
     def _look(self) -> None:
-        """Gives them once more: a server that has died came back without any."""
+        """Gives the weights once more, because a server that died came back without any."""
         self._beat()
         if self._newest is not None:
             self._server.push.remote(*self._newest)
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Orders rollout `number`, acted by `weights` or the newest, of all actors."""
+        """Orders rollout `number` from all actors, acted by `weights` or the newest ones."""
         self._hooks.begin()
         self._hooks.check()
         reference = None if weights is None else ray.put(weights)
@@ -192,11 +194,11 @@ class RayCollector(SupervisedActors):
             actor.begin(number, reference, self._server)
 
     def take(self) -> Rollout:
-        """Waits for the oldest rollout that was begun; its buffers are used again by the next call."""
+        """Waits for the oldest ordered rollout. The next call reuses its buffers."""
         with self._together():
             results = [actor.oldest() for actor in self._actors]
-        self.began = self.get_state()  # a new process's envs may not stand where the one before left them
-        for actor, result in zip(self._actors, results, strict=True):  # not before all are there
+        self.began = self.get_state()  # a new process may have begun new episodes
+        for actor, result in zip(self._actors, results, strict=True):  # a stop may come before all are there
             actor.settle(result.after)
         collected = [result.rollout for result in results]
         if self._rollout is None:
@@ -220,7 +222,7 @@ class RayCollector(SupervisedActors):
 
 
 def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
-    """Puts rollouts [1, T, b] of neighbouring envs into one of all, [R, T, B], extras included."""
+    """Copies rollouts [1, T, b] of neighbouring envs into one rollout of all envs, [R, T, B]."""
     replicas, _, each = whole.rewards.shape
     arrays = ["observations", "actions", "rewards", "first", "truncated"]
     arrays += [] if whole.memory is None else ["memory"]

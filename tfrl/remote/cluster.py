@@ -1,4 +1,4 @@
-"""A Ray of the run's own, on the loopback address alone and ended with the run; or one that runs already."""
+"""A Ray of the run's own, on the loopback address only, which ends with the run; or one that runs already."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _OWN = {
 _QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 _STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
 _FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
-_CHECK_EVERY = 1.0  # seconds between two looks at whether Ray is alive
-_HEAD_BACK_WITHIN = 20.0  # seconds in which the head of a Ray that was joined may be started again
+_ANSWER_WITHIN = 1.0  # seconds for the head of Ray to take a connection
 _TOKEN = secrets.token_hex(32)  # one for all that this process starts: it remembers the first
 _PR_SET_PDEATHSIG = 1
 
@@ -48,19 +47,18 @@ class Cluster:
     """A connection to Ray.
 
     Args:
-      address: of a Ray that runs, or auto; None: one is started here.
-      needs: processes that it is to have room for, a CPU each, by the flag that asks for them.
-      store_bytes: of what is in its object store at once.
+      address: the address of a Ray that runs, or auto; None: starts one here.
+      needs: the number of processes, with a CPU each, by the flag that asks for them.
+      store_bytes: the most bytes in its object store at once.
 
     Raises:
-      UserError: it has fewer CPUs, or cannot be reached.
-      TrainingError: none could be started.
+      UserError: Ray has too few CPUs, or cannot be reached.
+      TrainingError: Ray could not be started.
     """
 
     def __init__(self, address: str | None, needs: Mapping[str, int], store_bytes: int) -> None:
-        self._folder: str | None = None
+        self._folder: str | None = None  # of a Ray that is started here
         self._token: str | None = None  # its file
-        self._checked = time.monotonic()  # that Ray is alive
         wanted = sum(needs.values())
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
@@ -68,8 +66,8 @@ class Cluster:
                 with _signals_kept():
                     self._join(address, quiet)
             else:
-                # Whoever stops a run may signal all of its processes. Ray's would end before the driver has
-                # saved, and Ray ends a driver, without a word, whose Ray has ended: they are kept from it.
+                # A signal may reach all processes of a run. Ray's processes ignore it: otherwise they would
+                # end, and Ray would then end this process before it has saved.
                 with signals.held_back(), _signals_kept():
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                     self._make_token(Path(self._folder) / "token")
@@ -99,12 +97,12 @@ class Cluster:
         return self._folder is None and LEARNER not in os.environ
 
     def check(self) -> None:
-        """Raises an error if Ray itself has died: it will soon end this process, without a word.
+        """Raises an error if Ray itself has died. Ray will soon end this process, without a message.
 
-        PeerError for one of the learners of `--learners`, who may all begin again; else TrainingError.
+        It is a PeerError in a learner of `--learners`, because all learners may begin again; else a
+        TrainingError.
         """
-        recently = time.monotonic() < self._checked + _CHECK_EVERY
-        if (recently and self._is_on_this_machine()) or self.is_alive():
+        if self.is_alive():
             return
         if LEARNER in os.environ:
             raise PeerError("the Ray of this run has died")
@@ -114,27 +112,18 @@ class Cluster:
         )
 
     def is_alive(self) -> bool:
-        """True if Ray's processes run that this one cannot do without: this machine's, and the head's."""
-        host, _, port = self.address.rpartition(":")
-        end = time.monotonic() + (0 if self._folder is not None else _HEAD_BACK_WITHIN)
-        while self._is_on_this_machine():
-            try:
-                socket.create_connection((host, int(port)), timeout=_CHECK_EVERY).close()
-            except ConnectionRefusedError:
-                if time.monotonic() >= end:
-                    return False
-                time.sleep(_CHECK_EVERY)
-                continue
-            except OSError:  # a slow network: Ray has time limits of its own
-                pass
-            self._checked = time.monotonic()
-            return True
-        return False
-
-    def _is_on_this_machine(self) -> bool:
-        """True if Ray's own process on this machine, the raylet, runs."""
+        """True if Ray's process on this machine, the raylet, runs, and Ray's head takes connections."""
         node: Any = ray._private.worker._global_node  # there is no public way to ask
-        return node.raylet_socket_name in Path("/proc/net/unix").read_text().split()
+        if node.raylet_socket_name not in Path("/proc/net/unix").read_text().split():
+            return False
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_ANSWER_WITHIN).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # a slow network: Ray has time limits of its own
+            pass
+        return True
 
     def _join(self, address: str, quiet: dict) -> None:
         try:
@@ -147,7 +136,7 @@ class Cluster:
             ) from None
 
     def _make_token(self, path: Path) -> None:
-        """Gives the run's Ray a token of its own: Ray would keep one in the home folder, open to all."""
+        """Gives the run's Ray a token of its own. Ray would put one into the home folder, readable by all."""
         if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
             return
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -156,14 +145,14 @@ class Cluster:
 
     def _start(self, num_cpus: int, store_bytes: int, quiet: dict) -> None:
         before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = search_path()  # of actors, which import functions of the user's program
+        os.environ["PYTHONPATH"] = search_path()  # actors import functions of the user's program
         try:
             ray.init(
                 address="local",
                 include_dashboard=False,
                 num_cpus=num_cpus,
                 object_store_memory=store_bytes,
-                # Ray opens its folder to everybody (mode 777), so it gets one inside ours, which is 0700.
+                # Ray's folder has mode 777, so it lies inside ours, which has 700.
                 _temp_dir=f"{self._folder}/ray",
                 **quiet,
             )
@@ -189,9 +178,9 @@ class Cluster:
 
 
 def _end_own() -> None:
-    """Leaves the Ray that was started here, then kills its processes, and those that its raylet has started.
+    """Leaves the Ray that was started here, and kills its processes and those that its raylet has started.
 
-    Ray by itself would send them SIGTERM, which they are kept from, and wait a second for each.
+    Ray itself would send SIGTERM, which they ignore, and wait a second for each.
     """
     worker = ray._private.worker  # there is no public way
     node, worker._global_node = worker._global_node, None
@@ -206,7 +195,7 @@ def _end_own() -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """The process numbers of a process's children, by Linux's /proc."""
+    """The ids of a process's children, by Linux's /proc."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -215,14 +204,14 @@ def _children(pid: int) -> list[int]:
 
 
 def store_bytes(config: DistributedSettings, num_envs: int) -> int:
-    """Bytes of an object store for the rollouts of so many envs of a run that are there at once."""
+    """Bytes of the rollouts of `num_envs` envs that are in the object store at once."""
     observation, rows = registry.specs(config)[0], num_envs * (config.steps_per_env + 1)
     size = observation_bytes(observation, rows) + 4 * rows * getattr(config, "remembered_size", 0)
     return int(1.2 * ((config.lag or 0) + 2) * size)
 
 
 def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:
-    """CPUs of this process's Ray that nobody has; if fewer than wanted, after so many seconds."""
+    """The number of Ray's free CPUs. Waits `within` seconds if fewer than `wanted` are free."""
     end = time.monotonic() + within
     while (free := int(ray.available_resources().get("CPU", 0))) < wanted and time.monotonic() < end:
         time.sleep(0.1)
@@ -230,17 +219,14 @@ def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:
 
 
 def end_with_parent() -> None:
-    """Kills this process as soon as Ray's own process on this machine has ended, however it did."""
+    """Has Linux kill this process as soon as its parent, Ray's process on this machine, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         os._exit(1)
 
 
 def leave_stopping_to_driver() -> None:
-    """Ignores the signals that tell a run to stop, where all of its processes get them.
-
-    The driver may want a rollout from here before it saves; then it ends this process.
-    """
+    """Ignores signals that tell a run to stop: the driver may need this process before it saves."""
     if threading.current_thread() is threading.main_thread():
         for number in signals.STOP_CODES:
             signal.signal(number, signal.SIG_IGN)
@@ -248,11 +234,11 @@ def leave_stopping_to_driver() -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keeps the handlers of signals: Ray puts its own in the place of SIGTERM's, which exit with 15 or 1.
+    """Restores the handlers of signals, because Ray installs its own for SIGTERM, which exits with 15 or 1.
 
-    Where one of those has run meanwhile, the process ends as one that was told to stop.
+    If Ray's handler ran inside, the process ends like one that was told to stop.
     """
-    if threading.current_thread() is not threading.main_thread():  # Ray then leaves them alone
+    if threading.current_thread() is not threading.main_thread():  # then Ray installs none
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

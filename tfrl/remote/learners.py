@@ -1,4 +1,4 @@
-"""Learners on the nodes of a Ray: each behind an agent of `cluster.launch`, whose words Ray carries."""
+"""Learners on the nodes of a Ray: each behind an agent of `cluster.launch`, with Ray as the connection."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
 
-_LISTEN = 0.2  # seconds that a host listens to its agent before it answers
-_MOST_FAILURES = 3  # of all nodes, in a row
-_LOOK_EVERY = 1.0  # seconds between two looks at whether the run is to stop
+_LISTEN = 0.2  # seconds that a host waits for output of its agent before it answers
+_MOST_FAILURES = 3  # failed starts in a row
+_LOOK_EVERY = 1.0  # seconds between two checks for a stop of the run
 
 
 class Node(NamedTuple):
-    """A machine of Ray: its identity there, its address and its name."""
+    """A machine of Ray: its id in Ray, its address and its name."""
 
     id: str
     address: str
@@ -35,9 +35,9 @@ class Node(NamedTuple):
 
 
 class LearnerHost:
-    """The process on Ray that has a learner's agent as its child; `Nodes` makes them.
+    """A process on Ray that has a learner's agent as its child; `Nodes` makes them.
 
-    One call of `exchange` after the other carries what the two ends say, so it needs no port.
+    Repeated calls of `exchange` carry input and output of the agent, so the connection needs no port.
     """
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class LearnerHost:
         self._selector = selectors.DefaultSelector()
 
     def where(self) -> Node:
-        """The machine that it is on."""
+        """The machine of this process."""
         return Node(
             ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), socket.gethostname()
         )
 
     def shares(self, learners: int) -> list[Share]:
-        """The part of this machine that each of so many learners gets."""
+        """Equal parts of this machine for so many learners."""
         return shares(learners, None)
 
     def begin(self) -> None:
@@ -70,8 +70,11 @@ class LearnerHost:
             self._selector.register(stream, selectors.EVENT_READ)
 
     def exchange(self, words: bytes, last: bool) -> tuple[bytes, bytes, int | None]:
-        """Gives the agent words, the `last` ones maybe; its stdout and stderr since, and how it ended."""
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or was told the last words
+        """Writes `words` to the agent's stdin, and closes it if they are the `last`.
+
+        Returns the agent's new stdout and stderr, and its exit code once it has ended.
+        """
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or its stdin is closed already
             self._agent.stdin.write(words)
             if last:
                 self._agent.stdin.close()
@@ -87,7 +90,7 @@ class LearnerHost:
 
 
 class RemoteAgent:
-    """An agent behind a `LearnerHost`, with what `cluster.launch` needs of a `subprocess.Popen`.
+    """An agent behind a `LearnerHost`, with the interface of `subprocess.Popen` that `cluster.launch` uses.
 
     Args:
       host: a handle of the `LearnerHost`.
@@ -106,22 +109,22 @@ class RemoteAgent:
         self._thread.start()
 
     def write(self, words: bytes) -> None:
-        """Says something to the agent."""
+        """Writes to the agent's stdin."""
         with self._lock:
             self._words += words
 
     def close(self) -> None:
-        """Ends what is said to it: it tells its learner to stop."""
+        """Closes the agent's stdin: it then tells its learner to stop."""
         self._last = True
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended and all that it said is there to be read."""
+        """The exit code, once the agent has ended and all of its output can be read."""
         if self.returncode is None and not self._thread.is_alive():
             self.returncode = LOST if self._code is None else self._code
         return self.returncode
 
     def kill(self) -> None:
-        """Ends the host, and with it the agent and its learner."""
+        """Kills the host, and with it the agent and its learner."""
         with contextlib.suppress(RayError):
             ray.kill(self._host)
 
@@ -135,7 +138,7 @@ class RemoteAgent:
                 for writer, data in zip(self._writers, said, strict=True):
                     while data:
                         data = data[os.write(writer, data) :]
-        except (RayError, OSError):  # the host is gone, or nobody reads any more
+        except (RayError, OSError):  # the host is gone, or nobody reads the output
             pass
         finally:
             for writer in self._writers:
@@ -143,13 +146,10 @@ class RemoteAgent:
 
 
 class Nodes:
-    """Places on the nodes of a Ray that runs, as far from each other as there is room.
+    """Places for learners on the nodes of a Ray that runs, spread over as many nodes as possible.
 
     Args:
       config: checked settings.
-
-    Raises:
-      UserError: there is no Ray, or it has too few CPUs.
     """
 
     def __init__(self, config: DistributedSettings) -> None:
@@ -161,9 +161,10 @@ class Nodes:
         self._hosts: list[Any] = []
 
     def find(self, told: Callable[[], bool], tell: Callable[[str], None]) -> list[Place]:
-        """Makes a host for each learner, once Ray has room; none where the run is `told` to stop by then.
+        """Makes a host for each learner, once Ray has room; returns no places if the run is `told` to stop.
 
-        Raises UserError for too few CPUs or GPUs, and TrainingError where no node can have a learner.
+        Raises UserError if there is no Ray, or it has too few CPUs or GPUs, and TrainingError if no node can
+        have a learner.
         """
         self._end_hosts()
         if self._cluster is None:
@@ -185,7 +186,7 @@ class Nodes:
         return []
 
     def _has_room(self, told: Callable[[], bool], tell: Callable[[str], None]) -> bool:
-        """Waits until Ray has a CPU for each learner and actor; False where the run is to stop."""
+        """Waits until Ray has a CPU for each learner and actor; False if the run was told to stop."""
         wanted, said = sum(self._needs.values()), False
         while (free := free_cpus(wanted)) < wanted and not told():
             if not said:

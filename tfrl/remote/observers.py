@@ -1,4 +1,4 @@
-"""Observers on Ray: they hold the envs, show them, and are told the actions; those that die are replaced."""
+"""Observers on Ray: they hold the envs, and get the actions from the agent. One that dies is replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driv
 from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 
 Order = tuple[np.ndarray, np.ndarray]
-"""Actions [n, *shape], and which of n envs play, bool [n]: what `Observer.step` takes."""
+"""Arguments of `Observer.step`: actions [n, *shape], and which of n envs play, bool [n]."""
 
 
 class RemoteObserver:
@@ -38,18 +38,18 @@ class RemoteObserver:
         return ready(self.place(), self._observer.exact_state)
 
     def play(self, orders: Sequence[Order]) -> Seen:
-        """Takes the steps that are ordered, one or more; the last one's outcome."""
+        """Takes one or more steps; returns the outcome of the last."""
         for actions, playing in orders:
             seen = self._observer.step(actions, playing)
         return seen
 
     def place(self) -> EnvStates:
-        """The envs' states of now."""
-        return EnvStates(*self._observer.get_state())
+        """The present states of the envs."""
+        return self._observer.get_state()
 
 
 class _ObserverActor(SupervisedActor):
-    """An observer, supervised, with the orders of the present episode."""
+    """A supervised observer, with the orders of the present episode."""
 
     part = "the episode"
     span = "within one episode"
@@ -83,29 +83,29 @@ class _ObserverActor(SupervisedActor):
         return self._answer(lambda: self._newest)
 
     def begin_to_settle(self) -> None:
-        """Asks where the envs stand, now that their episodes have ended."""
+        """Asks for the states of the envs, whose episodes have ended."""
         self._settles = True
         self._newest = self._process.place.remote()
 
     def place(self) -> EnvStates:
-        """Waits for that."""
+        """Waits for these states."""
         return self._answer(lambda: self._newest)
 
     def settle(self, place: EnvStates) -> None:
-        """Takes the episode as done: from there on the envs would be played again."""
+        """Notes that the episode is done: a new process would begin at `place`."""
         self._settled(place)
         self._orders, self._asked, self._settles = [], 1, False
 
 
 class RayObservers(SupervisedActors):
-    """The envs of a run, shared out to processes on Ray; follows `tfrl.training.episodic.Observers`.
+    """The envs of a run in several processes on Ray; follows `tfrl.training.episodic.Observers`.
 
     Args:
       config: the settings, with the section Observers.
       spec: the global vector of envs.
       raise_if_stopped: raises Stopped if the run was told to stop.
-      tell: gets a sentence where an observer is replaced.
-      beat: tells the run's watchdog that observers are waited for, which have a time-out of their own.
+      tell: gets a sentence if an observer is replaced.
+      beat: a step for the run's watchdog while it waits for observers, which have a time-out of their own.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RayObservers(SupervisedActors):
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
         hooks = Hooks(
             timeout=config.observer_timeout,
-            raise_if_stopped=raise_if_stopped,
+            stop_if_told=raise_if_stopped,
             tell=tell,
             look=beat,
             check=self._cluster.check,
@@ -141,21 +141,21 @@ class RayObservers(SupervisedActors):
         self.observation = np.concatenate([actor.after.observations for actor in self._actors])
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """One step of the envs that are `playing`, in all processes that have any of them.
+        """One step of the envs that are `playing`.
 
         Args:
-          actions: [N, *shape] of all N envs; those of the others are not looked at.
+          actions: [N, *shape] for all N envs; those of envs that do not play are ignored.
           playing: bool [N].
 
         Returns:
-          all N envs: of those that do not play a reward of 0, and what they showed before.
+          The outcome for all N envs. Envs that do not play have a reward of 0 and their last observation.
 
         Raises:
           TrainingError: Ray has died; an observer failed, or died again and again.
           EnvError: an env failed.
           Stopped: the run was told to stop, and a process was to be replaced.
 
-        All of these also come from `settle`, which then leaves all envs before the episode.
+        `settle` raises the same errors, and then leaves all envs before the episode.
         """
         asked = [
             (actor, at) for actor, at in zip(self._actors, self._slices, strict=True) if playing[at].any()
@@ -170,16 +170,14 @@ class RayObservers(SupervisedActors):
         return seen
 
     def settle(self) -> None:
-        """Takes note of where the envs stand: from there on those of a process that dies are played again."""
+        """Notes the states of the envs, at which the replacement of a process that dies begins."""
         for actor in self._actors:
             actor.begin_to_settle()
         places = [actor.place() for actor in self._actors]
-        for actor, place in zip(
-            self._actors, places, strict=True
-        ):  # not before all are there: it may be stopped
+        for actor, place in zip(self._actors, places, strict=True):  # a stop may come before all are there
             actor.settle(place)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index, which may be of more envs than these."""
+        """Continues from states by global env index. They may include other envs."""
         super().set_state(states)
         self._show()

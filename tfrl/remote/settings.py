@@ -23,7 +23,7 @@ from tfrl.config.run import RLSettings
 
 _KINDS = ("uniform", "loguniform", "choice")
 _OURS = ("logdir", "run_name", "resume", "print_config")  # a sweep gives each trial its own
-_APART = ("--resume", "never")  # a trial is no part of a run in a folder that its flags alone would give
+_APART = ("--resume", "never")  # a trial does not continue the run that its flags alone would name
 _FIXED = (*_OURS, "start_from", "config", "total_steps")
 
 
@@ -32,9 +32,9 @@ class Sampled:
     """A setting that is drawn at random.
 
     Attributes:
-      name: of the setting.
+      name: the name of the setting.
       kind: uniform or loguniform between the two values, or a choice of them.
-      values: the ends, or the choices, as the setting has them.
+      values: the two ends, or the choices, in the type of the setting.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Sampled:
     values: tuple[Any, ...]
 
     def draw(self, generator: np.random.Generator) -> Any:
-        """A value; of a whole number, rounded; else of four digits, so that people can type it."""
+        """A value; whole numbers are rounded, others have four digits, so that people can type them."""
         if self.kind == "choice":
             return self.values[int(generator.integers(len(self.values)))]
         low, high = self.values
@@ -53,7 +53,7 @@ class Sampled:
         return self.inside(value)
 
     def inside(self, value: float) -> Any:
-        """A number, as the setting has it and between the ends."""
+        """The number between the ends that is closest to `value`, in the type of the setting."""
         low, high = self.values
         whole = isinstance(low, int)
         return min(max(round(value) if whole else float(f"{value:.4g}"), low), high)
@@ -61,16 +61,16 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The trials of one algorithm, as JSON and YAML hold them.
+    """The trials of one algorithm.
 
     Attributes:
       algorithm: as in `python -m tfrl.ALGORITHM`.
-      flags: of all trials.
-      trials: what each has of its own, by the setting's name.
+      flags: the flags of all trials.
+      trials: the settings of each trial that vary, by name.
       sampled: the settings that are drawn, which a scheduler may change.
       scheduler: none, asha or pbt.
-      metric: the column of progress.csv that tells how good a trial is; the larger, the better.
-      total_steps: env steps that a trial is to have.
+      metric: the column of progress.csv by which trials are compared; larger is better.
+      total_steps: the env steps of a trial.
     """
 
     algorithm: str
@@ -82,19 +82,19 @@ class Sweep:
     total_steps: int
 
     def arguments(self, trial: Mapping[str, Any]) -> list[str]:
-        """The flags of a trial with these settings of its own."""
+        """The flags of a trial with these varied settings."""
         return [*self.flags, *(f"{flag(name)}={_typed(value)}" for name, value in trial.items())]
 
     def command(self, trial: Mapping[str, Any]) -> str:
-        """The command to type for a run of its own with the settings of a trial."""
+        """The command that trains with the settings of a trial outside the sweep."""
         return shlex.join(["python", "-m", f"tfrl.{self.algorithm}", *self.arguments(trial)])
 
     def config(self, trial: Mapping[str, Any]) -> RLSettings:
-        """All settings of a trial with these of its own. Raises UserError where they cannot be together."""
+        """All settings of a trial. Raises UserError if they contradict each other."""
         return reader_of(self.algorithm).parse([*self.arguments(trial), *_APART])
 
     def is_possible(self, trial: Mapping[str, Any]) -> bool:
-        """True if a trial may have these settings of its own, all of them together."""
+        """True if these settings do not contradict each other."""
         try:
             self.config(trial)
         except UserError:
@@ -102,12 +102,12 @@ class Sweep:
         return True
 
     def content(self) -> dict[str, Any]:
-        """All of it in plain lists and numbers, for a file that tells whether a sweep is this one."""
+        """The sweep as JSON's types, for a file that identifies it."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
 def trial_name(index: int) -> str:
-    """The name of a trial, which its run's folder has, too."""
+    """The name of a trial and of its run's folder."""
     return f"trial-{index:03d}"
 
 
@@ -127,10 +127,9 @@ def plan(
     scheduler: str,
     metric: str,
 ) -> Sweep:
-    """The sweep that a command line describes: each point of the grid, `trials` times where values are drawn.
+    """The sweep that a command line describes: each point of the grid, `trials` times if values are drawn.
 
-    Raises:
-      UserError: a setting is not the algorithm's, a value not the setting's, or a trial cannot work.
+    Raises UserError if the algorithm has no such setting, a value is not allowed, or a trial cannot work.
     """
     reader = reader_of(algorithm)
     grid, sampled = [_grid(text, reader) for text in grids], [_sampled(text, reader) for text in samples]
@@ -163,7 +162,7 @@ def plan(
 
 
 def _check_flags(flags: Sequence[str], reader: Reader) -> None:
-    """Raises UserError for a flag that a sweep gives each trial itself."""
+    """Raises UserError for a flag that the sweep itself gives each trial."""
     for word in flags:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and reader.kind.aliases.get(name, name).removeprefix("no_") in _OURS:
@@ -174,7 +173,7 @@ def _check_flags(flags: Sequence[str], reader: Reader) -> None:
 
 
 def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: Sequence[RLSettings]) -> None:
-    """Raises UserError where a trial could not go on from another's weights, as PBT has it do."""
+    """Raises UserError if a trial could not continue from another trial's weights, as PBT requires."""
     if grids:
         raise UserError(
             "--scheduler pbt copies another trial's settings, so a trial would not keep its value of "
@@ -197,7 +196,7 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
 
 
 def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """A trial with each sampled setting at each of its ends."""
+    """The trial with each sampled setting at each of its ends."""
     return [{**trial, each.name: value} for each in sampled for value in each.values]
 
 
@@ -246,7 +245,7 @@ def _values(name: str, text: str, reader: Reader) -> tuple[Any, ...]:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed."""
+    """A value as a user types it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -1,4 +1,4 @@
-"""Ray actors that hold envs: one that dies or hangs is replaced, and the new one plays its part again."""
+"""Ray actors that hold envs. An actor that dies or hangs is replaced, and the new one repeats its part."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +19,14 @@ from tfrl.experience.collector import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
 from tfrl.run.stop import Stopped
 
-_POLL_SECONDS = 1.0  # seconds between two looks at whether the run is to stop
-_MAX_DEATHS = 3  # of one process, without anything done between them
-_START_SECONDS = 300.0  # seconds for a process to import what it needs and make its envs, at least
-_LATE_SECONDS = 15.0  # seconds after which another one that is not there yet may be waiting for a CPU
+_POLL_SECONDS = 1.0  # between two checks of Ray and of a stop of the run
+_MAX_DEATHS = 3  # of one actor in a row
+_START_SECONDS = 300.0  # for a process to import its modules and make its envs, at least
+_LATE_SECONDS = 15.0  # a process that is not ready by then may be waiting for a CPU
 
 
 class Ready(NamedTuple):
-    """The answer of a process that has its envs: where they stand, whether exactly, and where it runs."""
+    """The answer of a process that has its envs: their state, whether it is exact, and where it runs."""
 
     place: EnvStates
     exact_state: bool
@@ -38,44 +39,39 @@ def ready(place: EnvStates, exact_state: bool) -> Ready:
     return Ready(place, exact_state, socket.gethostname(), os.getpid())
 
 
+@dataclass
 class Hooks:
     """The functions of a run that its supervised actors call.
 
-    Args:
-      timeout: seconds that an answer may take.
-      raise_if_stopped: raises Stopped if the run was told to stop.
-      tell: gets a sentence where a process is replaced.
-      look: called now and then while one is waited for.
-      check: raises an error where Ray itself has died.
-      shared: others may have processes on this Ray, and take the CPUs that were free.
+    Attributes:
+      timeout: the seconds that an answer may take.
+      stop_if_told: raises Stopped if the run was told to stop.
+      tell: gets a sentence if a process is replaced.
+      look: called at intervals while an actor is waited for.
+      check: raises an error if Ray itself has died.
+      shared: True if others may have processes on this Ray, and take its free CPUs.
     """
 
-    def __init__(
-        self,
-        *,
-        timeout: float,
-        raise_if_stopped: Callable[[], None],
-        tell: Callable[[str], None],
-        look: Callable[[], None] = lambda: None,
-        check: Callable[[], None] = lambda: None,
-        shared: bool = False,
-    ) -> None:
-        self.timeout, self.tell, self.look, self.check = timeout, tell, look, check
-        self.shared = shared
-        self._raise_if_stopped = raise_if_stopped
-        self._begun = False
+    timeout: float
+    stop_if_told: Callable[[], None]
+    tell: Callable[[str], None]
+    look: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None
+    shared: bool = False
+    _begun: bool = False
 
     def begin(self) -> None:
-        """Takes note that the trainer's loop runs, which alone can stop in good order."""
+        """Notes that the trainer's loop runs. Only the loop can stop with everything saved."""
         self._begun = True
 
     def raise_if_stopped(self) -> None:
         """Raises Stopped if the run was told to stop.
 
-        Before its loop runs there is nothing to save: a signal ends the process; a stop file is for the loop.
+        Before its loop runs, there is nothing to save: then a signal ends the process by SystemExit, and a
+        stop file has to wait for the loop.
         """
         try:
-            self._raise_if_stopped()
+            self.stop_if_told()
         except Stopped as stopped:
             if self._begun:
                 raise
@@ -84,7 +80,7 @@ class Hooks:
 
 
 class SupervisedActor:
-    """An actor on Ray with its envs and its open orders; another process takes over if it dies or hangs.
+    """An actor on Ray with its envs and its open orders. If its process dies or hangs, another takes over.
 
     The process has a method `begin_at(states or None)` that returns `Ready`. A subclass gives the orders, and
     repeats the open ones to a new process.
@@ -92,17 +88,17 @@ class SupervisedActor:
     Args:
       name: its name in messages.
       make: makes the process.
-      hooks: the run's.
+      hooks: those of the run.
 
     Attributes:
-      after: where the envs stood when the last order was settled.
-      exact_state: true where a state that is put back goes on exactly.
+      after: the state of the envs after the last settled order.
+      exact_state: True if envs continue exactly from such a state.
     """
 
     part: str
-    """The part of the run that another process plays again, in words."""
+    """Words for what a new process repeats."""
     span: str
-    """The stretch in which a process may die three times, in words."""
+    """Words for the stretch in which a process may die three times."""
 
     def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
         self._name, self._make, self._hooks = name, make, hooks
@@ -112,7 +108,7 @@ class SupervisedActor:
         self._start()
 
     def _start(self) -> None:
-        """Makes a process, which begins where the envs stood."""
+        """Makes a process, whose envs begin at the last settled state."""
         self._started, self._told_late = time.monotonic(), False
         self._process = self._make()
         states = dict(zip(self.after.indices, self.after.states, strict=True)) or None
@@ -123,7 +119,7 @@ class SupervisedActor:
         raise NotImplementedError
 
     def wait_until_ready(self) -> None:
-        """Waits until the process is there, unless the run is to stop: Ray may have no CPU for it."""
+        """Waits until the process is ready, or the run was told to stop: Ray may have no CPU for it."""
         seconds = max(_START_SECONDS, self._hooks.timeout)
         found = self._wait(lambda: self._ready, lambda: seconds, self._look_at_start)
         self.after, self.exact_state = found.place, found.exact_state
@@ -131,7 +127,7 @@ class SupervisedActor:
             self._hooks.tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
 
     def _look_at_start(self) -> None:
-        """Stops if the run is to stop, and reports that Ray may have no CPU: Ray notices a lost node late."""
+        """Ends the wait if the run was told to stop, and says once that Ray may have no CPU."""
         self._hooks.raise_if_stopped()
         waits = self._deaths or self._hooks.shared
         late = waits and time.monotonic() - self._started > _LATE_SECONDS
@@ -140,22 +136,22 @@ class SupervisedActor:
             self._told_late = True
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index, which may be of more envs than these."""
+        """Continues from states by global env index. They may include other envs."""
         mine = {index: states[index] for index in self.after.indices}
         self._ready = self._process.begin_at.remote(mine)
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
         self.wait_until_ready()
 
     def _answer(self, reference: Callable[[], Any]) -> Any:
-        """The answer to an order, whose reference is another one once the process was replaced."""
+        """The answer to an order. `reference` gives another one after the process was replaced."""
         return self._wait(reference, self._patience, lambda: None)
 
     def _patience(self) -> float:
-        """Seconds that the answer may take, which is more where a new process plays much again."""
+        """The seconds that the answer may take; longer if a new process repeats many orders."""
         return self._hooks.timeout
 
     def _settled(self, after: EnvStates) -> None:
-        """Takes an order as done: from here on the envs would be played again."""
+        """Notes that an order is done: a new process would begin at `after`."""
         self.after, self._deaths = after, 0
 
     def _wait(
@@ -187,8 +183,8 @@ class SupervisedActor:
             end = time.monotonic() + timeout
 
     def _replace(self, reason: str) -> None:
-        """Starts another process instead of one that is gone; it plays the part again."""
-        self._hooks.raise_if_stopped()  # what told the run to stop may have ended the process first
+        """Starts another process in place of one that is gone; it repeats the open orders."""
+        self._hooks.raise_if_stopped()  # a signal to all processes may have ended this one first
         self._hooks.check()
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
@@ -203,7 +199,7 @@ class SupervisedActor:
             self._told_late = True
 
     def kill(self) -> None:
-        """Ends the process, also one that is stopped and so cannot hear Ray, if it is on this machine."""
+        """Ends the process; on this machine also one that is stopped (SIGSTOP) and cannot hear Ray."""
         with contextlib.suppress(RayError, OSError):
             found = ray.get(self._ready, timeout=0)
             called = Path(f"/proc/{found.pid}/cmdline").read_bytes()
@@ -212,17 +208,13 @@ class SupervisedActor:
         self.end()
 
     def end(self) -> None:
-        """Ends the process in Ray's own way, of which Ray does not complain."""
+        """Ends the process in Ray's own way, so that Ray reports no death."""
         with contextlib.suppress(RayError):
             ray.kill(self._process)
 
 
 class SupervisedActors:
-    """The envs that several Ray actors share: their state as a whole, and their end.
-
-    Args:
-      cluster: the Ray.
-    """
+    """The envs of several Ray actors: their common state, and their end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -240,11 +232,11 @@ class SupervisedActors:
 
     @property
     def exact_state(self) -> bool:
-        """True where a state that is put back goes on exactly."""
+        """True if envs continue exactly from their state."""
         return all(actor.exact_state for actor in self._actors)
 
     def get_state(self) -> EnvStates:
-        """The state of all envs after the last orders that were settled."""
+        """The state of all envs after the last settled orders."""
         places = [actor.after for actor in self._actors]
         return EnvStates(
             [index for place in places for index in place.indices],
@@ -254,7 +246,7 @@ class SupervisedActors:
         )
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index, which may be of more envs than these."""
+        """Continues from states by global env index. They may include other envs."""
         for actor in self._actors:
             actor.set_state(states)
 

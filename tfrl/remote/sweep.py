@@ -1,7 +1,6 @@
-"""Sweeps on Ray Tune, which runs the trials and compares them; what they have done is in their run folders.
+"""Sweeps on Ray Tune, which runs the trials and compares them. Their results are in their run folders.
 
-Nothing of Ray Tune's own is kept: a sweep that goes on reads its runs, and gives those to Ray Tune again that
-are not over.
+No state of Ray Tune is kept: a sweep that continues reads its runs, and gives Ray Tune the unfinished ones.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tfrl.workers import machine
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have files of their own
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # it would end the sweep as if all were done
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")  # by SIGKILL; runs are to save
+os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")  # SIGKILL would keep runs from saving
 
 try:
     from ray import tune
@@ -45,7 +44,7 @@ except ImportError:
         f"sweeps need Ray Tune, and some of its packages are missing: {how_to_install_ray()}"
     ) from None
 
-# A trial that fails is told in our words; these two would add pages of their own.
+# `_Teller` reports a failed trial in one line; these loggers would add pages.
 for _logger in ("ray.tune", "ray.train"):
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
@@ -56,13 +55,13 @@ _PATIENCE = 300.0  # seconds for the runs of a sweep that was told to stop
 
 
 def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) -> int:
-    """Runs the trials that are not over; the signal that broke the sweep off, or 0.
+    """Runs the trials that are not over. Returns the signal that stopped the sweep, or 0.
 
     Args:
       sweep: the trials.
-      logdir: an absolute path, the sweep's alone.
-      parallel: trials side by side, which share the cores.
-      tell: gets a sentence for each trial that ends, and where it has to wait.
+      logdir: the sweep's own folder, an absolute path.
+      parallel: the number of trials at a time, which share the cores.
+      tell: gets a sentence for each trial that ends, and for a wait.
     """
     threads = str(max(1, machine.cores() // parallel))
     environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
@@ -75,7 +74,7 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
     states = tempfile.mkdtemp(prefix="tfrl-tune-")
     with _stopping(stopped):
         try:
-            _wait_for_runs(logdir, tell)  # of this sweep, if it was killed
+            _wait_for_runs(logdir, tell)  # they still save if the sweep was killed
             left = [i for i in range(len(sweep.trials)) if not is_over(logdir, trial_name(i))]
             if left:
                 cluster = Cluster(None, {"--parallel": parallel}, 0)
@@ -94,9 +93,9 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
 
 @contextmanager
 def _stopping(stopped: list[int]) -> Iterator[None]:
-    """Heeds the signals that tell a sweep to stop: the first one, until all its runs have saved.
+    """Stops the sweep at the first signal, and ignores further ones until all its runs have saved.
 
-    Ray Tune ends upon SIGUSR1; before it listens to that nothing is under way, and a SystemExit ends it.
+    Ray Tune ends at SIGUSR1. Before it listens to SIGUSR1, no trial runs, and a SystemExit ends the sweep.
 
     Args:
       stopped: gets the number of the first signal as its only element.
@@ -120,7 +119,7 @@ def _stopping(stopped: list[int]) -> Iterator[None]:
 
 
 def _wait_for_runs(logdir: Path, tell: Callable[[str], None]) -> None:
-    """Waits until no run of this sweep is left: those that are told to stop save first."""
+    """Waits until all runs of this sweep have ended: runs that were told to stop save first."""
     end, told = time.monotonic() + _PATIENCE, False
     while time.monotonic() < end and any(lock.is_held(path) for path in logdir.glob("trial-*/")):
         if not told:
@@ -132,7 +131,7 @@ def _wait_for_runs(logdir: Path, tell: Callable[[str], None]) -> None:
 def _run_trial(
     sweep: Sweep, logdir: Path, own: Mapping[str, Any], environment: Mapping[str, str], folder: str
 ) -> None:
-    """Runs a trial, or goes on with it, in a worker of Ray Tune."""
+    """Runs or continues a trial, in a worker of Ray Tune."""
     end_with_parent()
     name = tune.get_context().get_trial_name()
     failure = failure_file(logdir, name)
@@ -152,7 +151,7 @@ def _run_trial(
 
 
 def _told() -> Mapping[str, Any] | None:
-    """The part of the checkpoint that Ray Tune gives a trial to go on from."""
+    """The content of the checkpoint from which Ray Tune lets a trial continue."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:
         return None
@@ -163,7 +162,7 @@ def _told() -> Mapping[str, Any] | None:
 def _tuner(
     sweep: Sweep, logdir: Path, left: list[int], trainable: Any, states: str, tell: Callable[[str], None]
 ) -> tune.Tuner:
-    """Ray Tune for the trials of these indices, with the settings that they have by now."""
+    """Ray Tune for the trials of these indices, with their present settings."""
     own = {index: current(logdir, trial_name(index), sweep.trials[index])[1] for index in left}
     return tune.Tuner(
         trainable,
@@ -189,7 +188,7 @@ def _name(trial: Any) -> str:
 
 
 def _scheduler(sweep: Sweep, logdir: Path, left: list[int]) -> Any:
-    """The scheduler, which compares trials at each evaluation; ASHA also with those that are over."""
+    """The scheduler, which compares trials at each evaluation; ASHA also with trials that are over."""
     compared: dict[str, Any] = {"time_attr": "evaluations", "metric": "value", "mode": "max"}
     if sweep.scheduler == "pbt":
         return PopulationBasedTraining(
@@ -216,7 +215,7 @@ def _domain(sampled: Sampled) -> Any:
 
 
 def _explored(config: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
-    """Settings that PBT has changed, between their ends; a planned trial's, if these cannot be together."""
+    """Settings that PBT has changed, within their ends; if they contradict, those of a planned trial."""
     for each in sweep.sampled:
         if each.kind != "choice":
             config["settings"][each.name] = each.inside(config["settings"][each.name])
@@ -226,9 +225,9 @@ def _explored(config: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
 
 
 class _Teller(TrialProgressCallback):
-    """Tells of each trial that ends, in the place of Ray Tune's own.
+    """Reports each trial that ends, in place of Ray Tune's own reporter.
 
-    A run that the scheduler ends gets a mark, so that nobody takes it for one that was cut off.
+    It marks the run of a trial that the scheduler ended early, so that the sweep does not continue it.
     """
 
     def __init__(self, logdir: Path, tell: Callable[[str], None]) -> None:
@@ -236,7 +235,7 @@ class _Teller(TrialProgressCallback):
         self._logdir, self._tell = logdir, tell
 
     def on_trial_result(self, *_: Any, **__: Any) -> None:
-        """Says nothing."""
+        """Reports nothing."""
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         last = trial.last_result or {}

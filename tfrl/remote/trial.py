@@ -1,4 +1,4 @@
-"""A trial of a sweep: its runs, each made by the command in a process of its own, and what they tell."""
+"""A trial of a sweep: its runs, each a process of its own, and their evaluations."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, SETTINGS_FILE, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
 # In a run's folder:
-_OUTPUT = "output.txt"  # what the run would have shown
-_PART = "part.json"  # the part that it is, and the trial's settings in it
+_OUTPUT = "output.txt"  # the run's stdout and stderr
+_PART = "part.json"  # its `Part`, and the trial's settings in it
 _POLL_EVERY = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
 
 
 class Part(NamedTuple):
-    """A run of a trial, and how far it is told of.
+    """A run of a trial, and its evaluations that were reported to the scheduler.
 
     Attributes:
       run: the name of its folder.
-      start: the folder of the weights that it begins with, below the sweep's; None: it begins with its own.
-      offset: env steps that those weights had.
-      evaluations: told so far, with those of the run that the weights are of.
-      seen: env steps of its own at the last of them; -1 before the first.
+      start: the folder of its initial weights, relative to the sweep's folder; None: they are random.
+      offset: the env steps that those weights were trained for.
+      evaluations: the number of reported evaluations, including those of the run that gave the weights.
+      seen: the run's env steps at the last of them; -1 before the first.
     """
 
     run: str
@@ -48,17 +48,17 @@ class Part(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A trial as its folders show it.
+    """The state of a trial, read from its folders.
 
     Attributes:
-      name: of the trial.
-      run: the folder of its run, the last one where it has gone on from another's weights.
+      name: the trial's name.
+      run: the folder of its newest run.
       state: waiting, running, done, ended early or failed.
-      settings: the run's own.
-      env_steps: that its weights have had.
+      settings: the varied settings of this run.
+      env_steps: the env steps that its weights were trained for.
       episode_return: the mean of its last training episodes; NaN before the first one has ended.
-      value: the last one of the sweep's metric; None where there is none.
-      error: why it failed, in a line; None if it did not.
+      value: the last value of the sweep's metric, or None.
+      error: one line that says why it failed, or None.
     """
 
     name: str
@@ -72,14 +72,14 @@ class Outcome(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of progress.csv that has the metric: the run's env steps, and the metric."""
+    """A row of progress.csv that has the metric."""
 
     env_steps: int
     value: float
 
 
 def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
-    """The trial of an index as it is now."""
+    """The present state of a trial."""
     name = trial_name(index)
     part, settings = current(logdir, name, sweep.trials[index])
     run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
@@ -105,18 +105,18 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
 
 
 def failure_file(logdir: Path, name: str) -> Path:
-    """The file that says why a trial failed; it is there while the trial counts as failed."""
+    """The file that says why a trial failed. It exists while the trial counts as failed."""
     return logdir / f"{name}.failed"
 
 
 def is_over(logdir: Path, name: str) -> bool:
-    """True if a trial has come to its end, or its scheduler has ended it."""
+    """True if a trial is done, or the scheduler has ended it."""
     run = _newest(logdir, name)
     return (run / RESULTS_FILE).is_file() or (run / LEFT_FILE).exists()
 
 
 def current(logdir: Path, name: str, planned: Mapping[str, Any]) -> tuple[Part, Mapping[str, Any]]:
-    """The part that a trial is in, told of nothing yet, and its settings there; at first those planned."""
+    """The newest part of a trial, with nothing reported yet, and its settings; at first the planned ones."""
     found = read_json(_newest(logdir, name) / _PART)
     return (Part(name), planned) if found is None else (Part(*found["part"]), found["settings"])
 
@@ -129,21 +129,21 @@ def _newest(logdir: Path, name: str) -> Path:
 def begin(
     sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], told: Mapping[str, Any] | None
 ) -> Part:
-    """The part that a trial goes on with; where it was given another's weights, a run that begins with them.
+    """The part with which a trial continues; a new run if it got another trial's weights.
 
     Args:
-      sweep, logdir: whose trial it is, and the sweep's folder.
-      name: of the trial.
-      own: its settings.
-      told: the `trial` that last told of the weights, and its `part`; None: it begins, or its sweep goes on.
+      sweep, logdir: the sweep and its folder.
+      name: the trial's name.
+      own: its varied settings.
+      told: the `trial` that last reported these weights, and its `part`; None: the trial or its sweep begins.
 
     Raises:
-      TrainingError: the other trial's run has no checkpoint to begin with.
+      TrainingError: the other trial's run has no checkpoint.
     """
     if told is None:
         part = current(logdir, name, own)[0]
         rows = rows_with(logdir / part.run / PROGRESS_FILE, sweep.metric)
-        if sweep.scheduler == "pbt" and len(rows) > 1:  # which is to compare what there is now
+        if sweep.scheduler == "pbt" and len(rows) > 1:  # PBT is to compare the newest evaluation only
             evaluations = part.evaluations + len(rows) - 1
             part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
     elif told["trial"] == name:
@@ -159,7 +159,7 @@ def begin(
 
 
 def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
-    """The part that begins with another trial's weights, which are copied."""
+    """The part that begins with a copy of another trial's weights."""
     found = _evaluated(logdir / donor.run, donor.seen)
     offset, number = donor.offset + found.env_steps, len(list(logdir.glob(f"{name}-at-*")))
     run = logdir / f"{name}-at-{offset}-{number}"
@@ -169,7 +169,7 @@ def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
 
 
 def _evaluated(run: Path, env_steps: int) -> Checkpoint:
-    """The checkpoint of an evaluation or, once that is pruned, the next one that is still there."""
+    """The checkpoint of an evaluation or, if that is pruned, the next one that exists."""
     store = CheckpointStore(run / "checkpoints", keep=1)
     found: list[Checkpoint] = []
     for update in store.updates():
@@ -183,7 +183,7 @@ def _evaluated(run: Path, env_steps: int) -> Checkpoint:
 
 
 def _keep(found: Checkpoint, run: Path, place: Path) -> None:
-    """Copies what a checkpoint has of the learner for --start-from, as its own run goes on and prunes it."""
+    """Copies a checkpoint's learner for --start-from, because its own run continues and prunes it."""
     files.make_folder(place)
     files.write(place / SETTINGS_FILE, (run / SETTINGS_FILE).read_text())
     store = CheckpointStore(place / "checkpoints", keep=1)
@@ -191,7 +191,7 @@ def _keep(found: Checkpoint, run: Path, place: Path) -> None:
 
 
 def leave(logdir: Path, name: str, current: str | None) -> None:
-    """Marks the runs of a trial that its sweep does not go on with: all but the current one; None: all."""
+    """Marks the runs of a trial that the sweep does not continue: all but the current one; None: all."""
     for run in (logdir / name, *logdir.glob(f"{name}-at-*")):
         if run.name == current:
             (run / LEFT_FILE).unlink(missing_ok=True)
@@ -200,18 +200,18 @@ def leave(logdir: Path, name: str, current: str | None) -> None:
 
 
 class Trial:
-    """Runs the command of a part, and tells of each evaluation.
+    """Runs the command of a part, and reports each evaluation.
 
-    The last one is told when the run has ended, and as the last: a scheduler must not take a trial that has
-    all its steps for one that goes on.
+    The last evaluation is reported when the run has ended, so that a scheduler does not continue a trial that
+    has all its steps.
 
     Args:
-      sweep, logdir: whose trial it is, and the sweep's folder.
-      own: the trial's settings.
+      sweep, logdir: the sweep and its folder.
+      own: the trial's varied settings.
       part: the run.
       environment, folder: the environment variables and the working folder of its process.
-      tell: gets the part, and of an evaluation the `value` of the metric, `env_steps` and `evaluations` that
-        the weights have had, the `run` and, of the last one, `done` and `finished`.
+      tell: gets the part and a dict of the evaluation: `value` of the metric, `env_steps` and `evaluations`
+        of the weights, `run` and, with the last one, `done` and `finished`.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Trial:
         self._place = logdir / part.run
 
     def run(self) -> None:
-        """Trains to the end. Raises TrainingError, which says why, where the run does not come there."""
+        """Trains to the end. Raises TrainingError if the run does not reach it."""
         if not self._is_finished:
             code = self._process()
             if not (code == 0 and self._is_finished):
@@ -242,7 +242,7 @@ class Trial:
         return (self._place / RESULTS_FILE).is_file()
 
     def _process(self) -> int:
-        """Runs the command, and tells meanwhile; its exit code."""
+        """Runs the command and reports its evaluations; returns its exit code."""
         self._place.mkdir(parents=True, exist_ok=True)
         with (self._place / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
@@ -264,13 +264,13 @@ class Trial:
         part, flags = self._part, self._sweep.arguments(self._own)
         flags += ["--logdir", str(self._logdir), "--run-name", part.run]
         if part.start is not None:
-            one_update = self._sweep.config(self._own).steps_per_update  # the least that a run may have
+            one_update = self._sweep.config(self._own).steps_per_update  # a run has one at least
             left = max(one_update, self._sweep.total_steps - part.offset)
             flags += ["--start-from", str(self._logdir / part.start), "--total-steps", str(left)]
         return flags
 
     def _tell_new(self) -> None:
-        """Tells of each new evaluation but the last."""
+        """Reports each new evaluation except the last."""
         for row in self._rows():
             if self._part.seen < row.env_steps < self._sweep.total_steps - self._part.offset:
                 self._tell_row(row, self._part.evaluations + 1)
@@ -292,16 +292,16 @@ class Trial:
 
 
 def _stop_with_parent() -> None:
-    """In a run, before it begins: SIGTERM as soon as the trial's thread has ended, by which it saves.
+    """Called in the run's process before it begins: Linux sends it SIGTERM when the trial's thread ends.
 
-    The run hears signals, unlike the processes of Ray, one of which starts it.
+    It lets signals through, which the process of Ray that starts it blocks.
     """
     signals.let_through()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(code: int, words: str) -> str:
-    """Words for why a run has not come to its end."""
+    """Words for why a run has not reached its end."""
     if code < 0:
         return f"killed by signal {-code}"
     return (
@@ -310,7 +310,7 @@ def _reason(code: int, words: str) -> str:
 
 
 def rows_with(path: Path, metric: str) -> list[Row]:
-    """The rows of a progress.csv that are whole and have a number for the metric."""
+    """The complete rows of a progress.csv that have a number for the metric."""
     progress = runs.read_progress(path)
     pairs = zip(progress[runs.STEPS], progress.get(metric, ()), strict=False)
     return [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts_file
+from tfrl.envs import facts, registry
 from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import (
@@ -82,13 +82,13 @@ class EnvFacts(Callback):
     """Writes the facts about the env that a policy needs into the run's folder, on the chief."""
 
     def __init__(self, config: RLSettings) -> None:
-        self._facts = facts_file.text(config)
+        self._facts = registry.facts_text(config)
 
     def on_start(self, run: RunOfCallback) -> None:
         """Writes the file. If the disk is full, loading the policy makes an env instead."""
         if run.is_chief and self._facts is not None:
             with contextlib.suppress(OSError):
-                files.write(run.folder / facts_file.FILE, self._facts)
+                files.write(run.folder / facts.FILE, self._facts)
 
 
 class EvaluationTable(Callback):

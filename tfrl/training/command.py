@@ -196,11 +196,6 @@ def _check_memory(config: RLSettings, workers: int, here: int) -> None:
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
 
 
-_RESTARTS = 3  # restarts in a row without a new checkpoint
-_RESTART_WAIT = 5.0  # seconds before the first restart
-_GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a failure
-
-
 def launch_workers(config: DistributedSettings, module: str, arguments: Sequence[str]) -> int:
     """Trains with --learners: starts the same command once for each worker of a TF_CONFIG; returns the exit
     code.
@@ -218,9 +213,7 @@ def launch_workers(config: DistributedSettings, module: str, arguments: Sequence
         return launch.launch(
             places.find,
             [sys.executable, "-m", *module.split(), *arguments],
-            max_restarts=_RESTARTS,
-            restart_wait=_RESTART_WAIT,
-            grace=_GRACE,
+            max_restarts=3,
             called="learner",
         )
 

@@ -34,7 +34,7 @@ from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_pr
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
-    *("time/update_seconds", "time/replay_seconds", "time/allreduce_seconds"),
+    *("time/update_seconds", "time/replay_seconds"),
 )
 
 
@@ -116,9 +116,6 @@ class OffPolicyLearner(EnvLearner):
         config, session = self._config, self._session
         metrics = {name: value / gradient_steps for name, value in self._sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
-        if gradient_steps:
-            sums = self.agent.allreduce_floats, gradient_steps
-            metrics |= session.runtime.communication(session.step, *sums)
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
             "time/env_steps_per_second": config.iteration_steps / seconds,

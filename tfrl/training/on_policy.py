@@ -43,7 +43,7 @@ class OnPolicyLearner(EnvLearner):
     agent: ActorCriticAgent
     time_columns: tuple[str, ...] = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
-        *("time/allreduce_seconds", "time/env_wait_fraction"),
+        "time/env_wait_fraction",
     )
 
     def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
@@ -71,8 +71,6 @@ class OnPolicyLearner(EnvLearner):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
-        sums = self.agent.allreduce_floats, self.agent.gradient_steps_per_update
-        metrics |= session.runtime.communication(session.step + 1, *sums)
         metrics |= {
             "time/env_steps_per_second": config.steps_per_update / seconds,
             "time/rollout_seconds": rollout.seconds,

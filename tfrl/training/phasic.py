@@ -15,13 +15,13 @@ import numpy as np
 
 from tfrl.algorithms.ppg import AUXILIARY, Config, PPGAgent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.experience.phase import PhaseFiles
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
 from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
+from tfrl.training.phase import PhaseFiles
 
 _STATE = "phase"
 _NO_SUMS = [0.0] * len(AUXILIARY)

@@ -88,7 +88,7 @@ class ThreadCollector:
         at_once = runtime.parts_at_once * runtime.local_replicas
         self._actor = EnvActor(collector, acting.of_settings(config, runtime.precision, at_once=at_once))
         self._watchdog = watchdog
-        self.began = self._after = self._actor.get_state()
+        self.began = self._after = collector.get_state()
         self._newest = Versioned(0, {})  # until the first offer
         self._steps = 0
         self._closed = False
@@ -141,16 +141,16 @@ class ThreadCollector:
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index."""
-        self._actor.set_state(states)
-        self._after = self._actor.get_state()
-        self.exact_state = self._actor.exact_state
+        envs = self._actor.collector
+        envs.set_state(states)
+        self._after, self.exact_state = envs.get_state(), envs.exact_state
 
     def close(self) -> None:
         """Stops the thread at the end of a step, and the envs."""
         self._closed = True
         self._begun.put(None)
         self._thread.join()
-        self._actor.close()
+        self._actor.collector.close()
 
 
 class _ClosedError(Exception):

@@ -174,12 +174,6 @@ class DataParallel:
         """The names of the vectors that the gradient steps change."""
         return frozenset(name for step in self._steps.values() for name in step.learned)
 
-    def allreduce_floats(self, name: str) -> int:
-        """The number of float32 values that the gradient step `name` sums over all replicas."""
-        step = self._steps[name]
-        gradients = sum(int(np.prod(self._variables[vector].shape)) for vector in step.learned)
-        return gradients + len(step.metrics) + (self._runtime.replicas if step.errors == "largest" else 0)
-
     # Gradient steps
 
     def gradient_step(

@@ -35,7 +35,7 @@ def cores(system: Path = _ROOT) -> int:
 
 
 def cpuinfo(name: str, system: Path = _ROOT) -> str:
-    """The text that Linux has of the first core under a name, such as `flags` or `vendor_id`; or nothing."""
+    """A field of the first core in /proc/cpuinfo, such as `flags` or `vendor_id`; or an empty text."""
     try:
         lines = (system / "proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -45,10 +45,10 @@ def cpuinfo(name: str, system: Path = _ROOT) -> str:
 
 
 def _groups(controller: str, system: Path) -> Iterator[tuple[Path, int]]:
-    """The control groups that hold this process, each with those around it, and the version of their files.
+    """The control groups of this process and their parents, and the version of their files.
 
     A line of /proc/self/cgroup is NUMBER:CONTROLLERS:PATH, without controllers in version 2. In a container
-    the path may be one of the host's; what the container has is at the root then.
+    the path may be one of the host; then the container's limits are at the root.
     """
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()

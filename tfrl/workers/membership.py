@@ -1,4 +1,4 @@
-"""Membership among the workers of a run: a process joins, is watched, and learns that others are gone."""
+"""A process joins the workers of its run, is watched, and hears that others are gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfrl.workers.strategy import Runtime
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
-# Workers may differ in these: where the shared disk is, how many cores there are, how patient one is.
+# Workers may have different values of these settings.
 _MAY_DIFFER = ("logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout")
 _PACKAGES = ("tfrl", "resnet")
 
@@ -49,12 +49,12 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
     if cluster is not None:
         with quiet_start():
             mine = fingerprint(config, evaluated=cluster.evaluator is not None)
-        # Each worker tells whom it waits for: the first to come may not be the chief, which has the display.
+        # Each worker says for whom it waits, because the chief, which has the display, may come last.
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker or 0) if cluster else (("here",), 0)
     watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
-    # Among workers a crash's last words are to be in the log, also one while TensorFlow connects.
+    # With several workers, the last messages before a crash go into the log.
     together, quiet = len(addresses) > 1, contextlib.nullcontext if len(addresses) > 1 else quiet_start
     with held_back(), native_log(log) if together else contextlib.nullcontext():
         watchdog.beat(CONNECTING)

@@ -1,8 +1,8 @@
 """Parts of a network's work: the CPU cores of a process compute several parts at once, each on one thread.
 
-By default TensorFlow spreads every operation over all cores, and at its end they wait for the slowest; a
-network has hundreds. Parts side by side do not wait (docs/notebook/ppo-speed.md), and an operation on
-one thread adds its numbers in the same order on any machine, however many cores it has.
+By default TensorFlow spreads every operation over all cores, which wait for the slowest at its end, and a
+network has hundreds of operations. Parts side by side do not wait (docs/notebook/ppo-speed.md). And an
+operation on one thread adds its numbers in the same order on any machine, with any number of cores.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tfrl.cli.streams import once, tell
 from tfrl.ops.graph import tf
 from tfrl.workers import machine
 
-# Rows of a part of a forward pass, at most and at least: TensorFlow rounds a convolution of a single image in
-# another way than that of the same image among others.
+# Rows of a part of a forward pass, at most and at least: TensorFlow rounds the convolution of a single image
+# differently from that of the same image in a batch.
 _MOST_ROWS, _LEAST_ROWS = 8, 2
 COMPILED_ROWS = 32
-"""Rows of every part of a small network's forward pass, which XLA compiles for one number of rows."""
+"""Rows of every part of a small network's forward pass: XLA compiles it for one number of rows."""
 VALUE_ROWS = 256
-"""The same of values in runs without a second topology (`RLSettings.is_alone`): it halves their time."""
+"""The same of values in runs of one topology (`RLSettings.has_one_topology`): it halves their time."""
 
 
 def cores() -> int:
-    """Cores that this process may use: TF_NUM_INTRAOP_THREADS, which launchers set, or all it can have."""
+    """The cores that this process may use: TF_NUM_INTRAOP_THREADS, which launchers set, or all of them."""
     wanted = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else machine.cores()
 
@@ -34,8 +34,8 @@ def cores() -> int:
 def one_thread_each(wanted: bool = True) -> None:
     """Gives TensorFlow's operations one thread each, in all of this process and from now on.
 
-    Once TensorFlow has computed something, its threads are there already: then it warns where they are not
-    what is wanted. More of them cost speed, and equality with runs on other numbers of cores.
+    This is impossible once TensorFlow has computed something: then a warning says so. With more threads, a
+    run is slower, and not equal to runs on other numbers of cores.
     """
     threading = tf.config.threading
     if wanted:
@@ -59,17 +59,17 @@ def map_rows(
     at_once: int,
     size: int | None = None,
 ) -> list[tf.Tensor]:
-    """`function` on parts of a few rows each, `at_once` of them at the same time.
+    """Applies `function` to parts of a few rows each, `at_once` of them at the same time.
 
-    The last part is filled up, and none is of a single row, so that a row's results do not depend on how many
-    others there are, on any topology.
+    The last part is filled up, and no part has a single row, so that the results of a row do not depend on
+    the number of rows.
 
     Args:
       function: takes rows [b, ...], gives tensors [b, ...], one for each of `signature`.
       rows: a tensor [B, ...], or a nest of them.
-      signature: of one row's results.
-      at_once: parts.
-      size: rows of every part; None: chosen by their number.
+      signature: `tf.TensorSpec`s of the results of one row.
+      at_once: the number of parts at the same time.
+      size: the rows of every part; None: chosen by their number.
 
     Returns:
       Tensors [B, ...].

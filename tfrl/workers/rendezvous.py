@@ -1,16 +1,16 @@
 """Rendezvous of the workers: they find each other and compare their settings before TensorFlow starts.
 
-TensorFlow waits for a missing worker without a word, and does not notice that workers have different
-settings. So the workers first meet on the ports of TF_CONFIG, which TensorFlow takes over afterwards:
+TensorFlow waits for a missing worker without a message, and does not notice different settings. So the
+workers first meet on the ports of TF_CONFIG, which TensorFlow uses afterwards:
 
 1. Each worker opens its own port and holds it. A worker that a launcher has started again waits for a port
    that is taken: a process of the last attempt may still save.
-2. Worker 0, the chief, accepts connections. Each other worker connects to it, again and again until it
-   answers, and says who it is and what its settings are (its fingerprint).
-3. Each second the chief tells the workers who is still missing, and they answer. A worker that goes away or
-   falls silent is missing again. It, or its successor, may come back.
-4. The chief refuses a worker with another fingerprint and says where they differ. That worker ends. The
-   others are told, and wait for a worker that agrees.
+2. Worker 0, the chief, accepts connections. Each other worker connects to it, repeatedly until it answers,
+   and sends its index and its settings (its fingerprint).
+3. Each second the chief sends the names of the missing workers, and the workers answer. A worker that goes
+   away or falls silent is missing again. It, or its successor, may come back.
+4. The chief refuses a worker with another fingerprint and names the difference. That worker ends. The others
+   hear of it, and wait for a worker that agrees.
 5. When all workers are there, and each has answered since the last one came, the chief closes its port, says
    "go", and all return.
 
@@ -19,7 +19,7 @@ workers came and some differ, a restart would not help, so this is a UserError.
 
 Messages are JSON objects, one a line. Anything may connect to a port, or answer there: a port scanner, a
 worker of another cluster, `cluster.tf_config --check`. A connection with other messages is closed, and the
-start goes on. There is no authentication, as there is none in TensorFlow's own protocol on the same ports.
+start continues. There is no authentication, because TensorFlow's own protocol has none on the same ports.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tfrl.cli.errors import PeerError, UserError
 from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
 STATUS_EVERY = 1.0  # seconds between the chief's messages to a worker
-SILENT_AFTER = 10.0  # seconds without a message after which the other side counts as gone
-HELLO_WITHIN = 5.0  # seconds that a new connection has to say who it is
+SILENT_AFTER = 10.0  # after so many seconds without a message the other side counts as gone
+HELLO_WITHIN = 5.0  # seconds for the first message of a new connection
 REPORT_AFTER, REPORT_EVERY = 2.0, 5.0  # seconds until the first line about missing workers, and between lines
 RETRY_EVERY = 0.3  # seconds between attempts to reach the chief
-FAREWELL = 2.0  # seconds that the chief waits for the others to hang up, so that they read its last message
+FAREWELL = 2.0  # seconds for the other workers to read the chief's last message and hang up
 LONGEST_LINE = 1 << 20  # bytes
 CLUSTER_KEY = "TF_CONFIG cluster"
 _FOREIGN = "another program answers on this port"
@@ -61,16 +61,15 @@ def rendezvous(
 
     Args:
         config: this process's TF_CONFIG, not an evaluator's.
-        fingerprint: what must be equal on all workers, by name: settings, code version, device count.
-        timeout: seconds to wait for all of them.
-        report: gets a line every few seconds that names who is still missing.
+        fingerprint: values that must be equal on all workers, by name: settings, code version, device count.
+        timeout: seconds to wait for all workers.
+        report: gets a line every few seconds that names the missing workers.
         restarted: this process had predecessors, one of which may still have its port.
 
     Raises:
-        PeerError: on every worker: a worker did not come, naming it. A predecessor keeps the port.
-        UserError: this worker's fingerprint is not the chief's, naming the keys; another process already is
-            this worker; its port is taken or not allowed. On every worker, when the time is up: all came,
-            and some differ.
+        PeerError: a worker did not come (on every worker); a predecessor keeps the port.
+        UserError: this worker's fingerprint differs from the chief's; another process already is this worker;
+            its port is taken or not allowed; all came, and some differ (on every worker, when time is up).
     """
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
@@ -84,7 +83,7 @@ def rendezvous(
 
 
 class _Patience:
-    """The time that this worker waits, and the moments to say for whom."""
+    """The time that this worker waits, and the moments of its reports."""
 
     def __init__(self, timeout: float, report: Callable[[str], None]) -> None:
         self._timeout = timeout
@@ -93,7 +92,7 @@ class _Patience:
         self._next_report = REPORT_AFTER
 
     def wait_for(self, missing: Sequence[str], fault: str = "") -> None:
-        """Reports what is missing when it is time to; PeerError, with `fault` if given, when time is up."""
+        """Reports what is missing from time to time. Raises PeerError, with `fault` if given, at the end."""
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
             raise PeerError(
@@ -108,7 +107,7 @@ class _Patience:
 
 
 def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
-    """This worker's port, listening, as soon as nobody else has it; without patience at once or never."""
+    """This worker's port, listening. With patience, waits while another process has it."""
     while True:
         try:
             return reserve_port(config)
@@ -130,14 +129,14 @@ class _Channel:
         self._unread = b""
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message. OSError: the other end is gone, or takes nothing for a second."""
+        """Sends a message. Raises OSError if the other end is gone, or reads nothing for a second."""
         self._socket.settimeout(1.0)
         self._socket.sendall(json.dumps({"tfrl": "rendezvous", **message}).encode() + b"\n")
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
         """The next message, or None if it has not come within `seconds`.
 
-        OSError: the connection is lost, or the other end does not speak this protocol.
+        Raises OSError if the connection is lost, or the other end does not use this protocol.
         """
         end = time.monotonic() + seconds
         while b"\n" not in self._unread:
@@ -163,7 +162,7 @@ class _Channel:
         return message
 
     def hang_up(self) -> None:
-        """Ends the connection from any thread: one that waits in `receive` gets ConnectionError."""
+        """Ends the connection, from any thread. A thread in `receive` gets ConnectionError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -173,7 +172,7 @@ class _Channel:
 
 
 def _printable(text: str, most: int = 200) -> str:
-    """A text of another process as a terminal may show it: one line, not too long."""
+    """A text of another process, safe for a terminal: one line, not too long."""
     text = text if len(text) <= most else f"{text[:most]}..."
     return "".join(character if character.isprintable() else "?" for character in text)
 
@@ -212,7 +211,7 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
             why = "it fell silent"
         except OSError as error:
             why = error.strerror or str(error)
-        except UnicodeError:  # a host that no name server could be asked for
+        except UnicodeError:
             why = "not the name of a host"
         time.sleep(RETRY_EVERY)
 
@@ -227,20 +226,20 @@ class _Guest:
     who: str
     fingerprint: Mapping[str, str]
     channel: _Channel
-    asked: float = -math.inf  # when the last message was sent to it that it has answered
+    asked: float = -math.inf  # when the last message that it has answered was sent
 
 
 class _Chief:
-    """Worker 0's part. Each connection has a thread of its own, which holds the conversation."""
+    """Worker 0's part. Each connection has its own thread, in `_converse`."""
 
     def __init__(self, config: TFConfig, fingerprint: Mapping[str, str], listener: socket.socket) -> None:
         self._config = config
         self._fingerprint = fingerprint
         self._listener = listener
-        self._changed = threading.Condition()  # around all that stands below
+        self._changed = threading.Condition()  # guards the attributes below
         self._conversations: dict[_Channel, threading.Thread] = {}
         self._here: dict[int, _Guest] = {}
-        self._refused: dict[int, _Guest] = {}  # that came last for a missing worker, but differed
+        self._refused: dict[int, _Guest] = {}  # the last process that came for a missing worker, but differed
         self._last_came = time.monotonic()
         self._last_word: Mapping[str, Any] | None = None
 
@@ -252,7 +251,7 @@ class _Chief:
                 channel = _Channel(self._listener.accept()[0])
             except TimeoutError:
                 pass
-            except OSError:  # it has gone again, or this process has too many files open
+            except OSError:  # the connection is gone again, or this process has too many open files
                 time.sleep(0.1)
             else:
                 thread = threading.Thread(target=self._converse, args=(channel,), daemon=True)
@@ -289,13 +288,13 @@ class _Chief:
                     return
                 with self._changed:
                     guest.asked = asked
-                    # Until the next message is due, or all are there, or all is said.
+                    # Waits until the next message is due.
                     self._changed.wait_for(
                         lambda: self._last_word or (self._last_came > guest.asked and not self._missing()),
                         STATUS_EVERY,
                     )
             channel.send(self._last_word)
-            channel.receive(FAREWELL)  # until it hangs up: the side that closes first keeps the port busy
+            channel.receive(FAREWELL)  # the side that closes first keeps the port busy, so the other closes
         except OSError:
             pass
         finally:
@@ -316,7 +315,7 @@ class _Chief:
                 self._refused[worker] = guest
             return _sentence(differing)
         if present is not None:
-            # A worker whose connection broke may come again before that is noticed here.
+            # A worker whose connection broke may come again before the chief notices it.
             if present.who != guest.who and time.monotonic() - present.asked < 3 * STATUS_EVERY:
                 return (
                     f"{guest.who} says it is {self._config.name(worker)}, but {present.who} already is; "
@@ -346,9 +345,9 @@ class _Chief:
         return missing
 
     def _disagreement(self) -> UserError | None:
-        """The error where all came and some differ: to start again would not help.
+        """The error if all came and some differ: a restart would not help.
 
-        A process of another cluster does not count: the worker whose place it took may yet come.
+        A process of another cluster does not count: the right worker may still come.
         """
         with self._changed:
             came = {worker: guest.fingerprint for worker, guest in (self._refused | self._here).items()}
@@ -377,7 +376,7 @@ class _Chief:
 
 
 def _introduction(message: Mapping[str, Any] | None) -> tuple[int, str, dict[str, str]]:
-    """A worker's first message: its number, its process, its fingerprint. ConnectionError: it is none."""
+    """The index, process and fingerprint in a worker's first message, or ConnectionError."""
     hello = message or {}
     worker, who, fingerprint = hello.get("worker"), hello.get("who"), hello.get("fingerprint")
     if type(worker) is not int or type(who) is not str or type(fingerprint) is not dict:
@@ -391,7 +390,7 @@ def _introduction(message: Mapping[str, Any] | None) -> tuple[int, str, dict[str
 
 
 def differences(config: TFConfig, fingerprints: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """The keys in which workers differ, each with its values and the workers that have them."""
+    """A text for each key in which workers differ, with its values and their workers."""
     differing = []
     for key in sorted({key for fingerprint in fingerprints.values() for key in fingerprint}):
         workers_of: dict[str, list[int]] = {}
@@ -412,6 +411,6 @@ def _sentence(differing: Sequence[str]) -> str:
 
 
 def listed(items: Sequence[object], separator: str = ", ", most: int = 8) -> str:
-    """The first few of the items, and how many more there are."""
+    """The first items, and the number of the others."""
     more = [f"{len(items) - most} more"] if len(items) > most else []
     return separator.join([*map(str, items[:most]), *more])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,10 @@ from tfrl.workers import machine, parts
 from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.tf_config import TFConfig
 
-# Rows of a part of a minibatch on CPUs: larger ones take more memory and are no faster. Many small ones keep
-# many cores busy, where they are computed side by side. A minibatch has 32 parts at most, then larger ones.
+# Rows of a part of a minibatch on CPUs: larger parts take more memory and are no faster. Many small parts
+# keep many cores busy if they are computed side by side. A minibatch has 32 parts at most, then larger ones.
 PART_ROWS, _SERIAL_PART_ROWS = 128, 512
-_ALL_REDUCE_EVERY = 10  # updates between two measurements of the communication
-# What a collective raises when a peer has died, left or been cut off; other errors are this process's own.
+# A collective raises these if a peer has died, left or been cut off. Other errors are this process's own.
 _LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
 # The lines before the reason in an error of TensorFlow's.
 _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
@@ -31,7 +29,7 @@ _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s"
 
 @dataclass(frozen=True)
 class StepSize:
-    """The size of a gradient step that is not the settings' own, and their parts (see `Settings`)."""
+    """The size of a gradient step that differs from the settings, and its parts (see `Settings`)."""
 
     rows_per_step: int
     micro_batch: int
@@ -47,7 +45,7 @@ class Runtime:
       worker: this process's index among `num_workers`.
       local_replicas: replicas in this process; `replicas` counts those of all workers.
       precision: "float32" or "bfloat16", resolved.
-      parts_at_once: how many parts of its work a replica computes at the same time (`tfrl.workers.parts`).
+      parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.parts`).
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Runtime:
 
     @property
     def is_one_cpu(self) -> bool:
-        """True if one replica computes on a CPU, without a strategy for more."""
+        """True if the strategy is for one replica, on a CPU."""
         return isinstance(self.strategy, tf.distribute.OneDeviceStrategy) and not self.uses_gpu
 
     # Values per replica
@@ -106,17 +104,17 @@ class Runtime:
         )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """This worker's parts of a value that `strategy.run` returned."""
+        """The values of this worker's replicas, of a result of `strategy.run`."""
         return self.strategy.experimental_local_results(value)
 
     def first(self, value: Any) -> tf.Tensor:
-        """One part of a value that is the same on all replicas."""
+        """The value of one replica, of a result that is the same on all replicas."""
         return self.local_results(value)[0]
 
     # Collectives: every worker must call them in the same order
 
     def sum_over_workers(self, array: np.ndarray) -> np.ndarray:
-        """The element-wise sum of every worker's array, on every worker."""
+        """The element-wise sum of the arrays of all workers."""
         if self.num_workers == 1:
             return array
         # One shape and type, so that one trace serves; float64 holds float32 and any count exactly.
@@ -134,29 +132,10 @@ class Runtime:
 
         return self.strategy.run(reduce, args=(values,))
 
-    def time_all_reduce(self, num_floats: int) -> float:
-        """The seconds of one all-reduce of `floats` float32 values over all replicas. A collective."""
-        values = self.per_replica([np.zeros(num_floats, np.float32)] * self.local_replicas)
-        self._sum(values)  # traced, and connected
-        self.all_agree(True)  # so that none counts its waiting for another
-        began = time.perf_counter()
-        self.first(self._sum(values)).numpy()
-        return time.perf_counter() - began
-
-    def communication(self, update: int, num_floats: int, sums: int) -> dict[str, float]:
-        """Estimates at intervals the seconds of the all-reduces of an update.
-
-        Within an update, an all-reduce also waits for the slowest worker. So one more of the same size is
-        timed after a barrier.
-        """
-        if self.num_workers == 1 or update % _ALL_REDUCE_EVERY != 1:
-            return {}
-        return {"time/allreduce_seconds": sums * self.time_all_reduce(num_floats)}
-
     def gather_envs(self, array: np.ndarray) -> np.ndarray:
-        """Joins every worker's [..., B] into [..., N], in the order of the global envs.
+        """Joins the arrays [..., B] of all workers into [..., N], in the order of the global envs.
 
-        Sums of zeros and one number are exact, so one all-reduce serves as a gather.
+        A sum of zeros and one number is exact, so an all-reduce serves as a gather.
         """
         if self.num_workers == 1:
             return array
@@ -166,38 +145,37 @@ class Runtime:
         return self.sum_over_workers(whole)
 
     def all_agree(self, mine: bool) -> bool:
-        """True where every worker says True. A barrier, too."""
+        """True if all workers say True. Also a barrier."""
         return int(self.sum_over_workers(np.array([not mine], np.int32))[0]) == 0
 
     def any_worker(self, mine: bool) -> bool:
-        """True where any worker says True. A barrier, too."""
+        """True if any worker says True. Also a barrier."""
         return int(self.sum_over_workers(np.array([mine], np.int32))[0]) > 0
 
 
 def set_up_tensorflow() -> None:
-    """Sets TensorFlow's options in a process that computes, before anything uses it; twice is once."""
-    if tf.get_logger().level < logging.WARNING:  # in notebooks it would tell of each file that it exports
+    """Sets TensorFlow's options in a process that computes, before anything uses it. May be called twice."""
+    if tf.get_logger().level < logging.WARNING:  # in notebooks it would report each file that it exports
         tf.get_logger().setLevel(logging.WARNING)
-    # Grappler's remapper fails on residual networks with an error message, and costs speed where it does not.
+    # Grappler's remapper fails on residual networks with an error message, and makes others slower.
     tf.config.optimizer.set_experimental_options({"remapping": False})
-    # float32 is to mean that on GPUs, too: by default Ampere and later round convolutions to ten bits.
+    # By default GPUs from Ampere on round the inputs of float32 convolutions to ten bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    for gpu in tf.config.list_physical_devices("GPU"):  # of which an evaluation may have to share one
+    for gpu in tf.config.list_physical_devices("GPU"):  # an evaluation may share one
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     """Makes the strategy for the settings and TF_CONFIG.
 
-    Call it before anything else uses TensorFlow: logical devices and the collective ops' server must come
-    first. On a CPU whose cores share a trainer's parts, TensorFlow's operations have one thread from then on.
+    Call it before anything else uses TensorFlow: logical devices and the server of the collectives must come
+    first. If a CPU's cores share the parts of a minibatch, TensorFlow's operations then have one thread each.
 
     Args:
       config: checked settings.
-      cluster: of `tf_config.for_strategy`.
+      cluster: the result of `tf_config.for_strategy`.
 
-    Raises:
-      UserError: more replicas than devices, or a way to communicate that needs GPUs.
+    Raises UserError for more replicas than devices, or a way to communicate that needs GPUs.
     """
     set_up_tensorflow()
     strategy_name = config.strategy
@@ -234,10 +212,10 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
 
 
 def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> int:
-    """How many parts of a minibatch each replica computes at once, sharing this process's cores.
+    """The number of parts of a minibatch that each replica computes at once, on its share of the cores.
 
-    Operations get one thread each if the parts of the whole minibatch could keep the cores busy. All workers
-    together decide that alike, and like a single process: with more threads they would round otherwise.
+    Operations get one thread each if the parts of the whole minibatch can keep the cores busy. All workers
+    decide the same, and the same as a single process, because other numbers of threads round differently.
     """
     if not config.in_parts:
         return 1
@@ -253,8 +231,8 @@ def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
     share = max(1, minibatch // replicas)
     if config.micro_batch:
         return min(config.micro_batch, share)
-    # A power of two of equal parts is shared out evenly by 1, 2 and 4 replicas, which add
-    # them in the same pairs, bit for bit. No more than 32, as each one's gradients are kept until then.
+    # 1, 2 and 4 replicas share a power of two of equal parts evenly, and add them in the same pairs, bit for
+    # bit. There are 32 at most, because the gradients of all parts are in memory until they are added.
     most = PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
     parts = next((2**k for k in range(6) if config.least_parts <= 2**k >= minibatch / most), 32)
     if minibatch % parts == 0 and share % (minibatch // parts) == 0:
@@ -274,16 +252,39 @@ def _multi_worker(config: Settings, gpus: int) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
     if not gpus and config.replicas > 1:
         _devices(False, config.replicas)
-        from tfrl.workers.split_cpu import SplitCPUStrategy
-
-        return SplitCPUStrategy(options)
+        return _split_cpu(options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def _split_cpu(options: tf.distribute.experimental.CommunicationOptions) -> tf.distribute.Strategy:
+    """A MultiWorkerMirroredStrategy with a replica on each logical CPU of a worker.
+
+    TensorFlow's own takes all GPUs of a worker, or one CPU. It gets a worker's devices from one protected
+    method and works with any list, so this replaces that method (seen in TensorFlow 2.21; a test with two
+    workers of two replicas guards it).
+    """
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    class Extended(CollectiveAllReduceExtended):
+        def _initialize_local_devices(
+            self, cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver, worker_device: str
+        ) -> tuple[tuple[str, ...], str]:
+            """The logical CPUs that `_devices` made, and their kind."""
+            cpus = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
+            return tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(cpus))), "CPU"
+
+    class SplitCPUStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self) -> None:
+            extended = Extended(self, cluster_resolver=None, communication_options=options)
+            tf.distribute.Strategy.__init__(self, extended)
+
+    return SplitCPUStrategy()
 
 
 def _devices(on_gpu: bool, replicas: int) -> list[str]:
     if not on_gpu:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        # A process can be split only once; a second strategy takes what the first has left.
+        # A process can be split only once; a second strategy uses the devices of the first.
         if len(tf.config.get_logical_device_configuration(cpu) or ()) < replicas:
             parts = [tf.config.LogicalDeviceConfiguration()] * replicas
             try:
@@ -297,9 +298,9 @@ def _devices(on_gpu: bool, replicas: int) -> list[str]:
 
 
 def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool = False) -> Precision:
-    """ "auto" becomes bfloat16 where the first GPU, or else the CPU, is faster in it.
+    """Replaces "auto" by bfloat16 if the first GPU, or else the CPU, is faster in it.
 
-    `system` is where /proc is; `small` networks gain nothing by it.
+    `system` is the parent folder of /proc; `small` networks are not faster in it.
     """
     if name != "auto":
         return name
@@ -317,9 +318,9 @@ def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool 
 
 
 def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
-    """The error for the user that one of TensorFlow's means: a PeerError where another worker is to blame.
+    """Translates an error of TensorFlow for the user: a PeerError if another worker is the cause.
 
-    `missing` is asked who is missing, as the beginning of a sentence, then.
+    `missing` then names the missing workers, as the beginning of a sentence.
     """
     lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

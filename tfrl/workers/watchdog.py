@@ -1,10 +1,10 @@
 """Watchdog: finds a worker that hangs, by small files in which each worker notes its progress.
 
-A dead worker breaks its connections, and TensorFlow notices. One that hangs (a stopped process, a disk that
-does not answer, a deadlock) leaves the others in a collective for ever, and no collective can say who is
+A dead worker breaks its connections, and TensorFlow notices. A worker that hangs (a stopped process, a disk
+that does not answer, a deadlock) leaves the others in a collective for ever, and no collective can say who is
 missing. So every worker counts its steps in `heartbeats/worker-N.json` of the run's folder, which all workers
-share. When no worker has made a step for too long, each says who is behind and where it stands itself, and
-ends its process. TensorFlow takes no part, because it may be what hangs.
+share. If no worker has made a step for too long, each names the worker that is behind and its own place in
+the code, and ends its process. TensorFlow takes no part, because it may be what hangs.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from tfrl.workers.tf_config import split_address
 
 TICK = 1.0  # seconds between two writes
 LEAST, MULTIPLE = 60.0, 10.0  # the default limit: seconds, and times the measured update
-# Before an update is measured, and the first time of a phase, TensorFlow may trace for minutes, and nobody
-# knows how long a step takes. But a process that traces or computes shows signs of life:
+# Before an update is measured, and the first time of a phase, TensorFlow may trace for minutes, and the time
+# of a step is unknown. But a process that traces or computes shows signs of life:
 LIFELESS = 180.0  # seconds without a step or a sign of life of any worker
 UNMEASURED = 1800.0  # seconds without a step, whatever the signs of life
 LIFE_OVER = 10.0  # seconds over which the use of the processor is measured
 LIFE_SHARE = 0.1  # of one core: a hanging process uses less, even if it draws a progress bar
-LOOKS = 5  # at the others, at least, before a verdict
-FROZEN_LOOKS = 3  # in a row at the same numbers: the process does not run
-ANSWER_WITHIN = 1.0  # seconds that the others have to show that they still listen
-CONNECTING = "connecting"  # in this phase TensorFlow blocks all other threads: silence means nothing
-_SIZE = 2048  # bytes of a file: written in place and never grown, so that a full disk does not silence it
+LOOKS = 5  # the least number of reads of the other files before a verdict
+FROZEN_LOOKS = 3  # a file that did not change in so many reads: the process does not run
+ANSWER_WITHIN = 1.0  # seconds for the others to show that they still listen
+CONNECTING = "connecting"  # in this phase TensorFlow blocks all other threads, so silence means nothing
+_SIZE = 2048  # bytes of a file: it is written in place and never grows, so it works on a full disk
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 
@@ -48,14 +48,14 @@ _PACKAGES = (_ROOT / "tfrl", _ROOT / "resnet")
 class Heartbeat:
     """The content of a worker's file."""
 
-    phases: int = 0  # begun so far; all workers go through the same ones, so the lowest number is behind
+    phases: int = 0  # begun so far; all workers have the same phases, so the lowest number is behind
     steps: int = 0  # of any kind since the phase began
     update: int = 0
     phase: str = "starting"
     at: str = ""  # the place in the code where its main thread is
     age: float = 0.0  # seconds since the last step
-    signs: int = 0  # of life: seconds in which the main thread moved, or the process computed
-    ticks: int = 0  # grows with each write while the process runs at all
+    signs: int = 0  # signs of life: seconds in which the main thread moved, or the process computed
+    ticks: int = 0  # grows with each write
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -67,13 +67,13 @@ class Heartbeat:
 
 
 class _Peer:
-    """What is known of another worker while this one waits, on this worker's clock."""
+    """The progress of another worker while this one waits, on this worker's clock."""
 
     def __init__(self) -> None:
         self.last: Heartbeat | None = None
         self.moved = -1.0e9  # when it last made a step
-        self.alive = -1.0e9  # when it last made one, or showed a sign of life
-        self.silent = 0  # our looks since its file last changed
+        self.alive = -1.0e9  # when it last made a step or showed a sign of life
+        self.silent = 0  # reads since its file last changed
 
     def look(self, now: float, heartbeat: Heartbeat | None) -> None:
         before, self.last = self.last, heartbeat or self.last
@@ -94,10 +94,11 @@ class Watchdog:
     Args:
       folder: the folder of the heartbeat files, on a shared disk.
       addresses: "host:port" of each worker, in order.
-      worker: this one's index.
-      stall_timeout: seconds without a step of any worker; 0: 60 or ten times the measured update, whichever
-        is more. Before the first update is measured, and the first time of each phase, it is three minutes
-        without a sign of life either, or half an hour, and never less than what is given here.
+      worker: the index of this worker.
+      stall_timeout: the allowed seconds without a step of any worker; 0: 60 or ten times the measured update,
+        whichever is more. Before the first update is measured, and the first time of each phase, the limit
+        is three minutes without a step or a sign of life, or half an hour without a step, and never less
+        than this argument.
     """
 
     def __init__(self, folder: Path, addresses: Sequence[str], worker: int, *, stall_timeout: float) -> None:
@@ -107,13 +108,12 @@ class Watchdog:
         self._stall_timeout = stall_timeout
         self._main = threading.main_thread().ident or 0
         self._closed = threading.Event()
-        # Only time in which this process runs: after a pause (a suspended machine) all is as before.
-        self._clock = 0.0
+        self._clock = 0.0  # counts only while this process runs: a suspended machine is no stall
         self._own, self._last_beat, self._last_sign = Heartbeat(), 0.0, 0.0
         self._stack: tuple[tuple[int, int], ...] = ()
-        self._computed = (0.0, time.process_time())  # the clock then, and the processor's time
-        self._known = set[str]()  # phases that were there before
-        self._updates: list[float] = []  # the seconds of the first one, which traces, and of the last one
+        self._computed = (0.0, time.process_time())  # the clock at the last look, and the CPU time
+        self._known = set[str]()  # phases of the past
+        self._updates: list[float] = []  # the seconds of the first update, which traces, and of the last one
         self._unhurried = False
         self._forget()
 
@@ -126,7 +126,7 @@ class Watchdog:
     # From the main thread
 
     def beat(self, phase: str | None = None, update: int | None = None) -> None:
-        """Notes one step of this worker, or that it begins a phase, as all workers do in the same order."""
+        """Notes one step of this worker, or the begin of a phase. All workers begin the same phases."""
         own = self._own
         if phase is None:
             own.steps += 1
@@ -138,7 +138,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Counts each second inside as a step: for work that may take any time, such as a download."""
+        """Counts each second inside as a step, for work without a time limit, such as a download."""
         self._unhurried = True
         try:
             yield
@@ -146,15 +146,15 @@ class Watchdog:
             self._unhurried = False
 
     def measured(self, seconds: float) -> None:
-        """Notes how long an update took. The first one traces, and says nothing about the others."""
+        """Notes how long an update took. The first one does not count, because it traces."""
         self._updates[1:] = [seconds]
 
     def close(self) -> None:
-        """Ends the watching: from here on this worker waits for nobody."""
+        """Ends the watch."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._path(self._worker).unlink(missing_ok=True)
-            self._folder.rmdir()  # by the last one
+            self._folder.rmdir()  # the last worker succeeds
 
     def missing(self) -> str:
         """The beginning of a sentence that names the missing workers, after TensorFlow lost a connection.
@@ -163,7 +163,7 @@ class Watchdog:
         """
         self._closed.set()
         others = [w for w in range(len(self._addresses)) if w != self._worker]
-        # All at the same time, because many may be silent. Their heartbeats tell of those.
+        # All at the same time, because many may be silent.
         pool = ThreadPoolExecutor(len(others))
         asked = {w: pool.submit(_refuses, self._addresses[w]) for w in others}
         wait(asked.values(), ANSWER_WITHIN)
@@ -185,7 +185,7 @@ class Watchdog:
                 _exit(verdict)
 
     def tick(self) -> str | None:
-        """Writes this worker's heartbeat and, while it waits, reads the others'; the sentence of a stall."""
+        """Writes this worker's heartbeat and, while it waits, reads the others; a sentence if all stall."""
         self._clock += TICK
         if self._unhurried:
             self.beat()
@@ -198,7 +198,7 @@ class Watchdog:
         self._looks += 1
         for worker, peer in self._peers.items():
             peer.look(clock, self._read(worker))
-        # Others may be at work that this one waits for: evaluation, say.
+        # This worker may wait for the work of others, such as an evaluation.
         moved = max(self._last_beat, *(peer.moved for peer in self._peers.values()))
         alive = max(self._last_beat, self._last_sign, *(peer.alive for peer in self._peers.values()))
         if self._looks < LOOKS or (clock - moved < limit and clock - alive < lifeless):
@@ -206,7 +206,7 @@ class Watchdog:
         return self._verdict(clock - moved)
 
     def _forget(self) -> None:
-        """Nothing is known of the others: there is no need to look while this worker makes steps."""
+        """Forgets the others: there is no need to read their files while this worker makes steps."""
         self._peers = {w: _Peer() for w in range(len(self._addresses)) if w != self._worker}
         self._looks = 0
 
@@ -220,7 +220,7 @@ class Watchdog:
         return max(least, UNMEASURED), max(least, LIFELESS)
 
     def _note_life(self) -> None:
-        """Looks whether the main thread has moved since the last tick, or the process has computed."""
+        """Notes whether the main thread has moved since the last tick, or the process has computed."""
         frames = traceback.walk_stack(sys._current_frames().get(self._main))
         stack = tuple((id(frame.f_code), frame.f_lasti) for frame, _ in frames)
         then, before = self._computed
@@ -249,7 +249,7 @@ class Watchdog:
         elif behind:
             ahead = max(progress, key=progress.__getitem__)
             places = {(left[w].phase, left[w].at) for w in (*behind, ahead)}
-            if len(places) == 1:  # none of them does anything else that could hang
+            if len(places) == 1:  # nothing hangs, but they have made different numbers of calls
                 here = [(self._name(w), left[w]) for w in sorted((*behind, ahead))]
                 calls = [
                     f"{name} in update {h.update + 1}, {h.phase}, call {h.steps + 1}" for name, h in here
@@ -267,7 +267,7 @@ class Watchdog:
         return "; ".join(f"{self._name(w)} has fallen silent {where}" for w, where in last.items())
 
     def _place(self) -> str:
-        """The innermost line of ours that the main thread is in."""
+        """The innermost line of this project in the main thread's stack."""
         for frame, line in traceback.walk_stack(sys._current_frames().get(self._main)):
             path = Path(frame.f_code.co_filename)
             if any(path.is_relative_to(package) for package in _PACKAGES):
@@ -284,9 +284,9 @@ class Watchdog:
         own = self._own
         own.at, own.age, own.ticks = self._place(), self._clock - self._last_beat, own.ticks + 1
         data = json.dumps(asdict(own)).encode().ljust(_SIZE)
-        with contextlib.suppress(OSError):  # the others then know less; it must not end the training
+        with contextlib.suppress(OSError):  # it must not end the training
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Opened each time: network file systems show a file to others when it is closed.
+            # Network file systems show a file to other machines when it is closed.
             descriptor = os.open(self._path(self._worker), os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 os.pwrite(descriptor, data, 0)
@@ -296,16 +296,16 @@ class Watchdog:
     def _read(self, worker: int) -> Heartbeat | None:
         try:
             return Heartbeat(**json.loads(self._path(worker).read_bytes()))
-        except (OSError, ValueError, TypeError):  # not there, or caught in the middle of a write
+        except (OSError, ValueError, TypeError):  # there is none, or it is being written
             return None
 
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Ends the process, with its stack and SIGALRM, when what is inside takes longer than it ever should.
+    """Ends the process with SIGALRM, and prints its stack, if the code inside takes longer than this.
 
-    While TensorFlow connects, no other Python thread has a turn, a watchdog's neither. It waits for an hour
-    for a worker that went away between the rendezvous and there.
+    While TensorFlow connects, no other Python thread runs, so the watchdog cannot help. TensorFlow would wait
+    an hour for a worker that went away after the rendezvous.
     """
     faulthandler.dump_traceback_later(seconds, file=sys.stderr)
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -319,18 +319,18 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def _refuses(address: str) -> bool:
-    """True if nothing listens there any more. A stopped process still listens."""
+    """True if no process listens there. A stopped process still listens."""
     try:
         socket.create_connection(split_address(address), timeout=ANSWER_WITHIN).close()
     except ConnectionRefusedError:
         return True
-    except (OSError, UnicodeError):  # UnicodeError: no name of a host
+    except (OSError, UnicodeError):  # UnicodeError: not a host name
         pass
     return False
 
 
 def _exit(sentence: str) -> None:
-    """Ends the process, whatever its main thread is in, and says where that is."""
+    """Ends the process, whatever its main thread does, and prints the main thread's stack."""
 
     def say() -> None:
         cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""  # the progress bar hides it

@@ -1,0 +1,68 @@
+"""Atari's games: the usual preprocessing, and the state of the emulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
+
+_FRAME_SKIP, _STACK = 4, 4
+OPTIONS = {"frameskip": 1, "obs_type": "grayscale"}
+"""Arguments of `gymnasium.make`, because the preprocessing and not the emulator skips frames and makes them
+grey.
+"""
+
+
+class _AtariFrames(TransformObservation):
+    """The outermost wrapper of `preprocess`."""
+
+
+def preprocess(env: gymnasium.Env) -> gymnasium.Env:
+    """Atari's usual preprocessing (Mnih et al. 2015, Machado et al. 2018).
+
+    An episode begins with up to 30 no-ops. An observation has the last 4 of every 4th frame, grey: uint8 [84,
+    84, 4]. Rewards stay raw, and a lost life does not end the episode. `env` is made with OPTIONS.
+    """
+    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=_FRAME_SKIP), _STACK)
+    space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
+    return _AtariFrames(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
+
+
+def is_atari(env: gymnasium.Env) -> bool:
+    """True if `preprocess` made this env."""
+    return isinstance(env, _AtariFrames)
+
+
+def get(env: Any) -> dict[str, np.ndarray]:
+    """The state of the emulator and of the preprocessing, about 10 kB compressed."""
+    stack, frames = env.env, env.env.env
+    about = {
+        "lives": int(frames.lives),
+        "game_over": bool(frames.game_over),
+        "generator": env.unwrapped.np_random.bit_generator.state,
+    }
+    emulator = env.unwrapped.ale.cloneState(include_rng=True).serialize()
+    return {
+        "atari": np.array(json.dumps(about)),
+        "emulator": np.frombuffer(emulator, np.uint8),
+        "screens": np.stack(frames.obs_buffer),
+        "stack": np.stack(stack.obs_queue),
+    }
+
+
+def put(env: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Restores a state of `get`."""
+    from ale_py import ALEState
+
+    stack, frames = env.env, env.env.env
+    about = json.loads(str(arrays["atari"]))
+    env.unwrapped.ale.restoreState(ALEState(arrays["emulator"].tobytes()))
+    env.unwrapped.np_random.bit_generator.state = about["generator"]
+    frames.lives, frames.game_over = about["lives"], about["game_over"]
+    for buffer, screen in zip(frames.obs_buffer, arrays["screens"], strict=True):
+        buffer[:] = screen
+    stack.obs_queue.extend(arrays["stack"])
