@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import resnet
+from tfrl.config.run import RLSettings
 from tfrl.envs import callables
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
 from tfrl.networks import own
@@ -109,30 +109,27 @@ class Unpack(keras.layers.Layer):
 
 
 def torso(
-    name: str,
-    spec: ArraySpec,
-    *,
-    options: Mapping[str, Any],
-    hidden_options: Mapping[str, Any],
-    precision: str,
-    seed: int,
+    config: RLSettings, spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
 ) -> keras.Model:
     """Makes a torso: features float32 [B, F] from the tensors of `Entrance.inputs`.
 
-    Each image has its own network `name`. An mlp takes their features joined with all other inputs, because a
-    linear head could not combine several arrays.
+    Each image has its own network. An mlp takes their features joined with all other inputs, because a linear
+    head could not combine several arrays.
 
     Args:
-      name: a name of the zoo, or `module:function` of the user's own torso (`tfrl.networks.own`).
+      config: the settings, whose torso is a name of the zoo, or `module:function` (`tfrl.networks.own`).
       spec: of the observations.
-      options: options of the network for `resnet.build` that differ from PPO's defaults.
-      hidden_options: options of the mlp behind image networks.
       precision: "float32" or "bfloat16".
       seed: decides the initial weights.
+      critic: the torso is for a critic, which may have another one than the actor.
 
     Raises:
       ValueError: it cannot be built.
     """
+    name, options = config.torso, config.torso_options
+    if critic and config.critic_torso is not None:
+        name = config.critic_torso
+        options = config.hidden_options if name == "mlp" else {}
     if callables.is_name(name):
         return own.build(name, spec, precision=precision, seed=seed)
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
@@ -154,7 +151,7 @@ def torso(
         joined.append(inputs[-1])
     whole = keras.layers.Concatenate(dtype="float32", name="joined")(joined)
     made["joined"] = resnet.build(
-        "mlp", whole.shape[1:], dtype=dtype, seed=seed, row_by_row=True, **hidden_options
+        "mlp", whole.shape[1:], dtype=dtype, seed=seed, row_by_row=True, **config.hidden_options
     )
     for of, model in made.items():
         for variable in model.trainable_variables:
@@ -162,9 +159,16 @@ def torso(
     return keras.Model(inputs, made["joined"](whole), name="joined_torsos")
 
 
-def critic_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `torso` for the critics' own torso, with other options than the actor's."""
-    return {**options, "options": options["hidden_options"] if name == "mlp" else {}}
+def torso_of_rows(
+    config: RLSettings, spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
+) -> keras.Model:
+    """The same torso as one model of observations [B, *shape]. Raises like `torso`."""
+    made = torso(config, spec, precision, seed, critic=critic)
+    if not spec.parts:
+        return made
+    rows = keras.Input(spec.shape, dtype=spec.dtype, name="observations")
+    inputs = Unpack(spec)(rows)
+    return keras.Model(rows, made(inputs if len(inputs) > 1 else inputs[0]), name=made.name)
 
 
 def _seed_of(seed: int, name: str) -> int:
