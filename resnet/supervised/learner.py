@@ -41,7 +41,7 @@ def train(config: Config, cluster: TFConfig | None) -> int:
 class ImageLearner(loop.Learner):
     """A classifier and its labelled images. An update is a row of progress.csv: up to --log-every steps.
 
-    It also ends where a checkpoint is due, and with an epoch.
+    It also ends at the end of an epoch, and when a checkpoint is due.
     """
 
     columns = (
@@ -109,7 +109,7 @@ class ImageLearner(loop.Learner):
     # Training
 
     def update(self) -> Update:
-        """Takes the gradient steps of one row. Raises Stopped after one of them if a worker was told to."""
+        """Takes the gradient steps of one row. Raises Stopped after a step if a worker was told to stop."""
         config, session = self._config, self._session
         session.phase("training")
         if self._batches is None:
@@ -117,7 +117,7 @@ class ImageLearner(loop.Learner):
             images = self._dataset.train
             passes = data.training_passes(config.augment, config.seed, len(images), first=epoch)
             self._batches = self._share.batches(images, passes, start)
-        waiting, code = [], None  # sums of steps that may not be finished yet
+        waiting, code = [], None  # sums of steps that may still be computed
         ends = False
         while not ends:
             began = time.perf_counter()
@@ -129,7 +129,7 @@ class ImageLearner(loop.Learner):
             session.watchdog.beat()
             session.console.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
-            # A step's sums are read after the next one is on its way: the device always has work.
+            # A step's sums are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):
                 values = waiting.pop(0).numpy()
                 if not np.isfinite(values).all():
@@ -148,7 +148,7 @@ class ImageLearner(loop.Learner):
         return Update(self._metrics(rate))
 
     def _metrics(self, rate: float) -> dict[str, float]:
-        """Means of the steps since the last row, which is this one from now on."""
+        """Means of the steps since the last row. Begins a new row."""
         loss, accuracy, norm, steps, seconds, waited = self._sums.tolist()
         self._sums[:] = 0.0
         self._session.seconds += seconds
@@ -177,7 +177,7 @@ class ImageLearner(loop.Learner):
                     break
 
         loss, self._hits = self.classifier.test(batches())
-        session.raise_if_stopped()  # before anything is used of a test that may have been broken off
+        session.raise_if_stopped()  # the test may be incomplete
         return {"test/loss": loss, "test/accuracy": self._hits / len(test)}
 
     # What people see
