@@ -79,7 +79,7 @@ def train(
         tfrl (docs/extending.md).
       env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the default
         of the command.
-      network: a function from Keras inputs to features (see `tfrl.networks.own.build`),
+      network: a function from Keras inputs to features (see `tfrl.networks.entrance.own_torso`),
         `package.module:function`, or a name of the zoo. {"actor": ..., "critic": ...} gives each its own
         network.
       callbacks: the same ones on all workers. `package.module:Class` is created without arguments, in each
