@@ -19,9 +19,9 @@ import numpy as np
 
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
-from tfrl.cli.flags import coerce, flag, nearest, nearest_setting
+from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.quiet import quiet_start
-from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
+from tfrl.config import ALGORITHMS, of_run, reader_of_class
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
@@ -141,9 +141,9 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
     for given, value in settings.items():
         name = aliases.get(given, given)
         if name not in kinds or name == "print_config":
-            having = [] if name in kinds else owners(name)
-            hint = f" (it is a setting of {', '.join(having)})" if having else nearest_setting(name, kinds)
-            raise UserError(f"{command.reader.prog.rpartition('.')[2]} has no setting {given}{hint}.")
+            raise UserError(
+                f"{command.reader.prog.rpartition('.')[2]} has no setting {given}{nearest(name, kinds)}."
+            )
         if isinstance(value, Path):
             value = str(value)
         elif isinstance(value, list | tuple):  # hidden=(256, 256)

@@ -7,14 +7,6 @@ class UserError(Exception):
     exit_code = 2
 
 
-class UnknownFlagError(UserError):
-    """A command line has a flag that the command does not know; `name` is the field's that it would give."""
-
-    def __init__(self, spelled: str, name: str, hint: str) -> None:
-        super().__init__(f"there is no flag {spelled}{hint}; --help lists them.")
-        self.spelled, self.name = spelled, name
-
-
 class SettingsError(UserError, ValueError):
     """A UserError as the Python library raises it."""
 

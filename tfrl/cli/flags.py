@@ -8,74 +8,19 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tfrl.cli.errors import UnknownFlagError, UserError
-
-# Other libraries' names of settings, with ours: the first that a command has is suggested.
-_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("learning_rate", "step_size"), ("lr",)),
-    **dict.fromkeys(("policy_lr", "pi_lr", "learning_rate_actor"), ("actor_lr", "lr")),
-    **dict.fromkeys(("value_lr", "vf_lr", "learning_rate_critic"), ("critic_lr",)),
-    **dict.fromkeys(
-        ("timesteps", "total_timesteps", "num_timesteps", "total_frames", "num_env_steps", "steps"),
-        ("total_steps", "max_steps"),
-    ),
-    **dict.fromkeys(("n_envs", "num_environments", "num_processes", "nenvs"), ("num_envs",)),
-    **dict.fromkeys(("num_workers", "n_workers", "num_actors", "n_actors"), ("actors", "observers")),
-    **dict.fromkeys(("num_gpus", "gpus", "n_gpus"), ("replicas",)),
-    **dict.fromkeys(("device", "cuda"), ("strategy",)),
-    **dict.fromkeys(("n_steps", "rollout_length", "rollout_fragment_length", "horizon"), ("num_steps",)),
-    **dict.fromkeys(("batch_size", "mini_batch_size"), ("minibatch_size",)),
-    **dict.fromkeys(("n_epochs", "num_epochs", "update_epochs", "ppo_epochs"), ("epochs",)),
-    **dict.fromkeys(
-        ("buffer_size", "buffer_capacity", "replay_buffer_size", "memory_size"), ("replay_size",)
-    ),
-    **dict.fromkeys(("warmup_steps", "start_steps", "random_steps"), ("learning_starts",)),
-    **dict.fromkeys(("train_freq", "train_frequency"), ("train_every",)),
-    **dict.fromkeys(("gradient_steps", "utd_ratio"), ("updates_per_step",)),
-    **dict.fromkeys(("target_update_interval", "target_network_frequency"), ("target_every",)),
-    **dict.fromkeys(("polyak", "soft_tau"), ("tau",)),
-    **dict.fromkeys(("clip_range", "clip_coef", "clip_eps", "clip_param"), ("clip_ratio",)),
-    **dict.fromkeys(("ent_coef", "entropy_coeff", "entropy_beta"), ("entropy_coef", "alpha")),
-    **dict.fromkeys(("vf_coef", "value_loss_coef", "vf_loss_coeff"), ("value_coef",)),
-    **dict.fromkeys(("discount", "discount_factor"), ("gamma",)),
-    **dict.fromkeys(("gae", "lam", "lambda"), ("gae_lambda",)),
-    **dict.fromkeys(("net_arch", "hidden_sizes", "fcnet_hiddens"), ("hidden",)),
-    **dict.fromkeys(("env_id", "env_name", "environment", "game", "task"), ("env",)),
-    **dict.fromkeys(("log_dir", "log_path", "output_dir", "save_dir", "tensorboard_log"), ("logdir",)),
-    **dict.fromkeys(("exp_name", "experiment_name", "name"), ("run_name",)),
-    **dict.fromkeys(("random_seed",), ("seed",)),
-    **dict.fromkeys(("eval_freq", "evaluation_interval", "eval_interval"), ("eval_every_steps",)),
-    **dict.fromkeys(("n_eval_episodes", "num_eval_episodes"), ("eval_episodes",)),
-    **dict.fromkeys(("save_freq", "checkpoint_freq", "save_every"), ("checkpoint_every",)),
-    **dict.fromkeys(("load", "load_model", "checkpoint", "pretrained"), ("start_from",)),
-}
-
-
-def other_name(word: str, known: Iterable[str]) -> str | None:
-    """The known field that other libraries call `word`; None where there is none."""
-    known = set(known)
-    return next((name for name in _OTHER_NAMES.get(word.lower(), ()) if name in known), None)
+from tfrl.cli.errors import UserError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that `word` was probably meant to be, as ` (did you mean …?)`, or nothing."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def nearest_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
-    """The known setting that `name` was probably meant to be, as ` (did you mean …?)`, or nothing.
-
-    `spell` writes a setting's name for the sentence.
-    """
-    known = list(known)
-    return nearest(spell(other_name(name, known) or name), map(spell, known))
 
 
 def flag(name: str) -> str:
@@ -202,7 +147,8 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    raise UnknownFlagError(spelled, name, nearest_setting(name, [*kinds, *aliases], flag))
+    hint = nearest(flag(name), map(flag, [*kinds, *aliases]))
+    raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
@@ -231,7 +177,7 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
                 continue
             value = loader.construct_object(value_node, deep=True)
             if name not in kinds:
-                hint = nearest_setting(name, [*kinds, *aliases])
+                hint = nearest(name, [*kinds, *aliases])
                 raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
             if name in values:
                 raise UserError(f"{path} gives {name} twice; leave one out.")

@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfrl.cli import settings
-from tfrl.cli.errors import UnknownFlagError, UserError
-from tfrl.cli.flags import is_switch, nearest, other_name
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
 from tfrl.cli.settings import Reader, Settings
 from tfrl.envs import callables
 
@@ -63,26 +62,6 @@ def reader_of_class(kind: type) -> Reader:
     named: Any = dataclasses.dataclass(frozen=True)(type(f"{kind.__name__}Settings", (extended,), fields))
     summary = (kind.__doc__ or f"Train {kind.__name__}.").partition("\n")[0]
     return Reader(named, f"python -m tfrl {name}", summary, {"env": "CartPole-v1"})
-
-
-def parse(of: Reader, arguments: Sequence[str]) -> RLSettings:
-    """The settings of a command line; of a flag that other algorithms alone have, it says whose it is."""
-    try:
-        return of.parse(arguments)
-    except UnknownFlagError as error:
-        having = owners(error.name)
-        if not having or other_name(error.name, of.flag_kinds):
-            raise
-        *others, last = (f"{name}'s" for name in having)
-        whose = f"{', '.join(others)} and {last}" if others else last
-        raise UnknownFlagError(error.spelled, error.name, f" (it is {whose})") from None
-
-
-def owners(name: str) -> list[str]:
-    """The algorithms with a setting of that name, or a switch that is `no_` and that name's rest."""
-    kinds = {algorithm: reader(algorithm).flag_kinds for algorithm in ALGORITHMS}
-    off = name.removeprefix("no_")
-    return [algorithm for algorithm, of in kinds.items() if name in of or is_switch(of.get(off))]
 
 
 def algorithm_of(path: Path) -> str:

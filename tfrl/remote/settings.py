@@ -16,7 +16,7 @@ import numpy as np
 from tfrl import config as settings
 from tfrl.algorithms import ppo
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import coerce, flag, nearest_setting
+from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.settings import Reader
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.run import RLSettings
@@ -150,7 +150,7 @@ def plan(
         made += [fixed | {s.name: s.draw(generator) for s in sampled} for _ in range(trials)]
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
     trials_of = [*made, *_ends(made[0], sampled)]
-    configs = [settings.parse(reader, [*sweep.arguments(trial), *_APART]) for trial in trials_of]
+    configs = [reader.parse([*sweep.arguments(trial), *_APART]) for trial in trials_of]
     on_the_way = configs[0].eval_every or configs[0].eval_every_steps
     if scheduler != "none" and not on_the_way and metric.startswith("eval"):
         raise UserError(
@@ -234,7 +234,7 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
     if name in _FIXED:
         raise UserError(f"{flag(name)} cannot be varied.")
     if name not in reader.flag_kinds:
-        hint = nearest_setting(name, reader.flag_kinds)
+        hint = nearest(name, reader.flag_kinds)
         raise UserError(f"{text!r}: {reader.prog} has no setting {word}{hint}.")
     return name, values
 

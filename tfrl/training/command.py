@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import launch
 from cluster.places import Place, local_places
-from tfrl import config as settings
 from tfrl import remote
 from tfrl.algorithms import ppg
 from tfrl.cli import endings
@@ -59,7 +58,7 @@ class Command:
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
         with endings.before_training():
-            config = settings.parse(self.reader, arguments)
+            config = self.reader.parse(arguments)
         return self.train(config, arguments)
 
     def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
