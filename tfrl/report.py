@@ -311,7 +311,7 @@ def _run_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
             for s in config.level_sets
         }
         row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
-        row |= {"env steps/s": _number(run.speed(), 0), "precision": run.precision}
+        row |= {"env steps/s": _number(run.speed, 0), "precision": run.precision}
         row["workers x replicas"] = f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
     return rows

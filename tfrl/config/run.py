@@ -112,11 +112,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     updates_vary: ClassVar[bool] = False
 
     @property
-    def updates_alike(self) -> int:
-        """Updates that together take as long as any others so many; single ones may take longer."""
-        return 1
-
-    @property
     def is_ahead(self) -> bool:
         """True if envs are stepped while the learner trains: in a thread or by actors."""
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,13 +80,13 @@ class Run:
         """The precision of its torso: "float32" or "bfloat16", or "auto" where nobody knows yet."""
         return str((self.results or {}).get("precision", self.config.precision))
 
-    def speed(self, updates: int | None = None) -> float | None:
-        """Env steps a second of the last so many updates, by default of all; None before the first one."""
+    @property
+    def speed(self) -> float | None:
+        """Env steps a second of all updates; None before the first one."""
         taken = np.diff(self.progress[STEPS], prepend=0.0)
         speeds = self.progress.get(SPEED, np.zeros_like(taken))
-        known = np.flatnonzero(speeds > 0)
-        known = known if updates is None else known[-updates:]
-        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.size else None
+        known = speeds > 0
+        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.any() else None
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
@@ -140,30 +139,18 @@ def load(path: Path) -> Run:
     return run if of_now else dataclasses.replace(run, results=None)
 
 
-def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
+def find(paths: Iterable[Path]) -> list[Path]:
     """Run folders: those given, and those one level below a given folder that is not one itself.
 
-    Supervised runs, which may lie beside the others, are passed over.
-
-    Args:
-      paths: the given folders.
-      deep: also those further below, such as the runs of sweeps in a folder of runs.
-
-    Raises:
-      UserError: a path that does not exist, or in which there is no run.
+    Supervised runs, which may lie beside the others, are passed over. Raises UserError for a folder without a
+    run.
     """
     found: list[Path] = []
     for path in paths:
         if not path.is_dir() or (path / SETTINGS_FILE).is_file():
             found.append(path)
             continue
-        below = []
-        for place, folders, names in os.walk(path):
-            if SETTINGS_FILE in names:
-                below.append(Path(place))
-            if SETTINGS_FILE in names or (Path(place) != path and not deep):
-                folders.clear()
-            folders[:] = sorted({*folders} - {"export"})
+        below = sorted(file.parent for file in path.glob(f"*/{SETTINGS_FILE}"))
         if below and all(is_of(run, "dataset") for run in below):
             raise UserError(f"there are only runs of resnet.train in {path}.")
         if not below:

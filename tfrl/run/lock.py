@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -84,24 +83,20 @@ def locked(
             give_up(run, file)
 
 
-def is_held(run: Path) -> bool | None:
-    """True if a process trains the run; None if this machine cannot tell.
+def is_held(run: Path) -> bool:
+    """True if a process of this machine trains the run.
 
     This checks the lock and not the process number in it, which may belong to another process after a reboot.
     The check holds a shared lock for microseconds; a trainer that starts at this moment tries again.
     """
     try:
-        with (run / LOCK_FILE).open(encoding="utf-8", errors="replace") as file:
-            signed = re.fullmatch(r"process \d+ on (.+)", file.read(_LONGEST))
+        with (run / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
     except OSError:
-        return None
-    # The lock is free, but some file systems do not show the locks of other machines.
-    return False if signed is not None and signed[1] == socket.gethostname() else None
+        return False
+    return False
 
 
 def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
