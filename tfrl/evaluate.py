@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
-from tfrl.cli.streams import console
-from tfrl.config.of_run import folder
+from tfrl.cli.streams import console, quiet_start
+from tfrl.config import run_folder
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = folder(command_line.one(words, "run", _USAGE))
+    run = run_folder(command_line.one(words, "run", _USAGE))
     source = policy_files.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE

@@ -20,8 +20,8 @@ import numpy as np
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest
-from tfrl.cli.quiet import quiet_start
-from tfrl.config import ALGORITHMS, of_run, reader_of_class
+from tfrl.cli.streams import quiet_start
+from tfrl.config import ALGORITHMS, reader_of_class, run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
@@ -343,7 +343,7 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
       SettingsError: the run or the checkpoint does not exist.
     """
     with _our_errors():
-        source = policy_files.find(of_run.folder(str(folder)), str(checkpoint))
+        source = policy_files.find(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
             from tfrl.evaluation import policy
 

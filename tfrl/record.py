@@ -13,9 +13,9 @@ import numpy as np
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
-from tfrl.config.of_run import folder
+from tfrl.cli.streams import quiet_start
+from tfrl.config import run_folder
 from tfrl.config.task import Task, check
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         task, source = _task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
-        run = folder(command_line.one(words, "run", _USAGE))
+        run = run_folder(command_line.one(words, "run", _USAGE))
         source = policy_files.find(run, options.checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)

@@ -19,7 +19,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
-from tfrl.config.of_run import folder
+from tfrl.config import run_folder
 from tfrl.envs.published import normalized_return, published_returns, returns_elsewhere
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import runs as run_folders
@@ -81,13 +81,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    loaded = [run_folders.load(path) for path in run_folders.find(map(folder, words))]
+    loaded = [run_folders.load(path) for path in run_folders.find(map(run_folder, words))]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     loaded = [run for run in loaded if run.env_steps]
     out = Path(options.out) if options.out else loaded[0].path
     if not options.out and len(loaded) > 1:
-        out = folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
+        out = run_folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
     print(write(loaded, out))
     return 0
 

@@ -14,12 +14,12 @@ from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch, Dataset, Share
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.quiet import quiet_start
+from tfrl.cli.streams import quiet_start
 from tfrl.ops.schedules import learning_rate
-from tfrl.run import loop, summary
+from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Conclusion, Update
-from tfrl.run.session import Session
+from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
 from tfrl.run.stop import Stopped, stop_code
 from tfrl.workers.tf_config import TFConfig
 
@@ -187,13 +187,14 @@ class ImageLearner(loop.Learner):
         config, dataset, found = self._config, self._dataset, self._session.found
         shape = " x ".join(map(str, dataset.image_shape))
         sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
+        width = f"width {config.width}, " if config.width != 1 else ""
         rows = {
             "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
-            **summary.hardware(self._session.runtime),
+            **hardware_rows(self._session.runtime),
             "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
             f"learning rate {config.lr:g}, {config.schedule}",
-            "network": summary.network(config.model, config.width, self.classifier.num_parameters),
-            **summary.folder(config),
+            "network": f"{config.model}, {width}{self.classifier.num_parameters:,} parameters",
+            **folder_rows(config),
         }
         if found is not None:
             rows["continues at"] = f"{found.env_steps:,} images (step {found.update})"
@@ -271,4 +272,4 @@ class ImageLearner(loop.Learner):
         header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
         scores = {part: outcome[part] for part in ("train", "test")}
         rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
-        return Conclusion((), header, rows, [summary.tensorboard(config)])
+        return Conclusion((), header, rows, [tensorboard(config)])

@@ -1,15 +1,29 @@
-"""The standard streams of a process whose reader may go away, or that was started without them."""
+"""The standard streams: they survive a reader that goes away, and TensorFlow's noise does not reach the
+screen.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from tfrl.cli.errors import PeerError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# Information and warnings of TensorFlow's C++ log, and what it says where there is no NVIDIA driver.
+_NOISE = re.compile(
+    rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
+    rb"|failed call to cuInit|cudart_stub"
+)
+_SHOWN = 40  # lines of a log that are shown after a failure, the last ones
 
 
 def open_missing() -> None:
@@ -96,3 +110,109 @@ def console(**settings: Any) -> Console:
             raise
 
     return Piped(**settings)
+
+
+# TensorFlow's noise
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Holds back what is written to stderr inside, and lets through all of it that is not known noise.
+
+    Some lines come before TF_CPP_MIN_LOG_LEVEL is read, so they have to be caught at the file descriptor.
+    """
+    _flush()
+    saved = os.dup(2)
+    with _temporary_file() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            _show(_worth_showing(held))
+
+
+@contextlib.contextmanager
+def native_log(path: Path) -> Iterator[None]:
+    """Sends what C++ code writes to stderr into a file, while Python's `sys.stderr` stays where it was.
+
+    When a worker dies, TensorFlow fills the others' screens with errors that say less than our sentence. They
+    cannot be told from errors that are a cause, so where they go is decided by how it ends: after a PeerError
+    they stay in the file, for good, because more come until the process is gone; after any other exception
+    they are shown; else the file is removed unless it holds an error. What a crash of C++ code said last is
+    in the file, which a process that starts again appends to.
+
+    Args:
+      path: the log. Where it cannot be written, a temporary file serves.
+    """
+    _flush()
+    python, screen = sys.stderr, os.dup(2)
+    log, began = _open_log(path)
+    os.dup2(log.fileno(), 2)
+    sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+    def end(*, failed: bool) -> None:
+        _restore(python, screen)
+        if failed:
+            _show(_worth_showing(log, began)[-_SHOWN:])
+        if not _worth_showing(log):
+            _remove(path)
+
+    try:
+        yield
+    except PeerError:
+        raise
+    except BaseException as why:
+        end(failed=isinstance(why, Exception))  # not where a signal ends the process
+        raise
+    end(failed=False)
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # TensorFlow, which writes its traced code into such files, would fail later, and worse
+        raise UserError(
+            "there is no folder for temporary files; set TMPDIR to one that can be written."
+        ) from None
+
+
+def _open_log(path: Path) -> tuple[IO[bytes], int]:
+    """The file, for appending and reading, and its length so far."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("a+b", buffering=0)
+    except OSError:
+        log = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  # open until the process ends
+    return log, log.seek(0, os.SEEK_END)
+
+
+def _restore(python: IO[str], screen: int) -> None:
+    _flush()
+    os.dup2(screen, 2)
+    os.close(screen)
+    sys.stderr = python
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()  # by the last one
+
+
+def _show(lines: Sequence[bytes]) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        for line in lines:
+            os.write(2, line)
+
+
+def _flush() -> None:
+    with surviving(sys.stderr):
+        sys.stderr.flush()
+
+
+def _worth_showing(log: IO[bytes], start: int = 0) -> list[bytes]:
+    log.seek(start)
+    return [line for line in log.read().splitlines(keepends=True) if not _NOISE.search(line)]

@@ -14,7 +14,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
 from tfrl.cli.streams import tell
-from tfrl.config.of_run import settings
+from tfrl.config import of_run
 from tfrl.config.run import RLSettings
 from tfrl.envs import facts
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
@@ -61,7 +61,7 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
     if checkpoint not in ("last", "best") and not number:
         given = shown(checkpoint)
         raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
-    config = settings(path)
+    config = of_run(path)
     if checkpoint == "best":
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.config.of_run import settings
+from tfrl.config import of_run
 from tfrl.config.run import RLSettings
 from tfrl.config.task import Task
 from tfrl.envs.published import normalized_return, published_curve
@@ -132,7 +132,7 @@ def load(path: Path) -> Run:
     Raises:
       UserError: there is no such folder, or it is not a run's.
     """
-    run = Run(path, settings(path), read_progress(path / PROGRESS_FILE), results.read(path))
+    run = Run(path, of_run(path), read_progress(path / PROGRESS_FILE), results.read(path))
     ended = (run.results or {}).get("env_steps")
     # Those of fewer steps are of the shorter run that this one was before it went on.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps
@@ -257,7 +257,7 @@ class Group:
         if self.is_done:
             return np.array([run.final_return(level_set) for run in self.runs])
         return np.array(
-            [np.nan if at is None else of_run.get(at, np.nan) for of_run in self._evaluations[level_set]]
+            [np.nan if at is None else run.get(at, np.nan) for run in self._evaluations[level_set]]
         )
 
     def scores(self, level_set: str) -> np.ndarray:
@@ -385,7 +385,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 def _in_words(algorithms: Sequence[str], told: Sequence[Mapping[str, str]]) -> list[str]:
     several = len({*algorithms}) > 1
     labels = []
-    for algorithm, of_run in zip(algorithms, told, strict=True):
-        words = [f"{flag(name)[2:]} {value}" for name, value in of_run.items()]
+    for algorithm, values in zip(algorithms, told, strict=True):
+        words = [f"{flag(name)[2:]} {value}" for name, value in values.items()]
         labels.append(", ".join([algorithm, *words] if several or not words else words))
     return labels

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -365,3 +366,25 @@ def _tell_launcher() -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as place:
             place.setblocking(False)
             place.sendto(b"saved", f"\0{name}")
+
+
+# Rows of the table before training
+
+
+def hardware_rows(runtime: Runtime) -> dict[str, str]:
+    """The rows that name the hardware and the strategy."""
+    return {
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+    }
+
+
+def folder_rows(config: Settings) -> dict[str, str]:
+    """The rows that name the run's folder and the command that shows its curves."""
+    return {"run": str(config.run_dir), "curves": tensorboard(config)}
+
+
+def tensorboard(config: Settings) -> str:
+    """The shell command that shows the curves."""
+    return shlex.join(["tensorboard", "--logdir", config.logdir])

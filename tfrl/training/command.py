@@ -18,9 +18,9 @@ from tfrl.algorithms import ppg
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
+from tfrl.cli.streams import quiet_start
 from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
