@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tfrl.cli.errors import SettingsError
 from tfrl.cli.streams import tell
-from tfrl.config.run import RLSettings
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation.policy_files import keep
 from tfrl.library import MakeEnv, task_of
 from tfrl.reporting import video
 from tfrl.run import files
 from tfrl.run.callbacks import Callback as Callback
-from tfrl.run.callbacks import RunOfCallback
+from tfrl.run.callbacks import RunOfCallback as RunOfCallback
 from tfrl.run.metrics import MetricsWriter
 
 
@@ -67,9 +66,7 @@ class Evaluate(_Every):
         if not self.is_due(run):
             return
         num_envs, each = playing.split_episodes(self._episodes)
-        spec = playing.level_spec(
-            task_of(cast(RLSettings, run.config), self._env, self._seed), "test", num_envs
-        )
+        spec = playing.level_spec(task_of(run.config, self._env, self._seed), "test", num_envs)
         played = playing.play(run, spec, range(num_envs), episodes_each=each)
         metrics[f"{self._name}/return"] = float(played.returns.mean())
         metrics[f"{self._name}/episode_length"] = float(played.lengths.mean())

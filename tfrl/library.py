@@ -13,7 +13,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tfrl.experience.memory import Memory
     from tfrl.training.command import Command
 
+Action = int | np.ndarray
+"""An action as `env.step` takes it, or a batch of actions."""
 MakeEnv = Callable[..., Any]
 """A function that returns a `gymnasium.Env`, or the class of one."""
 MakeFeatures = Callable[[Any], Any]
@@ -206,6 +208,16 @@ class Policy:
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
 
+    @overload
+    def __call__(
+        self, observation: Any, state: None = None, *, action_mask: Any = ..., reward: Any = ...
+    ) -> Action: ...
+
+    @overload
+    def __call__(
+        self, observation: Any, state: np.ndarray, *, action_mask: Any = ..., reward: Any = ...
+    ) -> tuple[Action, np.ndarray]: ...
+
     def __call__(
         self,
         observation: Any,
@@ -213,7 +225,7 @@ class Policy:
         *,
         action_mask: Any = None,
         reward: Any = 0.0,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         """The most likely action.
 
         Args:
@@ -235,6 +247,28 @@ class Policy:
         """
         return self._act(self._greedy, observation, action_mask, np.random.default_rng(0), state, reward)
 
+    @overload
+    def sample(
+        self,
+        observation: Any,
+        state: None = None,
+        *,
+        action_mask: Any = ...,
+        reward: Any = ...,
+        seed: int | None = ...,
+    ) -> Action: ...
+
+    @overload
+    def sample(
+        self,
+        observation: Any,
+        state: np.ndarray,
+        *,
+        action_mask: Any = ...,
+        reward: Any = ...,
+        seed: int | None = ...,
+    ) -> tuple[Action, np.ndarray]: ...
+
     def sample(
         self,
         observation: Any,
@@ -243,7 +277,7 @@ class Policy:
         action_mask: Any = None,
         reward: Any = 0.0,
         seed: int | None = None,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         """Draws an action from the policy's distribution; arguments and results are those of a call.
 
         The same seed draws the same action. None draws a new action each time.
@@ -269,7 +303,7 @@ class Policy:
         generator: np.random.Generator,
         state: np.ndarray | None,
         reward: Any,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         if self._observation.parts:
             rows, is_batch = self._packed(observation, mask)
         else:
@@ -281,8 +315,8 @@ class Policy:
             arguments = [x.repeat(2, axis=0) for x in arguments]
         chosen = player.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
-        taken: Any = self._action.as_env_takes(actions[: len(rows)])
-        taken = taken if is_batch else taken[0] if taken.ndim > 1 else int(taken[0])
+        batch = self._action.as_env_takes(actions[: len(rows)])
+        taken: Action = batch if is_batch else batch[0] if batch.ndim > 1 else int(batch[0])
         if memory is None:
             return taken
         memory.acted(states[: len(rows)], actions[: len(rows)])

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SettingsT = TypeVar("SettingsT", bound="Settings")
 Precision = Literal["auto", "float32", "bfloat16"]
 
+SETTINGS_FILE = "config.yaml"
+"""The file of settings in a run's folder."""
 _COMMENT_WIDTH = 98
 
 # Ranges
@@ -519,6 +521,15 @@ def algorithm_of(path: Path) -> str | None:
         return None if algorithm is None else str(algorithm)
     except (OSError, yaml.YAMLError):
         return None
+
+
+def is_of(run: Path, setting: str) -> bool:
+    """True if the folder's run is of the trainer with this setting: "env" is tfrl's, "dataset" resnet's."""
+    try:
+        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith(f"{setting}:") for line in lines)
 
 
 def preset_in_words(preset: Mapping[str, Any]) -> str:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.cli.settings import Reader, Settings
+from tfrl.cli.settings import SETTINGS_FILE, Reader, Settings, is_of
 from tfrl.envs import callables, facts
-from tfrl.run.folder import SETTINGS_FILE, is_of
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import TIMEOUT, Range
+from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
 from tfrl.config.run import RLSettings, ScheduledLearning
-from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.cli.streams import tell
 from tfrl.config import of_run
 from tfrl.config.run import RLSettings
@@ -20,7 +21,7 @@ from tfrl.envs import facts
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
-from tfrl.run.folder import BEST_FILE, SETTINGS_FILE
+from tfrl.run.folder import BEST_FILE
 
 _INFO = "info"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tfrl.cli.settings import Settings
 from tfrl.run.checkpoint import pack_json, unpack_json
+
+if TYPE_CHECKING:
+    from tfrl.config.run import RLSettings
 
 _PREFIX = "callbacks/"
 
@@ -23,7 +25,7 @@ class RunOfCallback(Protocol):
       metrics: the metrics of the last update by name; empty before the first update.
     """
 
-    config: Settings
+    config: RLSettings
     folder: Path
     metrics: dict[str, float]
 

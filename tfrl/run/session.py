@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
-from tfrl.cli.settings import Settings, to_yaml
+from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import once
 from tfrl.run import files, results
 from tfrl.run.checkpoint import (
@@ -28,7 +28,6 @@ from tfrl.run.checkpoint import (
     unpack_json,
 )
 from tfrl.run.console import Console
-from tfrl.run.folder import SETTINGS_FILE
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
