@@ -155,7 +155,21 @@ class TensorBoard(Callback):
             self._writer.close()
 
 
-class WandB(Callback):
+class _Tracker(Callback):
+    """Continues the run of a service when the training run resumes."""
+
+    _id: str | None = None
+
+    def get_state(self) -> dict[str, Any]:
+        """The id of the run of the service."""
+        return {"id": self._id}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` gave."""
+        self._id = state["id"]
+
+
+class WandB(_Tracker):
     """Sends settings, metrics and results to Weights & Biases; needs `pip install wandb`.
 
     Args:
@@ -164,7 +178,6 @@ class WandB(Callback):
 
     def __init__(self, **options: Any) -> None:
         self._module, self._options = _installed("wandb"), options
-        self._id: str | None = None
         self._experiment: Any = None
 
     def on_start(self, run: RunOfCallback) -> None:
@@ -186,16 +199,8 @@ class WandB(Callback):
             self._experiment.summary.update(dict(results))
             self._experiment.finish()
 
-    def get_state(self) -> dict[str, Any]:
-        """The id of the run of the service."""
-        return {"id": self._id}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` gave."""
-        self._id = state["id"]
-
-
-class MLflow(Callback):
+class MLflow(_Tracker):
     """Sends settings, metrics and results to MLflow; needs `pip install mlflow`, or mlflow-skinny.
 
     Args:
@@ -206,7 +211,7 @@ class MLflow(Callback):
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "tfrl") -> None:
         self._client = _installed("mlflow").MlflowClient(tracking_uri)
-        self._experiment, self._id = experiment, None
+        self._experiment = experiment
 
     def on_start(self, run: RunOfCallback) -> None:
         """Starts the run of the service, or continues it."""
@@ -229,14 +234,6 @@ class MLflow(Callback):
         if run.is_chief:
             self._client.log_dict(self._id, dict(results), "results.json")
             self._client.set_terminated(self._id)
-
-    def get_state(self) -> dict[str, Any]:
-        """The id of the run of the service."""
-        return {"id": self._id}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` gave."""
-        self._id = state["id"]
 
 
 def _installed(module: str) -> Any:

@@ -164,39 +164,10 @@ MAY_CHANGE = frozenset(
 """Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
 _CHANGED_FIRST = frozenset(
-    (
-        "env",
-        "preset",
-        "total_steps",
-        "seed",
-        "num_envs",
-        "num_steps",
-        "lr",
-        "gamma",
-        "torso",
-        "hidden",
-        "memory",
-    )
-    + (
-        "epochs",
-        "num_minibatches",
-        "entropy_coef",
-        "batch_size",
-        "replay_size",
-        "train_every",
-        "batch_episodes",
-    )
-    + (
-        "normalize_observations",
-        "eval_every",
-        "logdir",
-        "run_name",
-        "resume",
-        "replicas",
-        "actors",
-        "observers",
-    )
-    + ("model", "dataset", "augment", "config", "print_config")
+    ("env", "preset", "total_steps", "seed", "num_envs", "num_steps", "lr", "gamma", "torso", "hidden")
+    + ("memory", "epochs", "num_minibatches", "entropy_coef", "batch_size", "replay_size", "train_every")
+    + ("batch_episodes", "normalize_observations", "eval_every", "logdir", "run_name", "resume", "replicas")
+    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config")
 )
 """Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
 

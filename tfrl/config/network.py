@@ -18,18 +18,8 @@ if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 DECIDE_WEIGHTS = (
-    "torso",
-    "critic_torso",
-    "torso_width",
-    "share_torso",
-    "free_deviation",
-    "dueling",
-    "normalize_observations",
-    "freeze_torso",
-    "optimizer",
-    "memory",
-    "memory_size",
-    "memory_inputs",
+    *("torso", "critic_torso", "torso_width", "share_torso", "free_deviation", "dueling", "freeze_torso"),
+    *("normalize_observations", "optimizer", "memory", "memory_size", "memory_inputs"),
 )
 """Settings that decide which weights exist, what they mean, and which slots the optimizer has. Some
 algorithms lack some of these settings."""

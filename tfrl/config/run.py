@@ -85,14 +85,7 @@ class ScheduledLearning(Learning):
 
 
 _MAY_CHANGE = settings.MAY_CHANGE | {
-    *(
-        "preset",
-        "eval_every",
-        "eval_every_steps",
-        "eval_episodes",
-        "eval_greedy",
-        "record_every",
-    ),
+    *("preset", "eval_every", "eval_every_steps", "eval_episodes", "eval_greedy", "record_every"),
     *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
 }
 

@@ -27,7 +27,6 @@ from tfrl.run.metrics import PROGRESS_FILE
 STEPS = "env_steps"
 SPEED = "time/env_steps_per_second"
 _TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
-_LONGEST_LABEL = 44  # characters
 
 
 @dataclass(frozen=True)
@@ -367,22 +366,6 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             names = decisive & (_differing([every[i] for i in alike]).keys() | task)
             for i in alike:
                 told[i] = {name: every[i][name] for name in sorted(names)}
-    labels = _in_words(algorithms, told)
-    if max(map(len, labels), default=0) > _LONGEST_LABEL:  # leave out values that most runs have
-        counts: dict[tuple[str, str], Counter[str]] = {}
-        for algorithm, of_run in zip(algorithms, told, strict=True):
-            for name, value in of_run.items():
-                counts.setdefault((algorithm, name), Counter())[value] += 1
-        usual = {key: values.most_common(1)[0][0] for key, values in counts.items()}
-        unusual = [
-            {name: v for name, v in of_run.items() if name in _TASK or v != usual[algorithm, name]}
-            for algorithm, of_run in zip(algorithms, told, strict=True)
-        ]
-        labels = _in_words(algorithms, unusual)
-    return labels
-
-
-def _in_words(algorithms: Sequence[str], told: Sequence[Mapping[str, str]]) -> list[str]:
     several = len({*algorithms}) > 1
     labels = []
     for algorithm, values in zip(algorithms, told, strict=True):
