@@ -55,7 +55,7 @@ class RunOfCallback(Protocol):
         """
 
     def memory(self, envs: int) -> Any:
-        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
+        """The `tfrl.experience.memory.Memory` of so many envs; None if the policy is not recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers for the actions of one env, float32 [steps, K]."""

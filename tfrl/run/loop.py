@@ -311,18 +311,15 @@ class Run:
         return self._learner.weights()
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
-
-        A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
-        """
+        """Implements `RunOfCallback.act`."""
         return self._learner.act(observations, noise, *memory)
 
     def memory(self, envs: int) -> Any:
-        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
+        """Implements `RunOfCallback.memory`."""
         return self._learner.memory(envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for the actions of one env, float32 [steps, K]."""
+        """Implements `RunOfCallback.draw_noise`."""
         return self._learner.draw_noise(generator, steps)
 
     def stop(self, why: str) -> None:
