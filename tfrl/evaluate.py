@@ -1,4 +1,4 @@
-"""python -m tfrl.evaluate RUN: how good a policy is, in games on training and unseen levels."""
+"""python -m tfrl.evaluate RUN: evaluate a policy, in games on training and unseen levels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfrl.evaluation.episodes import (
 )
 from tfrl.reporting import scores
 from tfrl.run import files
-from tfrl.run.folder import EVALUATION_FILE
+from tfrl.run.folder import EVALUATION_FILE, check_writable
 
 _USAGE = "python -m tfrl.evaluate RUN"
 
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     source = policy_files.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
+    check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
         from tfrl.evaluation import policy
@@ -89,16 +90,16 @@ def main(arguments: Sequence[str]) -> int:
         "precision": player.precision,
         "evaluations": found,
     }
-    _show(content)
     try:
         files.write(out, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {out}: {files.reason(error)}.") from None
+    _show(content)
     return 0
 
 
 def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
-    """Plays `episodes` episodes (rounded up to as many in every env): their statistics, for eval.json."""
+    """Plays `episodes` episodes, rounded up to equally many in every env; their statistics for eval.json."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -115,7 +116,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
             on_episode=lambda count: progress.update(bar, completed=count),
         )
     returns = played.returns.reshape(-1)
-    # Episodes of one env follow each other, and may share levels: the error is that of the envs' means.
+    # Episodes of one env may share levels, so the error is that of the envs' means.
     error = scores.standard_error(played.returns.mean(axis=1))
     return {
         "env": task.env,
@@ -135,8 +136,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
 def _task(config: RLSettings, game: str, options: Options) -> Any:
     """The run's settings with the game and seed to evaluate.
 
-    Raises:
-      UserError: there is no such env or level set, or not in the run's mode, or not for its network.
+    Raises UserError if the run's policy cannot play the env, or if the env has no such level set.
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
@@ -147,7 +147,7 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
 
 
 def _show(content: dict[str, Any]) -> None:
-    """Prints a table without the columns that have nothing to tell: levels, of envs without levels."""
+    """Prints a table without empty columns, such as the levels of envs without levels."""
     from rich import box
     from rich.table import Table
 
@@ -181,7 +181,7 @@ def _show(content: dict[str, Any]) -> None:
 
 
 class _Callable(types.ModuleType):
-    """This module, which is `tfrl.evaluate` of the Python library, too."""
+    """This module, which is also the function `tfrl.evaluate` of the Python library."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Implements `tfrl.library.evaluate`."""

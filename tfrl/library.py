@@ -136,7 +136,7 @@ def _command(algorithm: str | type) -> Command:
 
 
 def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings by field name, converted to the types of their fields."""
+    """The settings by field name, converted to the types of their fields."""
     kinds, aliases, found = command.reader.flag_kinds, command.reader.kind.aliases, {}
     if env is not None:
         settings = {"env": _name_of(env), **settings}

@@ -1,7 +1,7 @@
-"""Settings as text: flags and YAML files to the typed fields of a flat dataclass.
+"""Reads flags and YAML files into the typed fields of a flat dataclass.
 
-Flags are read here and not by tyro, which prints the help: a setting then means the same in a file and on the
-command line (`1e6` is a whole number in both), and every mistake gets one sentence.
+tyro prints the help, but does not read the flags. So a setting means the same in a file and on the command
+line (`1e6` is a whole number in both), and every mistake gets one sentence.
 """
 
 import difflib
@@ -36,7 +36,7 @@ _OTHER_NAMES = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that `word` was probably meant to be, as ` (did you mean …?)`, or nothing."""
+    """The known word that is most like `word`, as ` (did you mean …?)`, or nothing."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -56,24 +56,24 @@ def flag(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a sentence, however long it is."""
+    """A value in a sentence; a long one is shortened."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not write integers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def without_none(kind: Any) -> Any:
-    """Returns T for a type `T | None`, the only union that settings use, and any other type as it is."""
-    if typing.get_origin(kind) not in (types.UnionType, typing.Union):  # of a Literal, the latter
+    """Returns T for a type `T | None`, the only union that settings use, and other types unchanged."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):  # `Literal | None` is a typing.Union
         return kind
     (closed,) = set(typing.get_args(kind)) - {types.NoneType}
     return closed
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value`, text or from YAML, as a field of type `kind`; `where` names the setting in the UserError."""
+    """Converts `value`, text or from YAML, to the type `kind`. Raises UserError, which calls it `where`."""
     if (closed := without_none(kind)) is not kind:
         if value is None or str(value).lower() in ("none", "null"):
             return None
@@ -94,19 +94,19 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 
 def _convert(value: Any, kind: type) -> Any:
-    """`value` as a bool, an int, a float, a str or a dict. Raises ValueError or OverflowError."""
+    """Converts to a bool, int, float, str or dict. Raises ValueError or OverflowError."""
     converted: Any = value
     if kind is bool:
         converted = {"true": True, "false": False}.get(str(value).lower())
     elif kind is dict:
-        try:  # values of YAML must be JSON's too: no date, no set
+        try:  # YAML has values that JSON lacks: dates and sets
             converted = json.loads(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
         except TypeError:
             raise ValueError from None
     elif kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
-        try:  # PyYAML takes 5e-4 for text; integers of many digits would not be exact as floats
+        try:  # PyYAML reads 5e-4 as text; a float would round integers of many digits
             converted = kind(value) if isinstance(value, str) else value
         except ValueError:
             converted = float(value)  # 1e6
@@ -129,16 +129,15 @@ def read_flags(
     argv: Sequence[str],
     words: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The settings that `argv` gives, by field name. The last one wins, as everywhere.
+    """The settings in `argv` by field name. If a flag is given twice, the last one counts.
 
     Args:
       kinds: the type of every field.
       aliases: further names of fields.
       argv: the arguments.
-      words: takes the arguments that are neither flags nor their values; None: there may be none.
+      words: gets the arguments that are neither flags nor values; None: such arguments are refused.
 
-    Raises:
-      UserError: an unknown flag, a missing value or one of another type.
+    Raises UserError for an unknown flag, and for a missing or wrong value.
     """
     values: dict[str, Any] = {}
     tokens = list(reversed(argv))
@@ -165,7 +164,7 @@ def read_flags(
 
 
 def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
-    """The field that a flag gives; `no_` before it for the switch that turns it off."""
+    """The field of a flag; a `--no-` flag of a switch keeps its `no_`."""
     if not spelled.startswith("--"):
         raise UserError(
             f"{spelled!r} is not a flag; settings are given as --name value, switches as --name or --no-name."
@@ -179,12 +178,10 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file: a mapping of field names (or aliases) to values.
+    """The settings in a YAML file by field name. They may be in sections of any name: `task: {env: maze}`.
 
-    They may stand in sections, `task: {env: maze}`, whatever these are called.
-
-    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or of
-    another type.
+    Raises UserError if the file cannot be read or is no mapping, or if a name is unknown, given twice, or has
+    a value of another type.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

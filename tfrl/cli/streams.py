@@ -18,7 +18,7 @@ from tfrl.cli.errors import PeerError, UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Information and warnings of TensorFlow's C++ log, and what it says where there is no NVIDIA driver.
+# Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
     rb"|failed call to cuInit|cudart_stub"
@@ -27,21 +27,21 @@ _SHOWN = 40  # lines of a log that are shown after a failure, the last ones
 
 
 def open_missing() -> None:
-    """Gives a process that was started without stdin, stdout or stderr (`>&-`) /dev/null instead.
+    """Opens /dev/null in place of a stdin, stdout or stderr that the process was started without (`>&-`).
 
-    Python has None for such a stream. And the next file to be opened would get the stream's number, and with
-    it all that C++ code and child processes print.
+    Otherwise the next file that is opened gets the number of that stream, and C++ code and child processes
+    print into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: the stream's own
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number is that of the stream
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode, errors="backslashreplace"))
 
 
 @contextlib.contextmanager
 def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
-    """Goes on where `stream` takes nothing any more, such as a closed pipe or terminal."""
+    """Ignores the errors of a `stream` that cannot be written any more, such as a closed pipe or terminal."""
     try:
         yield
     except BrokenPipeError:
@@ -51,21 +51,21 @@ def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
 
 
 def send_nowhere(stream: IO[str] | IO[bytes]) -> None:
-    """Lets what `stream` still has go to /dev/null: else Python fails with it when the process exits."""
+    """Connects `stream` to /dev/null; otherwise Python fails to flush it when the process exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:
-    """Writes a line to `stream`, stderr by default, whether or not somebody reads it there."""
+    """Writes a line to `stream`, stderr by default, even if nobody reads it."""
     stream = stream or sys.stderr
     with surviving(stream):
         print(line, file=stream, flush=True)
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Says each sentence once: what is tried again and again may stay wrong for days."""
+    """Wraps `say` so that each sentence is said once, because the same fault may return for days."""
     said = set[str]()
 
     def say_once(sentence: str) -> None:
@@ -77,7 +77,7 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 class Unbreakable:
-    """A stream of text that survives whatever happens to its reader, and what it cannot encode."""
+    """A text stream that ignores a missing reader, and replaces characters that it cannot encode."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -99,9 +99,8 @@ class Unbreakable:
 
 
 def console(**settings: Any) -> Console:
-    """A console of rich's, to print tables on stdout: where nobody reads any more, `print`'s BrokenPipeError.
-
-    Rich alone would end the command with 1 there.
+    """A console of rich that prints tables on stdout. It raises BrokenPipeError as `print` does; rich itself
+    would end the command with exit code 1.
     """
     from rich.console import Console
 
@@ -117,9 +116,9 @@ def console(**settings: Any) -> Console:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Holds back what is written to stderr inside, and lets through all of it that is not known noise.
+    """Removes TensorFlow's known noise from stderr within the context, at whose end it shows the rest.
 
-    Some lines come before TF_CPP_MIN_LOG_LEVEL is read, so they have to be caught at the file descriptor.
+    Some lines come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so the file descriptor is redirected.
     """
     _flush()
     saved = os.dup(2)
@@ -136,16 +135,15 @@ def quiet_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native_log(path: Path) -> Iterator[None]:
-    """Sends what C++ code writes to stderr into a file, while Python's `sys.stderr` stays where it was.
+    """Sends the stderr of C++ code into a file; Python's `sys.stderr` is unchanged.
 
-    When a worker dies, TensorFlow fills the others' screens with errors that say less than our sentence. They
-    cannot be told from errors that are a cause, so where they go is decided by how it ends: after a PeerError
-    they stay in the file, for good, because more come until the process is gone; after any other exception
-    they are shown; else the file is removed unless it holds an error. What a crash of C++ code said last is
-    in the file, which a process that starts again appends to.
+    When a worker dies, TensorFlow fills the screens of the others with errors that say less than our
+    sentence. After a PeerError these errors stay in the file, because more come until the process ends.
+    After any other exception they are shown. Without an exception the file is removed, unless it holds an
+    error. A process that starts again appends to the file.
 
     Args:
-      path: the log. Where it cannot be written, a temporary file serves.
+      path: the log. If it cannot be written, a temporary file is used.
     """
     _flush()
     python, screen = sys.stderr, os.dup(2)
@@ -165,7 +163,7 @@ def native_log(path: Path) -> Iterator[None]:
     except PeerError:
         raise
     except BaseException as why:
-        end(failed=isinstance(why, Exception))  # not where a signal ends the process
+        end(failed=isinstance(why, Exception))  # a signal is no failure
         raise
     end(failed=False)
 
@@ -173,7 +171,7 @@ def native_log(path: Path) -> Iterator[None]:
 def _temporary_file() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile()
-    except OSError:  # TensorFlow, which writes its traced code into such files, would fail later, and worse
+    except OSError:  # TensorFlow also needs such files, and would fail later
         raise UserError(
             "there is no folder for temporary files; set TMPDIR to one that can be written."
         ) from None
@@ -199,7 +197,7 @@ def _restore(python: IO[str], screen: int) -> None:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-        path.parent.rmdir()  # by the last one
+        path.parent.rmdir()  # fails while other workers have logs there
 
 
 def _show(lines: Sequence[bytes]) -> None:

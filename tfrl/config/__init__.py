@@ -1,7 +1,4 @@
-"""Settings: one file a section or algorithm, with ranges, presets and checks.
-
-A run's config.yaml begins with its algorithm; what reads runs of any algorithm asks here.
-"""
+"""Settings: one file for each section, with ranges and checks. This file reads the settings of any run."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "rein
 
 
 def reader(algorithm: str) -> Reader:
-    """The reader of an algorithm's settings, `module:Class` of a user's too.
+    """The reader of an algorithm's settings; a user's algorithm is `module:Class`.
 
     Raises UserError if there is no such algorithm.
     """
@@ -65,7 +62,7 @@ def reader_of_class(kind: type) -> Reader:
 
 
 def algorithm_of(path: Path) -> str:
-    """The algorithm of a config.yaml: PPO where it names none."""
+    """The algorithm of a config.yaml; PPO if it names none."""
     return settings.algorithm_of(path) or "ppo"
 
 
@@ -75,7 +72,7 @@ def from_yaml(path: Path) -> RLSettings:
 
 
 def run_folder(word: str) -> Path:
-    """The folder that a command's argument names: a path, or the name of a run in logs/."""
+    """The folder of a run: a path, or the name of a run in logs/."""
     path, named = Path(word), Path("logs", word)
     return named if named.is_dir() and not path.exists() else path
 
@@ -95,7 +92,7 @@ def of_run(path: Path) -> RLSettings:
     facts.remember(path)
     config = from_yaml(path / SETTINGS_FILE)
     try:
-        # Checked as settings of a new run, except for what only a command line can get wrong.
+        # The folder's name is not checked.
         dataclasses.replace(config, run_name=None, logdir="logs").validate()
     except UserError as error:
         raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
@@ -103,6 +100,6 @@ def of_run(path: Path) -> RLSettings:
 
 
 def hyperparameters(config: RLSettings) -> dict[str, Any]:
-    """The settings by name that decide the result of a run of any algorithm."""
+    """The settings that decide the result of a run, by name."""
     names = [field.name for section in config.result_sections for field in dataclasses.fields(section)]
     return {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*names, "precision")}}

@@ -57,7 +57,7 @@ def are_of_all(found: Mapping[str, Any] | None, config: RLSettings, env_steps: f
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows for people; normalised returns where there are any."""
+    """The header and rows of the last table of a run."""
     env = results["env"]
     found: dict[str, Mapping[str, Any]] = {}
     found["while training"] = {**results, "return": results["episode_return"], "episodes": "last 100"}
@@ -74,7 +74,7 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _number(value: Any) -> float:
-    """A value if it is a number, else one that is less than any other."""
+    """A value if it is a number, otherwise -inf."""
     return value if isinstance(value, int | float) else -math.inf
 
 
