@@ -418,12 +418,11 @@ class Reader(Generic[SettingsT]):
                 groups.append((section.__name__, flat, dataclasses.field(default_factory=group)))
         flags = dataclasses.make_dataclass("Flags", groups)
         presets, summaries = self.kind.presets, self.kind.preset_summaries
-        described = [
-            name
-            + (f" ({summaries[name]})" if name in summaries else "")
-            + (f": {preset_in_words(changes)}." if changes and whole else ".")
-            for name, changes in presets.items()
-        ]
+        described = []
+        for name, changes in presets.items():
+            summary = f" ({summaries[name]})" if name in summaries else ""
+            flags_of_it = ", ".join(f"{n.replace('_', '-')} {value}" for n, value in changes.items())
+            described.append(f"{name}{summary}{f': {flags_of_it}' if changes and whole else ''}.")
         more = [] if whole else ["--help-all shows all settings, and what the presets change."]
         description = "\n\n".join([self.summary, *more, "The presets:", *described])
         with _json_in_help():
@@ -492,11 +491,6 @@ def is_of(run: Path, setting: str) -> bool:
     except OSError:
         return False
     return any(line.startswith(f"{setting}:") for line in lines)
-
-
-def preset_in_words(preset: Mapping[str, Any]) -> str:
-    """The settings of a preset as names and values of flags."""
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
 
 
 @functools.cache

@@ -316,7 +316,10 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         published = [of_game["test"] for of_game in found] if all(found) else []
         label = _row_label("IQM over games", name, groups)
         rows.append((label, names.index(name), statistics.iqm, scores, published))
-    figure, ax = _score_axis([label for label, *_ in rows])
+    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(rows)))
+    ax.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
     ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
     for y, (_, v, statistic, scores, published) in enumerate(rows):
         _draw_interval(ax, y + 0.12, scores, statistic, marker_style(v))
@@ -346,15 +349,6 @@ def _draw_interval(
     ax.plot(statistic(np.concatenate(scores)), y, markersize=7, **style)
     if len(scores) == 1 and len(scores[0]) > 1:
         ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=style["color"], markersize=9)
-
-
-def _score_axis(labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """A new figure with a row for each label, from the top."""
-    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(labels)))
-    ax.set_yticks(range(len(labels)), labels)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    return figure, ax
 
 
 def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:

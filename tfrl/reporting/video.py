@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -221,14 +221,6 @@ class Window:
 # Drawing
 
 
-def _rendered(env: VecEnv) -> Sequence[np.ndarray]:
-    """Returns the envs' frames. Raises UserError if a package or a display is missing."""
-    try:
-        return env.render()
-    except ValueError as error:
-        raise UserError(f"{str(error).rstrip('.')}.") from None
-
-
 class Grid(Watcher):
     """Draws one episode of each env in tiles side by side. An ended episode keeps its last frame, darker.
 
@@ -253,7 +245,10 @@ class Grid(Watcher):
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
         """Draws the envs and the actions. Raises UserError if the env cannot be rendered."""
-        frames = _rendered(env)
+        try:
+            frames = env.render()
+        except ValueError as error:  # a package or a display is missing
+            raise UserError(f"{str(error).rstrip('.')}.") from None
         chances = self._probabilities(observations) if self._probabilities else [None] * len(actions)
         for i in np.flatnonzero(~self._over):
             tile = Image.new("RGB", self._size, _LOOK["back"])
