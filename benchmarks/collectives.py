@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tfrl.algorithms.ppo import Config
-from tfrl.cli.quiet import quiet_start
+from tfrl.cli.streams import quiet_start
 from tfrl.workers import strategy, tf_config
 
 SIZES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 626_256, 1 << 20, 1 << 21)  # float32 numbers

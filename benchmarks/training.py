@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from benchmarks import command
 from tfrl import config as settings
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.config.run import RLSettings
 from tfrl.reporting import runs
-from tfrl.run.folder import RESULTS_FILE, SETTINGS_FILE, as_it_began, check_run_folder
+from tfrl.run.folder import RESULTS_FILE, as_it_began, check_run_folder
 
 
 def train(

@@ -20,7 +20,7 @@ class StopOnPlateau(tfrl.Callback):
         self.patience = patience
         self.best, self.waited = float("-inf"), 0
 
-    def on_update(self, run: Any, metrics: dict[str, float]) -> None:
+    def on_update(self, run: tfrl.callbacks.RunOfCallback, metrics: dict[str, float]) -> None:
         """Adds two columns to progress.csv, and looks at the return; it is NaN before an episode ends."""
         if metrics["rollout/episode_return"] > self.best:
             self.best, self.waited = metrics["rollout/episode_return"], 0

@@ -26,10 +26,10 @@ def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
 
 @tf.custom_gradient
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Biases [C] on x [..., C]; their gradient is summed with the digits of float32 in any dtype.
+    """Adds biases [C] to x [..., C]. Their gradient is summed in float32 in any dtype.
 
-    TensorFlow's own gradient sums bfloat16 in bfloat16 on CPUs: of 128 frames of 64 x 64 it loses all but a
-    fiftieth. A plain sum accumulates in float32, and is faster.
+    On CPUs, TensorFlow's own gradient sums bfloat16 in bfloat16: for 128 frames of 64 x 64 the sum is fifty
+    times too small. A plain sum accumulates in float32, and is faster.
     """
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -39,10 +39,10 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., An
 
 
 def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Has a layer, which gives product(inputs) + bias, add its biases by `add_bias`.
+    """Lets a layer, which computes product(inputs) + bias, add its biases by `add_bias`.
 
-    Not by a class of its own: saved models are Keras's alone. So copies (clone_model, load_model) have
-    Keras's gradients again; nothing here trains one. float32 stays as Keras computes it.
+    A class of our own would be in saved models, which must load without this package. So copies (clone_model,
+    load_model) have Keras's gradients; nothing here trains one. float32 stays as Keras computes it.
     """
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -54,11 +54,10 @@ def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) ->
 
 
 class Layers:
-    """Makes layers that share one dtype policy, each with the name given and the seed that follows from it.
+    """Makes layers with one dtype policy, each with a given name and a seed that follows from the name.
 
-    Explicit names keep variable paths (and so checkpoints) independent of what a process built before; Keras
-    would count layers up. Explicit seeds give every replica and worker the same weights without any
-    communication.
+    Explicit names keep variable paths, and so checkpoints, independent of earlier models: Keras would number
+    the layers. Explicit seeds give all replicas and workers the same weights without communication.
     """
 
     def __init__(self, *, dtype: str, seed: int) -> None:
@@ -102,9 +101,9 @@ class Layers:
     ) -> KerasTensor:
         """A dense layer [B, D] -> [B, units], as a 1 x 1 convolution; `settings` as in keras.layers.Conv2D.
 
-        A matrix product blocks its sums by the batch size, so a row's last bits depend on how many others
-        there are; a convolution treats its images one by one. That keeps the features of an image the same
-        whether 64 of them are on one replica or 16 on each of four, at about 1 % of IMPALA's time.
+        A matrix product orders its sums by the batch size, so the last bits of a row depend on the number of
+        rows. A convolution treats each image alone, so an image has the same features on any number of
+        replicas. This costs about 1 % of IMPALA's time.
         """
         x = keras.layers.Reshape((1, 1, x.shape[-1]), dtype=self.dtype, name=f"{name}_in")(x)
         x = self.conv(x, units, 1, name=name, initializer=initializer, **settings)
@@ -115,7 +114,7 @@ class Layers:
     ) -> KerasTensor:
         """A dense layer [B, D] -> [B, units], as a matrix product, which XLA compiles well.
 
-        Rows are the same in any company only where all products have one number of rows (see `dense`).
+        A row has the same bits only in products of the same number of rows (see `dense`).
         """
         seeded = initializer(seed=self.seed_of(name))
         layer = keras.layers.Dense(

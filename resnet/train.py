@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from resnet.supervised.config import READER
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.signals import held_back
+from tfrl.cli.streams import quiet_start
 from tfrl.evaluation import policy_files
 from tfrl.run.console import Console
 from tfrl.run.lock import take_run

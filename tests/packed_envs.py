@@ -155,6 +155,20 @@ for _name, _space in ALONE.items():
     _register(_name, Alone, space=_space)
 
 
+def named(spec, rows):
+    """The arrays of rows [..., n] by identifier, as the env shows them."""
+    found = {}
+    for part in spec.parts:
+        stored = rows[..., spec.places[part]].view(spec.stored_type(part.kind))
+        array = stored.reshape((*rows.shape[:-1], *part.shape))
+        if part.channels_first:
+            array = np.moveaxis(array, -1, -3)
+        if part.kind == "choices":
+            array = array + np.array(part.starts, np.int64).reshape(part.shape)
+        found[part.identifier] = array.astype(part.env_dtype)
+    return found
+
+
 def packed(name):
     """The id of one of these envs."""
     return f"packed_envs:packed/{name}-v0"

@@ -44,9 +44,9 @@ def __dir__() -> list[str]:
 
 
 # Until a command sets its own signal handlers (tfrl/cli/endings.py), Ctrl-C ends it without a traceback, as
-# SIGTERM does. This also holds where Ctrl-C was ignored, as for `command &` in a script. It must not change
-# programs that only import this package, so it needs to know what Python runs: `-m` with one of our modules,
-# which Python is still searching for, or one of our modules that Python has found already.
+# SIGTERM does, even if Ctrl-C was ignored, as for `command &` in a script. Programs that only import this
+# package must not change. So this finds out whether Python runs `-m` with one of our modules, which Python
+# either still looks for, or has found already.
 _OF_PYTHON = (signal.default_int_handler, signal.SIG_IGN)
 _OURS = ("tfrl", "resnet", "cluster", "benchmarks")
 _module = next((name for flag, name in itertools.pairwise(sys.orig_argv) if flag == "-m"), "")
@@ -56,13 +56,13 @@ _finds_ours = sys.argv[:1] == ["-m"] and _module.partition(".")[0] in _OURS
 if (_finds_ours or _runs_ours) and signal.getsignal(signal.SIGINT) in _OF_PYTHON:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# TensorFlow reads these when it is first imported, so they are set before any module of ours imports it.
-# oneDNN is off by default on x86 CPUs without AVX-512 VNNI, where it more than doubles an update's speed.
+# TensorFlow reads these when it is first imported. oneDNN is off by default on x86 CPUs without AVX-512 VNNI,
+# although it more than doubles an update's speed there.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# NumPy starts no threads: they would receive the signals that the main thread blocks (tfrl/cli/signals.py),
-# and the matrix products outside TensorFlow are too small to gain from threads.
+# NumPy starts no threads. They would receive the signals that the main thread blocks (tfrl/cli/signals.py),
+# and NumPy's matrix products are too small to gain from threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _is_command = _finds_ours and _module.startswith("tfrl.") and _module.count(".") == 1

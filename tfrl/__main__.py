@@ -1,4 +1,4 @@
-"""python -m tfrl [NAME ...]: the list of the commands, or the command python -m tfrl.NAME; also as `tfrl`."""
+"""python -m tfrl [NAME ...]: list the commands, or run python -m tfrl.NAME. `tfrl` is the same."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfrl.envs import callables
 COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
-    *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
+    *("tfrl.tune", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
     *("tfrl.completion", "resnet", "resnet.train", "cluster.launch", "cluster.tf_config"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command that the first argument names, or lists all commands; the exit code."""
+    """Runs the command that the first argument names, or lists all commands; returns the exit code."""
     if list(arguments) == ["--version"]:
         print(f"tfrl {__version__}")
         return 0
@@ -37,21 +37,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """Runs the console script `tfrl`, which finds modules in the working folder as `python -m` does."""
+    """Runs the console script `tfrl`. Like `python -m`, it finds modules in the working folder."""
     sys.path.insert(0, "")
     endings.run(main)
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:
-    """The `main` of the command `tfrl.NAME`, or of a user's algorithm, `module:Class`.
-
-    Raises UserError where there is none.
-    """
+    """The `main` of the command `tfrl.NAME`, or of a user's algorithm `module:Class`. Raises UserError."""
     if callables.is_name(name):
         from tfrl.training.command import Command
 
-        of = reader(name)
-        return Command(of, callables.find(name))
+        return Command(reader(name), callables.find(name))
     known = [module.removeprefix("tfrl.") for module in COMMANDS if module.startswith("tfrl.")]
     if name.replace("-", "_") not in known:
         raise UserError(f"there is no command {name}; known: {', '.join(known)}.")
@@ -59,7 +55,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _first_line(module: str) -> str:
-    """Read and not imported: some import TensorFlow."""
+    """The first line of a module's docstring. The file is not imported, because some import TensorFlow."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return ""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tfrl.cli.errors import SettingsError
 from tfrl.cli.streams import tell
-from tfrl.config.run import RLSettings
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation.policy_files import keep
 from tfrl.library import MakeEnv, task_of
 from tfrl.reporting import video
 from tfrl.run import files
 from tfrl.run.callbacks import Callback as Callback
-from tfrl.run.callbacks import RunOfCallback
+from tfrl.run.callbacks import RunOfCallback as RunOfCallback
 from tfrl.run.metrics import MetricsWriter
 
 
@@ -67,9 +66,7 @@ class Evaluate(_Every):
         if not self.is_due(run):
             return
         num_envs, each = playing.split_episodes(self._episodes)
-        spec = playing.level_spec(
-            task_of(cast(RLSettings, run.config), self._env, self._seed), "test", num_envs
-        )
+        spec = playing.level_spec(task_of(run.config, self._env, self._seed), "test", num_envs)
         played = playing.play(run, spec, range(num_envs), episodes_each=each)
         metrics[f"{self._name}/return"] = float(played.returns.mean())
         metrics[f"{self._name}/episode_length"] = float(played.lengths.mean())
@@ -158,7 +155,21 @@ class TensorBoard(Callback):
             self._writer.close()
 
 
-class WandB(Callback):
+class _Tracker(Callback):
+    """Continues the run of a service when the training run resumes."""
+
+    _id: str | None = None
+
+    def get_state(self) -> dict[str, Any]:
+        """The id of the run of the service."""
+        return {"id": self._id}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` gave."""
+        self._id = state["id"]
+
+
+class WandB(_Tracker):
     """Sends settings, metrics and results to Weights & Biases; needs `pip install wandb`.
 
     Args:
@@ -167,7 +178,6 @@ class WandB(Callback):
 
     def __init__(self, **options: Any) -> None:
         self._module, self._options = _installed("wandb"), options
-        self._id: str | None = None
         self._experiment: Any = None
 
     def on_start(self, run: RunOfCallback) -> None:
@@ -189,16 +199,8 @@ class WandB(Callback):
             self._experiment.summary.update(dict(results))
             self._experiment.finish()
 
-    def get_state(self) -> dict[str, Any]:
-        """The id of the run of the service."""
-        return {"id": self._id}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` gave."""
-        self._id = state["id"]
-
-
-class MLflow(Callback):
+class MLflow(_Tracker):
     """Sends settings, metrics and results to MLflow; needs `pip install mlflow`, or mlflow-skinny.
 
     Args:
@@ -209,7 +211,7 @@ class MLflow(Callback):
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "tfrl") -> None:
         self._client = _installed("mlflow").MlflowClient(tracking_uri)
-        self._experiment, self._id = experiment, None
+        self._experiment = experiment
 
     def on_start(self, run: RunOfCallback) -> None:
         """Starts the run of the service, or continues it."""
@@ -232,14 +234,6 @@ class MLflow(Callback):
         if run.is_chief:
             self._client.log_dict(self._id, dict(results), "results.json")
             self._client.set_terminated(self._id)
-
-    def get_state(self) -> dict[str, Any]:
-        """The id of the run of the service."""
-        return {"id": self._id}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` gave."""
-        self._id = state["id"]
 
 
 def _installed(module: str) -> Any:

@@ -1,6 +1,6 @@
-"""python -m tfrl.completion: a bash script by which TAB completes all commands, their flags and choices.
+"""python -m tfrl.completion: a bash script that completes all commands, their flags and choices.
 
-tyro's own script completes a program's name, but our commands are `python -m` and a module.
+tyro's own script completes the flags of a program, but our commands are `python -m` and a module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    """The script for the flags, with their choices, of each module."""
+    """The script, from the flags and their choices by module."""
     choices = [
         f'      "{module} {name}") words="{" ".join(values)}" ;;'
         for module, of_module in flags.items()
@@ -61,7 +61,7 @@ def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
 
 
 def _flags() -> dict[str, dict[str, list[str]]]:
-    """The flags of every command, each with its choices, where it has a few."""
+    """The flags of every command, each with its choices."""
     flags = {}
     for name in COMMANDS:
         module = importlib.import_module(name)

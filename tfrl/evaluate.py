@@ -1,4 +1,4 @@
-"""python -m tfrl.evaluate RUN: how good a policy is, in games on training and unseen levels."""
+"""python -m tfrl.evaluate RUN: evaluate a policy, in games on training and unseen levels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
-from tfrl.cli.streams import console
-from tfrl.config.of_run import folder
+from tfrl.cli.streams import console, quiet_start
+from tfrl.config import run_folder
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = folder(command_line.one(words, "run", _USAGE))
+    run = run_folder(command_line.one(words, "run", _USAGE))
     source = policy_files.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
-    """Plays `episodes` episodes (rounded up to as many in every env): their statistics, for eval.json."""
+    """Plays `episodes` episodes, rounded up to equally many in every env; their statistics for eval.json."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -117,7 +116,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
             on_episode=lambda count: progress.update(bar, completed=count),
         )
     returns = played.returns.reshape(-1)
-    # Episodes of one env follow each other, and may share levels: the error is that of the envs' means.
+    # Episodes of one env may share levels, so the error is that of the envs' means.
     error = scores.standard_error(played.returns.mean(axis=1))
     return {
         "env": task.env,
@@ -137,8 +136,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
 def _task(config: RLSettings, game: str, options: Options) -> Any:
     """The run's settings with the game and seed to evaluate.
 
-    Raises:
-      UserError: there is no such env or level set, or not in the run's mode, or not for its network.
+    Raises UserError if the run's policy cannot play the env, or if the env has no such level set.
     """
     seed = config.seed if options.seed is None else options.seed
     task = dataclasses.replace(config, env=game.strip(), seed=seed)
@@ -149,7 +147,7 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
 
 
 def _show(content: dict[str, Any]) -> None:
-    """Prints a table without the columns that have nothing to tell: levels, of envs without levels."""
+    """Prints a table without empty columns, such as the levels of envs without levels."""
     from rich import box
     from rich.table import Table
 
@@ -183,7 +181,7 @@ def _show(content: dict[str, Any]) -> None:
 
 
 class _Callable(types.ModuleType):
-    """This module, which is `tfrl.evaluate` of the Python library, too."""
+    """This module, which is also the function `tfrl.evaluate` of the Python library."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Implements `tfrl.library.evaluate`."""

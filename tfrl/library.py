@@ -13,15 +13,15 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest, nearest_setting
-from tfrl.cli.quiet import quiet_start
-from tfrl.config import ALGORITHMS, of_run, owners, reader_of_class
+from tfrl.cli.streams import quiet_start
+from tfrl.config import ALGORITHMS, reader_of_class, run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tfrl.experience.memory import Memory
     from tfrl.training.command import Command
 
+Action = int | np.ndarray
+"""An action as `env.step` takes it, or a batch of actions."""
 MakeEnv = Callable[..., Any]
 """A function that returns a `gymnasium.Env`, or the class of one."""
 MakeFeatures = Callable[[Any], Any]
@@ -79,7 +81,7 @@ def train(
         tfrl (docs/extending.md).
       env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the default
         of the command.
-      network: a function from Keras inputs to features (see `tfrl.networks.own.build`),
+      network: a function from Keras inputs to features (see `tfrl.networks.entrance.own_torso`),
         `package.module:function`, or a name of the zoo. {"actor": ..., "critic": ...} gives each its own
         network.
       callbacks: the same ones on all workers. `package.module:Class` is created without arguments, in each
@@ -134,16 +136,15 @@ def _command(algorithm: str | type) -> Command:
 
 
 def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings by field name, converted to the types of their fields."""
+    """The settings by field name, converted to the types of their fields."""
     kinds, aliases, found = command.reader.flag_kinds, command.reader.kind.aliases, {}
     if env is not None:
         settings = {"env": _name_of(env), **settings}
     for given, value in settings.items():
         name = aliases.get(given, given)
         if name not in kinds or name == "print_config":
-            having = [] if name in kinds else owners(name)
-            hint = f" (it is a setting of {', '.join(having)})" if having else nearest_setting(name, kinds)
-            raise UserError(f"{command.reader.prog.rpartition('.')[2]} has no setting {given}{hint}.")
+            name_of_command, hint = command.reader.prog.rpartition(".")[2], nearest_setting(name, kinds)
+            raise UserError(f"{name_of_command} has no setting {given}{hint}.")
         if isinstance(value, Path):
             value = str(value)
         elif isinstance(value, list | tuple):  # hidden=(256, 256)
@@ -207,6 +208,16 @@ class Policy:
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
 
+    @overload
+    def __call__(
+        self, observation: Any, state: None = None, *, action_mask: Any = ..., reward: Any = ...
+    ) -> Action: ...
+
+    @overload
+    def __call__(
+        self, observation: Any, state: np.ndarray, *, action_mask: Any = ..., reward: Any = ...
+    ) -> tuple[Action, np.ndarray]: ...
+
     def __call__(
         self,
         observation: Any,
@@ -214,7 +225,7 @@ class Policy:
         *,
         action_mask: Any = None,
         reward: Any = 0.0,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         """The most likely action.
 
         Args:
@@ -236,6 +247,28 @@ class Policy:
         """
         return self._act(self._greedy, observation, action_mask, np.random.default_rng(0), state, reward)
 
+    @overload
+    def sample(
+        self,
+        observation: Any,
+        state: None = None,
+        *,
+        action_mask: Any = ...,
+        reward: Any = ...,
+        seed: int | None = ...,
+    ) -> Action: ...
+
+    @overload
+    def sample(
+        self,
+        observation: Any,
+        state: np.ndarray,
+        *,
+        action_mask: Any = ...,
+        reward: Any = ...,
+        seed: int | None = ...,
+    ) -> tuple[Action, np.ndarray]: ...
+
     def sample(
         self,
         observation: Any,
@@ -244,7 +277,7 @@ class Policy:
         action_mask: Any = None,
         reward: Any = 0.0,
         seed: int | None = None,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         """Draws an action from the policy's distribution; arguments and results are those of a call.
 
         The same seed draws the same action. None draws a new action each time.
@@ -270,7 +303,7 @@ class Policy:
         generator: np.random.Generator,
         state: np.ndarray | None,
         reward: Any,
-    ) -> Any:
+    ) -> Action | tuple[Action, np.ndarray]:
         if self._observation.parts:
             rows, is_batch = self._packed(observation, mask)
         else:
@@ -282,8 +315,8 @@ class Policy:
             arguments = [x.repeat(2, axis=0) for x in arguments]
         chosen = player.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
-        taken: Any = self._action.as_env_takes(actions[: len(rows)])
-        taken = taken if is_batch else taken[0] if taken.ndim > 1 else int(taken[0])
+        batch = self._action.as_env_takes(actions[: len(rows)])
+        taken: Action = batch if is_batch else batch[0] if batch.ndim > 1 else int(batch[0])
         if memory is None:
             return taken
         memory.acted(states[: len(rows)], actions[: len(rows)])
@@ -343,7 +376,7 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
       SettingsError: the run or the checkpoint does not exist.
     """
     with _our_errors():
-        source = policy_files.find(of_run.folder(str(folder)), str(checkpoint))
+        source = policy_files.find(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
             from tfrl.evaluation import policy
 

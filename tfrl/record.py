@@ -1,4 +1,4 @@
-"""python -m tfrl.record RUN: a video of the policy, in a grid of episodes, as people see the env."""
+"""python -m tfrl.record RUN: a video of the policy, in a grid of episodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import NATURAL
-from tfrl.config.of_run import folder
+from tfrl.cli.streams import quiet_start
+from tfrl.config import run_folder
 from tfrl.config.task import Task, check
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         task, source = _task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
-        run = folder(command_line.one(words, "run", _USAGE))
+        run = run_folder(command_line.one(words, "run", _USAGE))
         source = policy_files.find(run, options.checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         path = Path(options.out) if options.out else run / "videos" / name
     check_level_set(task.env, options.levels)
     with contextlib.ExitStack() as opened:
-        if options.window:  # before anything that takes long
+        if options.window:  # a missing display is found first
             window = opened.enter_context(Window(task.env, fps=registry.frames_per_second(task)))
         player = UniformPolicy(*registry.specs(task)) if source is None else _load(source, options)
         if options.window:
@@ -88,13 +88,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class UniformPolicy:
-    """Uniform actions of those allowed, whatever else is seen; follows `Player`."""
+    """Uniform actions among the allowed ones; follows `Player`."""
 
     def __init__(self, observation_spec: ArraySpec, action_spec: ActionSpec) -> None:
         self._seen, self._spec = observation_spec, action_spec
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """A number from [0, 1) for each number of an action, float32 [steps, K]."""
+        """Numbers from [0, 1), one for each number of an action, float32 [steps, K]."""
         return generator.random((steps, *(self._spec.shape or (1,))), np.float32)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> np.ndarray:
@@ -106,7 +106,7 @@ class UniformPolicy:
 
     @property
     def probabilities(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Gives those of each action, float32 [B, A], of observations; None unless they are discrete."""
+        """A function from observations to action probabilities, float32 [B, A]; None if not discrete."""
         if not isinstance(self._spec, Discrete):
             return None
         n = self._spec.n
@@ -120,7 +120,7 @@ class UniformPolicy:
 
 
 def _task_without_run(env: str, seed: int | None) -> Task:
-    """The task of playing an env on all of its levels. Raises UserError if there is no such env."""
+    """The task of playing an env on all its levels. Raises UserError if there is no such env."""
     task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
     check(task)
     return dataclasses.replace(task, num_levels=0) if task.has_unseen_levels else task

@@ -1,4 +1,4 @@
-"""python -m tfrl.report RUN [RUN ...]: one page about runs, with pictures, that opens without a network."""
+"""python -m tfrl.report RUN [RUN ...]: a page about runs, with pictures, that opens without a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
-from tfrl.config.of_run import folder
+from tfrl.config import run_folder
 from tfrl.envs.published import normalized_return, published_returns, returns_elsewhere
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import runs as run_folders
@@ -81,24 +81,21 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    loaded = [run_folders.load(path) for path in run_folders.find(map(folder, words))]
+    loaded = [run_folders.load(path) for path in run_folders.find(map(run_folder, words))]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     loaded = [run for run in loaded if run.env_steps]
     out = Path(options.out) if options.out else loaded[0].path
     if not options.out and len(loaded) > 1:
-        out = folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
+        out = run_folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
     print(write(loaded, out))
     return 0
 
 
 def write(loaded: Sequence[Run], out: Path) -> Path:
-    """Writes `out/report.html` and `out/plots/*.png`, and tells on stderr what readers must know.
+    """Writes `out/report.html` and `out/plots/*.png`, and warns on stderr. Returns the page's path.
 
-    Returns the page's path.
-
-    Raises:
-      UserError: the folder cannot be written in.
+    Raises UserError if the folder cannot be written.
     """
     from tfrl.reporting import plots  # matplotlib takes a second
 
@@ -115,7 +112,7 @@ def write(loaded: Sequence[Run], out: Path) -> Path:
         pictures = {}
         for name in _CAPTIONS:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing, where a run has no number
+                warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
                 figure = draw[name](groups)
             path = out / "plots" / f"{name}.png"
             if figure is None:
@@ -132,13 +129,13 @@ def write(loaded: Sequence[Run], out: Path) -> Path:
     for run in loaded:
         try:
             plots.save_learning_curve(run)
-        except OSError as error:  # a run of somebody else's, say
+        except OSError as error:  # such as another user's run
             tell(f"warning: cannot write the learning curve in {run.path}: {files.reason(error)}.")
     return written
 
 
 def notes(groups: Sequence[Group]) -> list[str]:
-    """Sentences that readers of a report about these groups must know."""
+    """Sentences about faults of the comparison, for the readers of a report."""
     found = []
     for g in groups:
         for run in g.repeated:
@@ -171,11 +168,11 @@ def notes(groups: Sequence[Group]) -> list[str]:
 
 
 def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
-    """Returns the page as HTML, with everything that it shows inside: no script, nothing from elsewhere.
+    """Returns the page as HTML. It contains its pictures, and has no script.
 
     Args:
-      runs: what it is about; groups: the same runs by what tells them apart.
-      pictures: PNG files by the names of `_CAPTIONS`; those without a picture are left out.
+      runs, groups: the runs, and the same runs in groups.
+      pictures: PNG files by the names of `_CAPTIONS`; some may be missing.
     """
     names = sorted({g.env for g in groups})
     counted = [run for g in groups for run in g.runs]
@@ -199,12 +196,12 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
 
 
 def _kind(groups: Sequence[Group]) -> str:
-    """The word for what was learned."""
+    """The word for the envs."""
     return "game" if all(TRAIN in g.level_sets for g in groups) else "env"
 
 
 def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """A row a group, and under the first of each env and algorithm what others published of them."""
+    """A row for each group, and published results under the first group of each env and algorithm."""
     rows, shown = [], set()
     for g in groups:
         at, returns = g.scored_at("test"), {s: g.returns(s) for s in g.level_sets}
@@ -230,9 +227,9 @@ def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
 
 
 def _published(g: Group) -> list[dict[str, str]]:
-    """Rows of what others published of the group's env, in any version, for as many levels of the same mode.
+    """Rows of published results for the group's env (any version), mode and number of levels.
 
-    They are train-procgen's PPO, whatever algorithm the group has, and others' results of its own algorithm.
+    They are of train-procgen's PPO, and of the group's own algorithm.
     """
     if g.config.start_level:
         return []
@@ -259,9 +256,9 @@ def _published(g: Group) -> list[dict[str, str]]:
 
 
 def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Statistics over all games and seeds: a row for each variant and level set that has two scores."""
+    """Statistics over all games and seeds: a row for each variant and level set with two scores or more."""
     rows = []
-    # Both rows of a variant are of the same games, unless no unseen levels have been played yet.
+    # Both rows of a variant are of the same games, unless nothing was evaluated on unseen levels yet.
     shared = over_games(groups, LEVEL_SETS) or over_games(groups, [TRAIN])
     for name in variants(shared):
         members = [g for g in shared if g.label == name]
@@ -281,7 +278,7 @@ def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
 
 
 def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
-    """Where the variants differ, besides env and seed, and the settings that are the same in all runs."""
+    """The settings in which the variants differ, except for env and seed, and those of all runs."""
     differing = run_folders.differences(runs)
     labels = {run.path: g.label for g in groups for run in (*g.runs, *g.repeated)}
     rows = []
@@ -311,14 +308,14 @@ def _run_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
             for s in config.level_sets
         }
         row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
-        row |= {"env steps/s": _number(run.speed(), 0), "precision": run.precision}
+        row |= {"env steps/s": _number(run.speed, 0), "precision": run.precision}
         row["workers x replicas"] = f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
     return rows
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Returns a table of rows by column, with "-" where a row lacks one; "" without rows."""
+    """Returns a table of rows by column, with "-" for a missing cell; "" without rows."""
     if not rows:
         return ""
     header = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,6 +1,6 @@
-"""python -m tfrl.tune: search over any algorithm's settings with Ray Tune, a run folder each trial.
+"""python -m tfrl.tune: search over any algorithm's settings with Ray Tune, a run folder for each trial.
 
-What is done stays and what was cut off goes on, so the same command finishes an interrupted sweep.
+The same command continues an interrupted sweep.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the sweep, or goes on with it; the exit code."""
+    """Runs or continues the sweep; the exit code."""
     options, sweep = _read(arguments)
     logdir = Path(expand_home(options.logdir)).absolute()
     for index, settings in enumerate(sweep.trials):
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"sweeps need Ray, which is not installed: {how_to_install_ray()}")
-    from tfrl.remote import sweep as on_ray  # which imports Ray Tune, of which packages may be missing
+    from tfrl.remote import sweep as on_ray  # imports Ray Tune, which may lack packages
 
     os.umask(os.umask(0) | 0o022)
     files.make_folder(logdir)
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
-    """The sweep's own flags, and the sweep that they and its trials' describe. Raises UserError."""
+    """The sweep's own flags, and the sweep with its trials. Raises UserError."""
     mine, trials = _split(arguments)
     grids, samples = (
         [t.partition("=")[2] for t in command_line.take(mine, [n])] for n in ("--grid", "--sample")
@@ -122,9 +122,9 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The sweep's own flags, and what its trials get: the algorithm and its flags.
+    """The sweep's own flags, and the algorithm with its flags.
 
-    Without a -- the algorithm's name divides them; the flags that only a sweep has may also stand after it.
+    Without -- the algorithm's name divides them. Flags that only a sweep has may also follow it.
     """
     if "--" in arguments:
         end = arguments.index("--")
@@ -140,7 +140,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_owner(logdir: Path) -> None:
-    """Raises UserError where other users may write into a sweep's folder, or have written there."""
+    """Raises UserError if other users can write into a sweep's folder, or own a file there."""
     for path in (logdir, *logdir.iterdir()):
         found = path.stat()
         if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
@@ -151,7 +151,7 @@ def check_owner(logdir: Path) -> None:
 
 
 def _check_metric(metric: str, config: RLSettings) -> None:
-    """Raises UserError where no progress.csv can have the metric; of updates' metrics, runs will tell."""
+    """Raises UserError if no progress.csv can have the metric. Metrics of updates are not checked."""
     columns = evaluation_columns(config.level_sets)
     if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):
         raise UserError(
@@ -161,7 +161,7 @@ def _check_metric(metric: str, config: RLSettings) -> None:
 
 
 def _claim(logdir: Path, sweep: Sweep) -> None:
-    """Takes the folder for this sweep. Raises UserError where it holds another one."""
+    """Takes the folder for this sweep. Raises UserError if it holds another one."""
     path = logdir / _PLAN_FILE
     if not path.exists():
         files.write(path, json.dumps(sweep.content(), indent=1))
@@ -198,11 +198,11 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
 
 
 class Watch:
-    """Shows the trials while they run: a live table on a terminal, else lines about those that have moved.
+    """Shows the trials while they run: a live table on a terminal, otherwise lines about those that moved.
 
     Args:
-      trials: gives all of them as they are now.
-      console: where to; None: stdout.
+      trials: returns the present state of all trials.
+      console: the output; None: stdout.
       interval: seconds between lines.
     """
 

@@ -1,4 +1,4 @@
-"""A classifier under a strategy: equal gradient steps on any number of replicas, tests, and exports."""
+"""A classifier under a strategy: equal gradient steps on any number of replicas, tests and exports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Classifier:
         self._build = partial(build, config, runtime.precision, image_shape=image_shape, classes=classes)
         with runtime.strategy.scope():
             self.model = self._build()
-        # The loss is computed from logits: the logarithm of a probability near 0 has no digits left.
+        # The loss is computed from logits, because the logarithm of a probability near 0 is not exact.
         self._logits = keras.Model(self.model.input, self.model.get_layer("logits").output)
         self._packings = {"network": Packing(self._logits.trainable_variables)}
         if self._logits.non_trainable_variables:  # moving statistics of batch normalization
@@ -55,7 +55,7 @@ class Classifier:
             metrics=("loss", "accuracy"),
             optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
             batch_rows=config.batch_size,
-            # Statistics of parts of a batch would be others than its own.
+            # The statistics of a part would differ from those of the batch.
             part_rows=config.batch_size // runtime.replicas if moved else runtime.micro_batch(config),
             moved=moved,
         )
@@ -71,10 +71,10 @@ class Classifier:
     # Training
 
     def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
-        """One gradient step; its sums over all replicas, float32 [2 + NUM_VOTES + 1].
+        """One gradient step. Returns sums over all replicas, float32 [2 + NUM_VOTES + 1].
 
         They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
-        this worker) and the norm of the gradient. Reading them waits for the step, so do that later.
+        each worker) and the norm of the gradient. Reading them waits for the end of the step.
         """
         mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
         mine[0] = 0.0 if votes is None else votes
@@ -89,13 +89,13 @@ class Classifier:
 
     def _step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
         images, labels, weights, count, votes, rate = batch
-        rows = (images, labels, weights * (self._batch_size / count))  # a filled up batch has fewer images
+        rows = (images, labels, weights * (self._batch_size / count))  # a filled-up batch has fewer images
         outcome = self._learning.gradient_step("step", rows, (), rate, gathered=tf.unstack(votes))
         votes = [tf.reduce_sum(vote) for vote in outcome.gathered]
         return tf.concat([outcome.means, votes, [outcome.norm]], axis=0)
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
-        """The loss of each image, with the penalty on the weights; rows are images, labels and weights."""
+        """The loss of each image plus the penalty on the weights; rows are images, labels and weights."""
         images, labels, shares = rows
         logits, state, penalties = self._logits.stateless_call(
             *self._arrays(weights), images, training=True, return_losses=True
@@ -161,7 +161,7 @@ class Classifier:
         return {f"{PREFIX}{name}": array for name, array in self.weights().items()} | others
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`. Raises ValueError if they belong to another network."""
+        """Continues from `get_state`. Raises ValueError if the arrays belong to another network."""
         arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
         known = {name for packing in self._packings.values() for name in packing.names}
         if arrays.keys() != known:
@@ -176,10 +176,8 @@ class Classifier:
     def export(self, directory: Path) -> None:
         """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
 
-        Both models map uint8 images [B, H, W, C] to probabilities float32 [B, classes]. They are made from a
-        network of their own, outside the strategy, so they load anywhere. All of it is on the disk on return.
-
-        Raises OSError.
+        Both models map uint8 images [B, H, W, C] to probabilities float32 [B, classes]. They are made outside
+        the strategy, so they load anywhere. All files are on the disk on return. Raises OSError.
         """
         weights = self.weights()
         files.make_folder(directory)

@@ -1,6 +1,6 @@
-"""The settings of a supervised run: a frozen dataclass, its presets, and the values that are possible.
+"""The settings of a supervised run: a frozen dataclass, its presets, and its checks.
 
-Nothing here imports TensorFlow, so that `--help` and a bad setting are answered at once.
+This module does not import TensorFlow, so that `--help` and the error for a bad setting come at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 OWN = "procgen_frames"
 OWN_CONFIGS = ("games", "games-mini")
-"""The project's own data set, and its configurations; the first is the default."""
+"""Configurations of the project's own data set; the first is the default."""
 
 MOST_IMAGES = 1_000_000
-"""Most images that a gradient step or a test has at once."""
+"""The most images of a gradient step."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ class Config(Run, Learning, Task, settings.Settings):
 
     @property
     def default_run_name(self) -> str:
-        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        """The name of a run without --run-name: the same for the same command, so that it resumes."""
         return f"{self.model}-{full_name(self.dataset).replace('/', '-')}-seed{self.seed}"
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The network's own options, those that it has."""
+        """The options that the network has."""
         entry = resnet.entry(self.model)
         # Keras's L2 is without the papers' factor 1/2.
         residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
@@ -194,7 +194,7 @@ class Config(Run, Learning, Task, settings.Settings):
 
 
 def full_name(dataset: str) -> str:
-    """The data set's name with its configuration, where it is our own, which has a default."""
+    """The data set's name; the project's own set gets its default configuration."""
     return f"{OWN}/{OWN_CONFIGS[0]}" if dataset == OWN else dataset
 
 

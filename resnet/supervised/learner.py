@@ -14,12 +14,12 @@ from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch, Dataset, Share
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.quiet import quiet_start
+from tfrl.cli.streams import quiet_start
 from tfrl.ops.optimizers import learning_rate
-from tfrl.run import loop, summary
+from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Conclusion, Update
-from tfrl.run.session import Session
+from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
 from tfrl.run.stop import Stopped, stop_code
 from tfrl.workers.tf_config import TFConfig
 
@@ -41,7 +41,7 @@ def train(config: Config, cluster: TFConfig | None) -> int:
 class ImageLearner(loop.Learner):
     """A classifier and its labelled images. An update is a row of progress.csv: up to --log-every steps.
 
-    It also ends where a checkpoint is due, and with an epoch.
+    It also ends at the end of an epoch, and when a checkpoint is due.
     """
 
     columns = (
@@ -109,7 +109,7 @@ class ImageLearner(loop.Learner):
     # Training
 
     def update(self) -> Update:
-        """Takes the gradient steps of one row. Raises Stopped after one of them if a worker was told to."""
+        """Takes the gradient steps of one row. Raises Stopped after a step if a worker was told to stop."""
         config, session = self._config, self._session
         session.phase("training")
         if self._batches is None:
@@ -117,7 +117,7 @@ class ImageLearner(loop.Learner):
             images = self._dataset.train
             passes = data.training_passes(config.augment, config.seed, len(images), first=epoch)
             self._batches = self._share.batches(images, passes, start)
-        waiting, code = [], None  # sums of steps that may not be finished yet
+        waiting, code = [], None  # sums of steps that may still be computed
         ends = False
         while not ends:
             began = time.perf_counter()
@@ -129,7 +129,7 @@ class ImageLearner(loop.Learner):
             session.watchdog.beat()
             session.console.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
-            # A step's sums are read after the next one is on its way: the device always has work.
+            # A step's sums are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):
                 values = waiting.pop(0).numpy()
                 if not np.isfinite(values).all():
@@ -148,7 +148,7 @@ class ImageLearner(loop.Learner):
         return Update(self._metrics(rate))
 
     def _metrics(self, rate: float) -> dict[str, float]:
-        """Means of the steps since the last row, which is this one from now on."""
+        """Means of the steps since the last row. Begins a new row."""
         loss, accuracy, norm, steps, seconds, waited = self._sums.tolist()
         self._sums[:] = 0.0
         self._session.seconds += seconds
@@ -177,7 +177,7 @@ class ImageLearner(loop.Learner):
                     break
 
         loss, self._hits = self.classifier.test(batches())
-        session.raise_if_stopped()  # before anything is used of a test that may have been broken off
+        session.raise_if_stopped()  # the test may be incomplete
         return {"test/loss": loss, "test/accuracy": self._hits / len(test)}
 
     # What people see
@@ -187,13 +187,14 @@ class ImageLearner(loop.Learner):
         config, dataset, found = self._config, self._dataset, self._session.found
         shape = " x ".join(map(str, dataset.image_shape))
         sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
+        width = f"width {config.width}, " if config.width != 1 else ""
         rows = {
             "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
-            **summary.hardware(self._session.runtime),
+            **hardware_rows(self._session.runtime),
             "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
             f"learning rate {config.lr:g}, {config.schedule}",
-            "network": summary.network(config.model, config.width, self.classifier.num_parameters),
-            **summary.folder(config),
+            "network": f"{config.model}, {width}{self.classifier.num_parameters:,} parameters",
+            **folder_rows(config),
         }
         if found is not None:
             rows["continues at"] = f"{found.env_steps:,} images (step {found.update})"
@@ -271,4 +272,4 @@ class ImageLearner(loop.Learner):
         header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
         scores = {part: outcome[part] for part in ("train", "test")}
         rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
-        return Conclusion((), header, rows, [summary.tensorboard(config)])
+        return Conclusion((), header, rows, [tensorboard(config)])

@@ -9,7 +9,7 @@ import learners
 import numpy as np
 import pytest
 import tensorflow as tf
-from packed_envs import packed
+from packed_envs import named, packed
 from processes import Training, learned, results
 
 from tfrl import config as settings
@@ -177,9 +177,9 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
     env = registry.make(EnvSpec.of(config, num_envs=40, seed=5))
     spec, rows = env.observation_spec, env.observe().observation
     saved = tf.saved_model.load(str(tmp_path / "export" / "policy"))
-    named = {key: tf.constant(array) for key, array in spec.named(rows).items()}
-    found = saved.signatures["serving_default"](**named)
-    again = saved.policy(*named.values())
+    inputs = {key: tf.constant(array) for key, array in named(spec, rows).items()}
+    found = saved.signatures["serving_default"](**inputs)
+    again = saved.policy(*inputs.values())
     vectors = {n: tf.constant(vector) for n, vector in network.join(arrays).items()}
     greedy = network.greedy(network.outputs(vectors, tf.constant(rows))).numpy()
     start = 0 if name == "ppo of several choices" else 2  # Discrete(5, start=2)

@@ -10,7 +10,7 @@ from processes import ROOT, unread_pipe
 RUN = """
 from tfrl.cli import endings
 from tfrl.run import console
-from tfrl.cli import quiet
+from tfrl.cli import streams
 from tfrl.run import lock
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 def main(arguments):
@@ -65,7 +65,7 @@ def test_a_folder_that_may_not_be_read_is_one_sentence():
 
 @pytest.mark.parametrize("stream", [1, 2])
 def test_work_goes_on_without_a_stream_to_show_it_on(stream, tmp_path):
-    body = "console.Console().message('trains')\n    with quiet.quiet_start(): pass"
+    body = "console.Console().message('trains')\n    with streams.quiet_start(): pass"
     body += "\n    print('shown')\n    import subprocess; subprocess.run(['echo', 'child'], check=True)"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         done = run(body, stdout=out, stderr=err, preexec_fn=lambda: os.close(stream))

@@ -21,11 +21,12 @@ from scripted import Acting, scripted, still
 from tfrl import evaluate, record
 from tfrl.algorithms.ppo import Config, parse
 from tfrl.cli.errors import UserError
+from tfrl.config import of_run
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation import policy_files
 from tfrl.evaluation.episodes import level_spec, play
-from tfrl.reporting import runs, video
+from tfrl.reporting import video
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.rng import Use
 
@@ -56,7 +57,7 @@ def run(tmp_path_factory):
     text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
     (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    weights = networks.of_settings(runs.settings(path), "float32").initial_arrays()
+    weights = networks.of_settings(of_run(path), "float32").initial_arrays()
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
@@ -197,7 +198,7 @@ def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     path = shutil.copytree(run, tmp_path / "run")
-    config = dataclasses.replace(runs.settings(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
+    config = dataclasses.replace(of_run(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
     store = CheckpointStore(path / "checkpoints", keep=2)
     learner = {f"weights/{name}": value for name, value in np.load(path / "export" / "weights.npz").items()}
     store.save(1, learner=learner, worker_part={}, env_steps=config.steps_per_update)

@@ -16,7 +16,7 @@ from made_runs import make_run
 from PIL import Image
 
 import resnet.supervised.config
-from tfrl import report, status
+from tfrl import report
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import games
@@ -255,10 +255,10 @@ def test_results_of_a_shorter_run_are_not_of_the_run_that_went_on(tmp_path):
     shorter = make_run(tmp_path, total_steps=100_000)
     of_shorter = (shorter / "results.json").read_text()
     loaded = runs.load(make_run(tmp_path, total_steps=200_000))
-    assert loaded.results is not None and status.row(loaded, time.time())[1] == "done"
+    assert loaded.results is not None and loaded.is_done
     (shorter / "results.json").write_text(of_shorter)
     loaded = runs.load(shorter)
-    assert loaded.results is None and status.row(loaded, time.time())[1] == "interrupted"
+    assert loaded.results is None and not loaded.is_done
     assert loaded.final_return("test") == loaded.points("eval_test/return")[1][-1]
     assert not loaded.is_done_for(loaded.config)
 

@@ -232,7 +232,7 @@ def test_the_overview_names_every_command_and_the_version(capsys):
 
 def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "--lr must be above 0" in refusal(overview.main, ["ppo", "--lr", "0"])
-    assert "nowhere does not exist" in refusal(overview.main, ["status", "nowhere"])
+    assert "nowhere does not exist" in refusal(overview.main, ["report", "nowhere"])
     assert "there is no command evaluat; known: ppo" in refusal(overview.main, ["evaluat"])
 
 
@@ -345,8 +345,8 @@ def test_bad_flags(command, sentence):
 
 
 BAD_FILES = [
-    ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
     ("learning_rate: 3", "has an unknown setting 'learning_rate' (did you mean lr?)."),
+    ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
     ("5: 3", "has an unknown setting 5"),
     ("config: other.yaml", "has an unknown setting 'config'"),
     ("ppo: {lrr: 1}", "has an unknown setting 'lrr' (did you mean lr?)."),

@@ -54,6 +54,14 @@ def test_unknown_procgen_settings_raise_an_error(name, mode):
         registry.make(EnvSpec(name, num_envs=1, seed=0, distribution_mode=mode))
 
 
+@pytest.mark.parametrize("env", ["coinrun", "catch"])
+@pytest.mark.parametrize("setting", [{"env_kwargs": {"size": 3}}, {"max_episode_steps": 9}])
+def test_settings_of_gymnasiums_envs_are_refused_for_other_envs(env, setting):
+    flag = next(iter(setting)).replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{flag} is for Gymnasium's envs, and {env} is not one"):
+        registry.check(Task(env, **setting))
+
+
 def test_a_game_is_of_one_family():
     assert len({*registry.env_names()}) == len(registry.env_names())
 

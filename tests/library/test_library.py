@@ -169,7 +169,8 @@ def test_bad_settings_are_one_sentence(tmp_path):
     for algorithm, settings, sentence in (
         ("pp", {}, r"no algorithm 'pp' \(did you mean ppo\?\)"),
         ("ppo", {"learning_rate": 1e-3}, r"ppo has no setting learning_rate \(did you mean lr\?\)"),
-        ("ppo", {"tau": 0.5}, r"no setting tau \(it is a setting of dqn, ddpg, td3, sac\)"),
+        ("ppo", {"num_env": 3}, r"ppo has no setting num_env \(did you mean num_envs\?\)"),
+        ("ppo", {"tau": 0.5}, r"ppo has no setting tau"),
         ("ppo", {"num_envs": "many"}, "num_envs must be a whole number; got 'many'"),
         ("ppo", {"num_envs": 8, "actors": 3}, "num_envs must be divisible by actors 3"),
         ("ppo", {"env": gymnasium.make("CartPole-v1")}, "env must be an id or a function .* not a TimeLimit"),

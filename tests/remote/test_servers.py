@@ -64,9 +64,7 @@ def test_a_process_for_which_ray_has_no_cpu_is_told_and_a_signal_ends_the_wait(c
     monkeypatch.setattr(supervised_actors, "_LATE_SECONDS", 0.5)
     said, other = [], ray.remote(num_cpus=6)(Idle).remote()
     ray.get(other.begin_at.remote(None), timeout=WAIT)
-    hooks = supervised_actors.Hooks(
-        timeout=WAIT, stop_if_told=raise_if_stopped, tell=said.append, shared=True
-    )
+    hooks = supervised_actors.Hooks(WAIT, raise_if_stopped, said.append, cluster)
     actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, hooks)
     try:
         with pytest.raises(SystemExit) as ended:

@@ -254,13 +254,6 @@ def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
         assert f"<td>ppo, {title}</td><td>{value:.3f} [" in report.render(loaded, groups, {})
 
 
-def test_long_labels_omit_values_that_most_runs_share(make):
-    plain, wide = (drac.Config, "bigfish", {}), (drac.Config, "bigfish", {"torso_width": 2})
-    ucb = (drac.Config, "bigfish", {"augment": "ucb"})
-    _, groups = told_apart(make, (ppo.Config, "bigfish", {}), plain, ucb, wide)
-    assert [g.label for g in groups] == ["ppo", "drac", "drac, augment ucb", "drac, torso-width 2"]
-
-
 def test_a_variant_has_the_same_style_in_all_pictures(make):
     """Beyond six variants, too, and where a picture leaves some of them out."""
     for style in (plots.line_style, plots.marker_style):

@@ -116,8 +116,6 @@ def test_a_process_that_has_got_the_holders_number_does_not_train(tmp_path, numb
     """After a reboot, say: the lock's file is as the power failure left it."""
     (tmp_path / LOCK_FILE).write_text(f"process {number} on {os.uname().nodename}")
     assert is_held(tmp_path) is False
-    (tmp_path / LOCK_FILE).write_text(f"process {number} on elsewhere")
-    assert is_held(tmp_path) is None, "that machine's locks may not be shown here"
 
 
 def test_a_trainer_of_another_machine_whose_lock_is_shown_here_trains(tmp_path):

@@ -24,7 +24,7 @@ from tfrl.evaluation.episodes import evaluation_results, level_spec, play
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import results
-from tfrl.run.session import Session
+from tfrl.run.session import Session, folder_rows
 from tfrl.run.stop import Stopped
 from tfrl.training import callbacks, summary
 from tfrl.workers import strategy
@@ -205,7 +205,7 @@ def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_
 
 def test_commands_to_type_next_are_what_a_shell_takes(small):
     config = small(logdir="my logs")
-    assert summary.folder(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}
+    assert folder_rows(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}
 
 
 class Noting(tfrl.Callback):

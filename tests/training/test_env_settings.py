@@ -7,7 +7,7 @@ from learners import train
 from made_envs import made
 
 from tfrl import config as settings
-from tfrl.config.of_run import settings as of_run
+from tfrl.config import of_run
 from tfrl.evaluation.episodes import level_spec
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from processes import results, train
 
 from resnet.train import main
-from tfrl.run.folder import SETTINGS_FILE
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.workers import machine
 from tfrl.workers.strategy import resolve_precision
 

@@ -108,11 +108,6 @@ class Config(PPG, ppo.Config):
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
-    def updates_alike(self) -> int:
-        """The number of updates of a phase."""
-        return self.policy_updates
-
-    @property
     def auxiliary_sequence(self) -> int:
         """The length of the sequences of a recurrent network in the auxiliary phase; 1 without memory."""
         if self.memory == "none":

@@ -371,7 +371,6 @@ class ReplayAgent(Agent):
         return self.network.initial()
 
     @property
-    @property
     def summary(self) -> dict[str, str]:
         """Descriptions of the learning, by title."""
         config = self._config

@@ -1,4 +1,4 @@
-"""The command lines of the tools beside the trainer: folders by position, and flags from a dataclass."""
+"""The command lines of the tools: folders by position, and flags from a dataclass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:
-    """Reads a command's arguments: returns those without a flag, in order, and the flags as an `options`.
+    """Returns the positional arguments in order, and the flags as an `options`.
 
     Args:
       options: a dataclass, one flag a field; the text under a field is its help.
-      argv: the arguments.
-      usage: how the command is called, for --help, which is answered by SystemExit(0).
-      summary: what it does.
+      argv: the arguments. --help prints the help and raises SystemExit(0).
+      usage, summary: for the help.
 
-    Raises:
-      UserError: an unknown flag, a value of another type, or a number outside its range.
+    Raises UserError for an unknown flag, a value of another type, or a number outside its range.
     """
     if any(token in ("-h", "--help") for token in argv):
         import tyro
@@ -40,9 +38,9 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
 
 
 def take(argv: list[str], names: Collection[str]) -> list[str]:
-    """Removes flags that take a value from `argv`, wherever they stand; each as `--name=value`.
+    """Removes the named flags from `argv`, and returns each as `--name=value`.
 
-    One without its value stays without it, for `parse` to refuse.
+    A flag that lacks its value is returned as it is, and `parse` refuses it.
     """
     taken, rest = [], []
     tokens = list(reversed(argv))
@@ -59,11 +57,7 @@ def take(argv: list[str], names: Collection[str]) -> list[str]:
 
 
 def one(words: Sequence[str], what: str, usage: str) -> str:
-    """The single word of a command that takes one.
-
-    Raises:
-      UserError: there is none, or there are more.
-    """
+    """The only positional argument. Raises UserError if there is none, or more than one."""
     if len(words) != 1:
         got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
         raise UserError(f"give one {what}, {got}; usage: {usage}")

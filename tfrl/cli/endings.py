@@ -17,15 +17,15 @@ from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.streams import open_missing, send_nowhere, surviving, tell
 
-_PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # errors that say all that there is to say
-_LAST_WORDS = 1.0  # seconds for what a process that ends at once still has to say
+_PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # their own text is a good sentence
+_LAST_WORDS = 1.0  # seconds
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs `main(arguments)` and exits with what it returns, or with its error's code and sentence.
+    """Runs `main(arguments)`, and exits with the code that it returns, or prints its error and exits.
 
-    A signal that tells it to stop ends `main` by SystemExit, with its code of STOP_CODES, unless `main` has
-    handlers of its own; a second one ends the process at once.
+    A signal to stop raises SystemExit in `main` with a code of STOP_CODES, unless `main` has handlers of its
+    own. A second signal ends the process at once.
     """
     open_missing()
     signals.OURS.of_command = True
@@ -36,9 +36,9 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except BrokenPipeError:
         if not _reader_is_gone(sys.stdout):
             raise
-        code = 0  # the reader (head, say) has seen enough
+        code = 0  # the reader, such as head, has seen enough
     except PeerError as error:
-        # TensorFlow's own way out waits for peers that are gone, and complains of it.
+        # TensorFlow's own exit would wait for dead peers, and print errors.
         sentence = f"error: {error}"
 
         def last_words() -> None:
@@ -61,17 +61,17 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         code = 1
     except SystemExit as end:  # --help, a signal
         code = int(end.code or 0)
-    _on_signals(lambda *_: os._exit(code))  # a signal does not change any more how the command has ended
+    _on_signals(lambda *_: os._exit(code))  # a late signal does not change the exit code
     _flush()
     sys.exit(code)
 
 
 @contextlib.contextmanager
 def before_training() -> Iterator[None]:
-    """Tells of it where a signal ends the process inside, before a session listens to signals.
+    """Prints a sentence if a signal ends the process within the context, before the run listens to signals.
 
-    Raises SystemExit at its end, too, for a signal that has come: what `_end` raises while a library is
-    imported the library may swallow.
+    It also raises SystemExit at its end after a signal, because a library may swallow the SystemExit that is
+    raised while it is imported.
     """
     try:
         yield
@@ -97,9 +97,9 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _reader_is_gone(stream: IO[str]) -> bool:
-    """Whether `stream` is a pipe or socket that nobody reads any more."""
+    """True if `stream` is a pipe or socket without a reader."""
     poll = select.poll()
-    poll.register(stream.fileno(), 0)  # an error is told in any case
+    poll.register(stream.fileno(), 0)  # poll reports errors in any case
     return bool(poll.poll(0))
 
 
@@ -109,9 +109,9 @@ def _flush() -> None:
 
 
 def end_at_once(code: int, say: Callable[[], object]) -> NoReturn:
-    """Ends the process from any thread, whatever the others are in, after `say()`, its last words.
+    """Ends the process from any thread, after `say()` has printed the last words.
 
-    They get a thread and a second: what they are written to may be broken, or take nothing and block.
+    `say` has a thread and a second, because its stream may block.
     """
     speaker = threading.Thread(target=say, name="last words", daemon=True)
     try:

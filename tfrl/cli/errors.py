@@ -1,38 +1,29 @@
-"""The ways a command ends badly. `endings.run` turns each into one sentence and an exit code."""
+"""The errors that end a command. `endings.run` turns each into one sentence and an exit code."""
 
 
 class UserError(Exception):
-    """Bad settings or input: one sentence with what was wrong, the value, what is right. Exit code 2."""
+    """Bad settings or input: one sentence with the fault, the value and what is allowed. Exit code 2."""
 
     exit_code = 2
 
 
-class UnknownFlagError(UserError):
-    """A command line has a flag that the command does not know; `name` is the field's that it would give."""
-
-    def __init__(self, spelled: str, name: str, hint: str) -> None:
-        super().__init__(f"there is no flag {spelled}{hint}; --help lists them.")
-        self.spelled, self.name = spelled, name
-
-
 class SettingsError(UserError, ValueError):
-    """A UserError as the Python library raises it."""
+    """A UserError of the Python library."""
 
 
 class TrainingError(Exception):
-    """The run itself failed (a NaN in a loss, say): one sentence. Exit code 1."""
+    """The run itself failed, because of a NaN in a loss, for example: one sentence. Exit code 1."""
 
     exit_code = 1
 
 
 class EnvError(TrainingError):
-    """An env of anybody's failed, or gave what nothing can be learned from: one sentence that names it."""
+    """An env failed, or returned values that nothing can learn from: one sentence that names the env."""
 
 
 class PeerError(TrainingError):
-    """Another process died, hung or kept this one waiting for too long: a worker that did not come, one of
-    the last attempt that still has the port or the run. A launcher may start all again, from the last
-    checkpoint.
+    """Another process died, hung, or did not come: a worker, or one of an earlier start that still has the
+    port or the run. A launcher may start all workers again, from the last checkpoint. Exit code 75.
     """
 
     exit_code = 75

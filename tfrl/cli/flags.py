@@ -1,7 +1,7 @@
-"""Settings as text: flags and YAML files to the typed fields of a flat dataclass.
+"""Reads flags and YAML files into the typed fields of a flat dataclass.
 
-Flags are read here and not by tyro, which prints the help: a setting then means the same in a file and on the
-command line (`1e6` is a whole number in both), and every mistake gets one sentence.
+tyro prints the help, but does not read the flags. So a setting means the same in a file and on the command
+line (`1e6` is a whole number in both), and every mistake gets one sentence.
 """
 
 import difflib
@@ -14,68 +14,40 @@ from typing import Any
 
 import yaml
 
-from tfrl.cli.errors import UnknownFlagError, UserError
+from tfrl.cli.errors import UserError
 
-# Other libraries' names of settings, with ours: the first that a command has is suggested.
-_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("learning_rate", "step_size"), ("lr",)),
-    **dict.fromkeys(("policy_lr", "pi_lr", "learning_rate_actor"), ("actor_lr", "lr")),
-    **dict.fromkeys(("value_lr", "vf_lr", "learning_rate_critic"), ("critic_lr",)),
-    **dict.fromkeys(
-        ("timesteps", "total_timesteps", "num_timesteps", "total_frames", "num_env_steps", "steps"),
-        ("total_steps", "max_steps"),
-    ),
-    **dict.fromkeys(("n_envs", "num_environments", "num_processes", "nenvs"), ("num_envs",)),
-    **dict.fromkeys(("num_workers", "n_workers", "num_actors", "n_actors"), ("actors", "observers")),
-    **dict.fromkeys(("num_gpus", "gpus", "n_gpus"), ("replicas",)),
-    **dict.fromkeys(("device", "cuda"), ("strategy",)),
-    **dict.fromkeys(("n_steps", "rollout_length", "rollout_fragment_length", "horizon"), ("num_steps",)),
-    **dict.fromkeys(("batch_size", "mini_batch_size"), ("minibatch_size",)),
-    **dict.fromkeys(("n_epochs", "num_epochs", "update_epochs", "ppo_epochs"), ("epochs",)),
-    **dict.fromkeys(
-        ("buffer_size", "buffer_capacity", "replay_buffer_size", "memory_size"), ("replay_size",)
-    ),
-    **dict.fromkeys(("warmup_steps", "start_steps", "random_steps"), ("learning_starts",)),
-    **dict.fromkeys(("train_freq", "train_frequency"), ("train_every",)),
-    **dict.fromkeys(("gradient_steps", "utd_ratio"), ("updates_per_step",)),
-    **dict.fromkeys(("target_update_interval", "target_network_frequency"), ("target_every",)),
-    **dict.fromkeys(("polyak", "soft_tau"), ("tau",)),
-    **dict.fromkeys(("clip_range", "clip_coef", "clip_eps", "clip_param"), ("clip_ratio",)),
-    **dict.fromkeys(("ent_coef", "entropy_coeff", "entropy_beta"), ("entropy_coef", "alpha")),
-    **dict.fromkeys(("vf_coef", "value_loss_coef", "vf_loss_coeff"), ("value_coef",)),
-    **dict.fromkeys(("discount", "discount_factor"), ("gamma",)),
-    **dict.fromkeys(("gae", "lam", "lambda"), ("gae_lambda",)),
-    **dict.fromkeys(("net_arch", "hidden_sizes", "fcnet_hiddens"), ("hidden",)),
-    **dict.fromkeys(("env_id", "env_name", "environment", "game", "task"), ("env",)),
-    **dict.fromkeys(("log_dir", "log_path", "output_dir", "save_dir", "tensorboard_log"), ("logdir",)),
-    **dict.fromkeys(("exp_name", "experiment_name", "name"), ("run_name",)),
-    **dict.fromkeys(("random_seed",), ("seed",)),
-    **dict.fromkeys(("eval_freq", "evaluation_interval", "eval_interval"), ("eval_every_steps",)),
-    **dict.fromkeys(("n_eval_episodes", "num_eval_episodes"), ("eval_episodes",)),
-    **dict.fromkeys(("save_freq", "checkpoint_freq", "save_every"), ("checkpoint_every",)),
-    **dict.fromkeys(("load", "load_model", "checkpoint", "pretrained"), ("start_from",)),
+_OTHER_NAMES = {
+    "batch_size": "minibatch_size",
+    "buffer_size": "replay_size",
+    "clip_range": "clip_ratio",
+    "device": "strategy",
+    "ent_coef": "entropy_coef",
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "n_epochs": "epochs",
+    "n_steps": "num_steps",
+    "num_workers": "actors",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "value_lr": "critic_lr",
+    "vf_coef": "value_coef",
 }
-
-
-def other_name(word: str, known: Iterable[str]) -> str | None:
-    """The known field that other libraries call `word`; None where there is none."""
-    known = set(known)
-    return next((name for name in _OTHER_NAMES.get(word.lower(), ()) if name in known), None)
+"""Names of settings in other libraries, with ours."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that `word` was probably meant to be, as ` (did you mean …?)`, or nothing."""
+    """The known word that is most like `word`, as ` (did you mean …?)`, or nothing."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def nearest_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
-    """The known setting that `name` was probably meant to be, as ` (did you mean …?)`, or nothing.
+    """The known setting that `name` probably means, as ` (did you mean …?)`, or nothing.
 
     `spell` writes a setting's name for the sentence.
     """
-    known = list(known)
-    return nearest(spell(other_name(name, known) or name), map(spell, known))
+    known, other = list(known), _OTHER_NAMES.get(name)
+    return nearest(spell(other if other in known else name), map(spell, known))
 
 
 def flag(name: str) -> str:
@@ -84,24 +56,24 @@ def flag(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a sentence, however long it is."""
+    """A value in a sentence; a long one is shortened."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not write integers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def without_none(kind: Any) -> Any:
-    """Returns T for a type `T | None`, the only union that settings use, and any other type as it is."""
-    if typing.get_origin(kind) not in (types.UnionType, typing.Union):  # of a Literal, the latter
+    """Returns T for a type `T | None`, the only union that settings use, and other types unchanged."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):  # `Literal | None` is a typing.Union
         return kind
     (closed,) = set(typing.get_args(kind)) - {types.NoneType}
     return closed
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value`, text or from YAML, as a field of type `kind`; `where` names the setting in the UserError."""
+    """Converts `value`, text or from YAML, to the type `kind`. Raises UserError, which calls it `where`."""
     if (closed := without_none(kind)) is not kind:
         if value is None or str(value).lower() in ("none", "null"):
             return None
@@ -122,19 +94,19 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 
 def _convert(value: Any, kind: type) -> Any:
-    """`value` as a bool, an int, a float, a str or a dict. Raises ValueError or OverflowError."""
+    """Converts to a bool, int, float, str or dict. Raises ValueError or OverflowError."""
     converted: Any = value
     if kind is bool:
         converted = {"true": True, "false": False}.get(str(value).lower())
     elif kind is dict:
-        try:  # values of YAML must be JSON's too: no date, no set
+        try:  # YAML has values that JSON lacks: dates and sets
             converted = json.loads(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
         except TypeError:
             raise ValueError from None
     elif kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
-        try:  # PyYAML takes 5e-4 for text; integers of many digits would not be exact as floats
+        try:  # PyYAML reads 5e-4 as text; a float would round integers of many digits
             converted = kind(value) if isinstance(value, str) else value
         except ValueError:
             converted = float(value)  # 1e6
@@ -157,16 +129,15 @@ def read_flags(
     argv: Sequence[str],
     words: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The settings that `argv` gives, by field name. The last one wins, as everywhere.
+    """The settings in `argv` by field name. If a flag is given twice, the last one counts.
 
     Args:
       kinds: the type of every field.
       aliases: further names of fields.
       argv: the arguments.
-      words: takes the arguments that are neither flags nor their values; None: there may be none.
+      words: gets the arguments that are neither flags nor values; None: such arguments are refused.
 
-    Raises:
-      UserError: an unknown flag, a missing value or one of another type.
+    Raises UserError for an unknown flag, and for a missing or wrong value.
     """
     values: dict[str, Any] = {}
     tokens = list(reversed(argv))
@@ -193,7 +164,7 @@ def read_flags(
 
 
 def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
-    """The field that a flag gives; `no_` before it for the switch that turns it off."""
+    """The field of a flag; a `--no-` flag of a switch keeps its `no_`."""
     if not spelled.startswith("--"):
         raise UserError(
             f"{spelled!r} is not a flag; settings are given as --name value, switches as --name or --no-name."
@@ -202,16 +173,15 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    raise UnknownFlagError(spelled, name, nearest_setting(name, [*kinds, *aliases], flag))
+    hint = nearest_setting(name, [*kinds, *aliases], flag)
+    raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file: a mapping of field names (or aliases) to values.
+    """The settings in a YAML file by field name. They may be in sections of any name: `task: {env: maze}`.
 
-    They may stand in sections, `task: {env: maze}`, whatever these are called.
-
-    Raises UserError if the file cannot be read, holds anything else, an unknown name, one twice or of
-    another type.
+    Raises UserError if the file cannot be read or is no mapping, or if a name is unknown, given twice, or has
+    a value of another type.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

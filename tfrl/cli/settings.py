@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SettingsT = TypeVar("SettingsT", bound="Settings")
 Precision = Literal["auto", "float32", "bfloat16"]
 
+SETTINGS_FILE = "config.yaml"
+"""The file of settings in a run's folder."""
 _COMMENT_WIDTH = 98
 
 # Ranges
@@ -60,10 +62,9 @@ class Range(NamedTuple):
 
 
 MOST = 2**31 - 1
-"""The largest of procgen's C++ options and of TensorFlow's indices, which have 32 bits."""
+"""The largest option of procgen's C++ code and the largest index of TensorFlow; both have 32 bits."""
 
-# Numbers, and whole numbers.
-_LARGEST = 1e38  # float32 holds a little more
+_LARGEST = 1e38  # the largest float32 is a little larger
 POSITIVE = Range(0, _LARGEST, above=True)
 NOT_NEGATIVE = Range(0, _LARGEST)
 FRACTION = Range(0, 1)
@@ -71,18 +72,15 @@ ANY = Range(-_LARGEST, _LARGEST)
 NATURAL = Range(0, MOST)
 COUNT = Range(1, MOST)
 
-WIDTH = Range(1, 64)  # of a network: its weights go with the square
+WIDTH = Range(1, 64)  # the number of weights grows with the square
 
-_SEASON = 1e7  # seconds; the operating system's clocks take no more than 9e9
+_SEASON = 1e7  # seconds; the operating system refuses more than 9e9
 TIMEOUT = Range(0, _SEASON, above=True)
 TIMEOUT_OR_NONE = Range(0, _SEASON)
 
 
 def check_ranges(config: DataclassInstance) -> None:
-    """Raise UserError for the first number outside the range of its field: `lr: Annotated[float, POSITIVE]`.
-
-    None is left alone.
-    """
+    """Raise UserError for the first number outside the range in its annotation. None is always allowed."""
     for name, kind in field_types(type(config)).items():
         value = getattr(config, name)
         for allowed in getattr(kind, "__metadata__", ()):
@@ -97,7 +95,7 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-# What every trainer can be told. A trainer's own class adds fields, and gives one again to word its help.
+# Settings of every trainer. A trainer's own class adds fields, and repeats a field to change its help.
 
 
 @dataclass(frozen=True)
@@ -162,39 +160,10 @@ MAY_CHANGE = frozenset(
 """Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
 _CHANGED_FIRST = frozenset(
-    (
-        "env",
-        "preset",
-        "total_steps",
-        "seed",
-        "num_envs",
-        "num_steps",
-        "lr",
-        "gamma",
-        "torso",
-        "hidden",
-        "memory",
-    )
-    + (
-        "epochs",
-        "num_minibatches",
-        "entropy_coef",
-        "batch_size",
-        "replay_size",
-        "train_every",
-        "batch_episodes",
-    )
-    + (
-        "normalize_observations",
-        "eval_every",
-        "logdir",
-        "run_name",
-        "resume",
-        "replicas",
-        "actors",
-        "observers",
-    )
-    + ("model", "dataset", "augment", "config", "print_config")
+    ("env", "preset", "total_steps", "seed", "num_envs", "num_steps", "lr", "gamma", "torso", "hidden")
+    + ("memory", "epochs", "num_minibatches", "entropy_coef", "batch_size", "replay_size", "train_every")
+    + ("batch_episodes", "normalize_observations", "eval_every", "logdir", "run_name", "resume", "replicas")
+    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config")
 )
 """Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
 
@@ -227,15 +196,15 @@ class Settings(Run, Hardware, ABC):
 
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from given ones, unless they are given as well. Raises UserError."""
+        """Settings that follow from the given ones; given values win. Raises UserError."""
         return {}
 
     def inherit_from_run(self) -> dict[str, Any]:
-        """Settings of the run in this folder, of those that a command line may leave open."""
+        """Settings to take from the run in this folder if the command line does not give them."""
         return {}
 
     def complete(self) -> Self:
-        """These settings with what follows from others filled in, such as the run's name."""
+        """These settings with derived values filled in, such as the run's name."""
         name = self.default_run_name if self.run_name is None else self.run_name
         return dataclasses.replace(self, run_name=name, logdir=expand_home(self.logdir))
 
@@ -248,7 +217,7 @@ class Settings(Run, Hardware, ABC):
 
     @property
     def ineffective(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why: "without --double"."""
+        """Settings without an effect by name, each with the reason, such as "without --double"."""
         return {}
 
     @abstractmethod
@@ -263,7 +232,7 @@ class Settings(Run, Hardware, ABC):
     @property
     @abstractmethod
     def steps_per_update(self) -> int:
-        """Env steps of one update at the most, or images of a gradient step, all workers together."""
+        """The most env steps of one update, or the images of a gradient step, all workers together."""
 
     @property
     @abstractmethod
@@ -272,23 +241,23 @@ class Settings(Run, Hardware, ABC):
 
     @property
     def in_parts(self) -> bool:
-        """True if all that is large is computed in parts, which the cores of a CPU then share."""
+        """True if everything large is computed in parts, which the cores of a CPU share."""
         return True
 
     @property
     def least_parts(self) -> int:
-        """Equal parts of a minibatch, at the least, on CPUs: 1, 2 or 4 replicas share so many."""
+        """The least number of equal parts of a minibatch on CPUs, which 1, 2 or 4 replicas can share."""
         return 4
 
     @property
     def small_network(self) -> bool:
-        """True if the network is too small to gain by bfloat16."""
+        """True if the network is too small to gain from bfloat16."""
         return False
 
     @property
     @abstractmethod
     def default_run_name(self) -> str:
-        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        """The name of a run without --run-name. The same command gets the same name, so that it resumes."""
 
     @property
     def run_dir(self) -> Path:
@@ -320,9 +289,9 @@ class Reader(Generic[SettingsT]):
 
     Attributes:
       kind: the dataclass of the settings.
-      prog: how the command is called.
-      summary: what --help says before the flags.
-      defaults: what a command line begins with otherwise than the dataclass; files do not.
+      prog: the command, for --help.
+      summary: the text of --help before the flags.
+      defaults: values of a command line that differ from those of the dataclass. Files do not use them.
     """
 
     kind: type[SettingsT]
@@ -331,12 +300,10 @@ class Reader(Generic[SettingsT]):
     defaults: Mapping[str, Any]
 
     def parse(self, argv: Sequence[str]) -> SettingsT:
-        """Checked settings of a command line: the preset's, over them the --config file's, then the flags'.
+        """Checked settings of a command line. Flags win over the --config file, which wins over the preset.
 
-        A --preset also takes the place of the file's own: what the file has from that gives way.
-
-        Answers --help, --help-all and --print-config by SystemExit(0). Raises UserError for anything that
-        cannot be meant.
+        A --preset also replaces the preset of the file and its values. --help, --help-all and --print-config
+        raise SystemExit(0). Raises UserError for a wrong setting.
         """
         if {"-h", "--help", "--help-all"} & set(argv):
             self._help(whole="--help-all" in argv)
@@ -349,9 +316,9 @@ class Reader(Generic[SettingsT]):
         return config
 
     def of_values(self, values: Mapping[str, Any]) -> SettingsT:
-        """Checked settings of given values by field name: what `parse` makes of flags.
+        """Checked settings from values by field name, as `parse` makes them from flags; `config` is a file.
 
-        `config` among them names a file. Raises UserError for anything that cannot be meant.
+        Raises UserError for a wrong setting.
         """
         values = dict(values)
         path = values.pop("config", None)
@@ -360,7 +327,7 @@ class Reader(Generic[SettingsT]):
         return self._inheriting(self._in_full(given, self.defaults))
 
     def from_yaml(self, path: str | Path) -> SettingsT:
-        """The settings of a YAML file, unchecked; those it leaves out are its preset's. Raises UserError."""
+        """The unchecked settings of a YAML file; its preset gives the others. Raises UserError."""
         return self._in_full(self._read_yaml(path)).complete()
 
     @cached_property
@@ -376,7 +343,7 @@ class Reader(Generic[SettingsT]):
 
     def _read_yaml(self, path: str | Path) -> dict[str, Any]:
         mine = self.kind.algorithm
-        # First, before anything that only one of them has would be called unknown.
+        # Before a setting that only the other algorithm has would be called unknown.
         self._check_algorithm(path, algorithm_of(Path(path)) or mine)
         values = read_yaml(self._kinds | {"algorithm": str}, self.kind.aliases, path)
         self._check_algorithm(path, values.pop("algorithm", mine))  # in a section
@@ -388,10 +355,10 @@ class Reader(Generic[SettingsT]):
             raise UserError(f"{path} has settings of {algorithm}, not of {mine}.")
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
-        """The file's settings, without what follows from others that the flags may change.
+        """The file's settings, without those that follow from settings that the flags may change.
 
-        That is its run's name, a threshold of its env's own, and what it has from a preset of its own where
-        the flags give another; but not the env that no preset names.
+        These are a default run name, a default threshold of the env, and the values of the file's preset if
+        the flags give another preset.
         """
         values = self._read_yaml(path)
         for name in {"run_name", "solved_at"} & values.keys():
@@ -406,7 +373,7 @@ class Reader(Generic[SettingsT]):
         return {n: value for n, value in values.items() if n in kept or value != getattr(plain, n)}
 
     def _inheriting(self, config: SettingsT) -> SettingsT:
-        """These settings complete and valid, those that are left open by the run that they go on with."""
+        """These settings, complete and valid; the run in the folder gives those that are left open."""
         complete = config.complete()
         inherited = {
             name: value
@@ -426,12 +393,12 @@ class Reader(Generic[SettingsT]):
     def _in_full(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> SettingsT:
-        """All settings: these, and the rest by their preset and the defaults."""
+        """These settings, and the others from their preset and the defaults."""
         preset = values.get("preset") or self.kind(**{**defaults, **values}).default_preset()
         return self.kind(**{**defaults, **self.kind.presets[preset], **values, "preset": preset})
 
     def _help(self, *, whole: bool) -> NoReturn:
-        """Print the help, with all settings and presets if it is the whole one, and end."""
+        """Prints the help and exits; the whole help has all settings and the presets' values."""
         import tyro
 
         values = vars(Command()) | vars(self._in_full({}, self.defaults).complete()) | {"run_name": None}
@@ -451,12 +418,11 @@ class Reader(Generic[SettingsT]):
                 groups.append((section.__name__, flat, dataclasses.field(default_factory=group)))
         flags = dataclasses.make_dataclass("Flags", groups)
         presets, summaries = self.kind.presets, self.kind.preset_summaries
-        described = [
-            name
-            + (f" ({summaries[name]})" if name in summaries else "")
-            + (f": {preset_in_words(changes)}." if changes and whole else ".")
-            for name, changes in presets.items()
-        ]
+        described = []
+        for name, changes in presets.items():
+            summary = f" ({summaries[name]})" if name in summaries else ""
+            flags_of_it = ", ".join(f"{n.replace('_', '-')} {value}" for n, value in changes.items())
+            described.append(f"{name}{summary}{f': {flags_of_it}' if changes and whole else ''}.")
         more = [] if whole else ["--help-all shows all settings, and what the presets change."]
         description = "\n\n".join([self.summary, *more, "The presets:", *described])
         with _json_in_help():
@@ -465,7 +431,7 @@ class Reader(Generic[SettingsT]):
 
 
 def _json_in_help() -> Any:
-    """Has tyro show a mapping as one value of JSON; it would leave out the flag of an empty one."""
+    """Makes tyro show a mapping as one JSON value. By itself it omits the flag of an empty mapping."""
     import tyro
 
     rules = tyro.constructors.ConstructorRegistry()
@@ -489,10 +455,7 @@ def _json_in_help() -> Any:
 
 
 def to_yaml(config: Settings) -> str:
-    """The settings as a YAML file that `Reader.from_yaml` and --config take back exactly.
-
-    A comment above each setting says what it is.
-    """
+    """The settings as YAML with their help as comments. `Reader.from_yaml` reads back equal settings."""
     lines = [f"algorithm: {config.algorithm}\n"] if config.algorithm else []
     lines.append(f"{_WRITTEN_BY}{__version__}\n")
     texts = _help_of_fields(type(config))
@@ -506,12 +469,12 @@ _WRITTEN_BY = "# Written by tfrl "
 
 
 def is_of_earlier_version(path: Path) -> bool:
-    """True for the settings file of a run that tfrl 0.1.0 began: it names no version."""
+    """True for a settings file of tfrl 0.1.0, which names no version."""
     return not any(line.startswith(_WRITTEN_BY) for line in path.read_text(errors="replace").splitlines())
 
 
 def algorithm_of(path: Path) -> str | None:
-    """The algorithm that a settings file names; None if none, or the file cannot be read."""
+    """The algorithm that a settings file names; None if it names none or cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         named = next((line for line in lines if line.startswith("algorithm:")), "")
@@ -521,19 +484,23 @@ def algorithm_of(path: Path) -> str | None:
         return None
 
 
-def preset_in_words(preset: Mapping[str, Any]) -> str:
-    """The settings that a preset changes, as flags' names and values."""
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in preset.items())
+def is_of(run: Path, setting: str) -> bool:
+    """True if the folder's run is of the trainer with this setting: "env" is tfrl's, "dataset" resnet's."""
+    try:
+        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith(f"{setting}:") for line in lines)
 
 
 @functools.cache
 def _help_of_fields(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass, or of the class that it comes from, in one line, by name."""
+    """The text under each field of a dataclass and its bases, by name, in one line."""
     found: dict[str, str] = {}
     for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
-        except OSError:  # there is no source: an archive of compiled files, say
+        except OSError:  # there is no source code
             continue
         for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -545,8 +512,8 @@ def _help_of_fields(kind: type) -> dict[str, str]:
 
 
 def expand_home(path: str) -> str:
-    """Puts the home folder for `~`, as a shell would, but not in `--logdir=~/x` or in a file."""
-    return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user that there is not, and makes "" "."
+    """Replaces `~`, which a shell does not do in `--logdir=~/x` or in a file."""
+    return os.path.expanduser(path)  # noqa: PTH111 - Path raises for an unknown user, and turns "" into "."
 
 
 def _check_folder_names(config: Settings) -> None:
@@ -556,7 +523,7 @@ def _check_folder_names(config: Settings) -> None:
     name = config.run_name
     if name is None:
         return
-    # Other characters are commands to a terminal, or no text: files and messages could not hold them.
+    # Other characters may control a terminal, or may not be text.
     printable = name.isprintable() and not {"/", "\\"} & {*name}
     if name in ("", ".", "..") or not printable or len(name.encode()) > 200:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Signals that tell a process to stop: which they are, which of them ask anew, and when they have to wait."""
+"""Signals that tell a process to stop. Repeated signals may be echoes, and signals can be held back."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import signal
 import time
 from collections.abc import Iterator
 
-# What tells a command to stop: Ctrl-C, SIGTERM, a terminal that closes. The exit codes of one that then does.
+# Exit codes by signal: Ctrl-C, SIGTERM, and a terminal that closes.
 STOP_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-# Seconds after the first request in which another signal repeats it, and asks for nothing more.
+# Seconds after the first request in which another signal only repeats it.
 ECHOES: dict[int, float] = {signal.SIGINT: 1.0, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
 
 
 class Requests:
-    """Tells requests to stop from the echoes of the first one.
+    """Distinguishes requests to stop from the echoes of the first one.
 
-    What ends a whole job (systemd, a scheduler, a host that shuts down, Ctrl-C in a terminal) may signal all
-    of its processes at once, and parents pass on what they get a moment later: a child hears it twice or
-    three times. A terminal that closes may send several SIGHUPs, however long it takes.
+    A tool that ends a job (systemd, a scheduler, Ctrl-C in a terminal) may signal all processes at once, and
+    parents pass the signal on: a child gets it two or three times. A terminal that closes may send several
+    SIGHUPs at any time.
 
     Attributes:
       first: the number of the first signal; 0 before it.
-      again: whether a second request has come.
-      heard: whether somebody heeds or has heeded them who tells what came of it.
-      of_command: whether the process runs a command of ours, which a second request may end. Otherwise it is
-        a user's program, or a notebook, that calls the library.
+      again: True after a second request.
+      heard: True once a run listens to signals, and prints an answer.
+      of_command: True if the process runs a command of ours, which a second request may end. False in a
+        user's program or a notebook that calls the library.
     """
 
     def __init__(self, *, of_command: bool = False) -> None:
@@ -37,7 +37,7 @@ class Requests:
         self._since = 0.0
 
     def take(self, number: int) -> bool:
-        """Takes a signal of STOP_CODES that has just come; whether it is a request, the first or another."""
+        """Takes a signal of STOP_CODES that has just come. Returns True if it is a request, no echo."""
         now = time.monotonic()
         if not self.first:
             self.first, self._since = number, now
@@ -48,34 +48,34 @@ class Requests:
         return True
 
     def begin(self) -> None:
-        """Forgets the requests of an earlier run that a user's program has trained."""
+        """Forgets the requests of an earlier run of a user's program."""
         if not self.of_command:
             vars(self).update(vars(Requests()))
 
 
 OURS = Requests()
-"""The requests of this process, where no part of it has its own to keep."""
+"""The requests of this process."""
 
 
 def heeded() -> list[int]:
-    """The signals of STOP_CODES that a command is to heed: not SIGHUP, where nohup has it ignored."""
+    """The signals of STOP_CODES that a command obeys; not SIGHUP under nohup."""
     return [s for s in STOP_CODES if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
-_held = 0  # contexts of `held_back` that the main thread is in, before it lets signals through
-_waiting: list[int] = []  # signals that came in spite of them
+_held = 0  # contexts of `held_back` that the main thread is in
+_waiting: list[int] = []  # signals that came nevertheless
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Makes signals of STOP_CODES wait until the end of the context or `let_through`.
 
-    Around what a signal would break (the import of TensorFlow), or where one would be lost: TensorFlow
-    installs a SIGTERM handler of its own when it connects workers, and swallows the signal. Enter it in the
-    main thread. Threads that are started inside hold signals back for ever; they cannot handle them anyway.
+    Use it where a signal would break something (the import of TensorFlow) or would be lost: TensorFlow's own
+    SIGTERM handler swallows the signal while it connects workers. Enter it in the main thread. Threads that
+    are started inside block these signals for ever.
 
-    They wait in the kernel, but for those that it gives to a thread from before, as a library may have.
-    Python then calls the main thread's handler all the same, which is to ask `waits`.
+    The kernel holds the signals back, unless it gives one to an older thread. Python then calls the handler
+    in the main thread, and the handler must ask `waits`.
     """
     global _held
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_CODES)
@@ -89,14 +89,14 @@ def held_back() -> Iterator[None]:
 
 
 def waits(number: int) -> bool:
-    """True if a signal that has just come is to wait: then it comes again, where none is held back."""
+    """True if a signal that has just come must wait. It is raised again at the end of the context."""
     if _held:
         _waiting.append(number)
     return bool(_held)
 
 
 def let_through() -> None:
-    """Lets the main thread take signals again, first of all those that have waited."""
+    """Lets the main thread take signals again, beginning with those that have waited."""
     global _held
     _held = 0
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_CODES)

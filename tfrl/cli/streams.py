@@ -1,33 +1,47 @@
-"""The standard streams of a process whose reader may go away, or that was started without them."""
+"""The standard streams: they survive a reader that goes away, and TensorFlow's noise does not reach the
+screen.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from tfrl.cli.errors import PeerError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
+_NOISE = re.compile(
+    rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
+    rb"|failed call to cuInit|cudart_stub"
+)
+_SHOWN = 40  # lines of a log that are shown after a failure, the last ones
+
 
 def open_missing() -> None:
-    """Gives a process that was started without stdin, stdout or stderr (`>&-`) /dev/null instead.
+    """Opens /dev/null in place of a stdin, stdout or stderr that the process was started without (`>&-`).
 
-    Python has None for such a stream. And the next file to be opened would get the stream's number, and with
-    it all that C++ code and child processes print.
+    Otherwise the next file that is opened gets the number of that stream, and C++ code and child processes
+    print into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: the stream's own
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number is that of the stream
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode, errors="backslashreplace"))
 
 
 @contextlib.contextmanager
 def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
-    """Goes on where `stream` takes nothing any more, such as a closed pipe or terminal."""
+    """Ignores the errors of a `stream` that cannot be written any more, such as a closed pipe or terminal."""
     try:
         yield
     except BrokenPipeError:
@@ -37,21 +51,21 @@ def surviving(stream: IO[str] | IO[bytes]) -> Iterator[None]:
 
 
 def send_nowhere(stream: IO[str] | IO[bytes]) -> None:
-    """Lets what `stream` still has go to /dev/null: else Python fails with it when the process exits."""
+    """Connects `stream` to /dev/null; otherwise Python fails to flush it when the process exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:
-    """Writes a line to `stream`, stderr by default, whether or not somebody reads it there."""
+    """Writes a line to `stream`, stderr by default, even if nobody reads it."""
     stream = stream or sys.stderr
     with surviving(stream):
         print(line, file=stream, flush=True)
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Says each sentence once: what is tried again and again may stay wrong for days."""
+    """Wraps `say` so that each sentence is said once, because the same fault may return for days."""
     said = set[str]()
 
     def say_once(sentence: str) -> None:
@@ -63,7 +77,7 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 class Unbreakable:
-    """A stream of text that survives whatever happens to its reader, and what it cannot encode."""
+    """A text stream that ignores a missing reader, and replaces characters that it cannot encode."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -85,9 +99,8 @@ class Unbreakable:
 
 
 def console(**settings: Any) -> Console:
-    """A console of rich's, to print tables on stdout: where nobody reads any more, `print`'s BrokenPipeError.
-
-    Rich alone would end the command with 1 there.
+    """A console of rich that prints tables on stdout. It raises BrokenPipeError as `print` does; rich itself
+    would end the command with exit code 1.
     """
     from rich.console import Console
 
@@ -96,3 +109,108 @@ def console(**settings: Any) -> Console:
             raise
 
     return Piped(**settings)
+
+
+# TensorFlow's noise
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Removes TensorFlow's known noise from stderr within the context, at whose end it shows the rest.
+
+    Some lines come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so the file descriptor is redirected.
+    """
+    _flush()
+    saved = os.dup(2)
+    with _temporary_file() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            _show(_worth_showing(held))
+
+
+@contextlib.contextmanager
+def native_log(path: Path) -> Iterator[None]:
+    """Sends the stderr of C++ code into a file; Python's `sys.stderr` is unchanged.
+
+    When a worker dies, TensorFlow fills the screens of the others with errors that say less than our
+    sentence. After a PeerError these errors stay in the file, because more come until the process ends.
+    After any other exception they are shown. Without an exception the file is removed, unless it holds an
+    error. A process that starts again appends to the file.
+
+    Args:
+      path: the log. If it cannot be written, a temporary file is used.
+    """
+    _flush()
+    python, screen = sys.stderr, os.dup(2)
+    log, began = _open_log(path)
+    os.dup2(log.fileno(), 2)
+    sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+    def end(*, failed: bool) -> None:
+        _restore(python, screen)
+        if failed:
+            _show(_worth_showing(log, began)[-_SHOWN:])
+        if not _worth_showing(log):
+            _remove(path)
+
+    try:
+        yield
+    except PeerError:
+        raise
+    except BaseException as why:
+        end(failed=isinstance(why, Exception))  # a signal is no failure
+        raise
+    end(failed=False)
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # TensorFlow also needs such files, and would fail later
+        raise UserError(
+            "there is no folder for temporary files; set TMPDIR to one that can be written."
+        ) from None
+
+
+def _open_log(path: Path) -> tuple[IO[bytes], int]:
+    """The file, for appending and reading, and its length so far."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("a+b", buffering=0)
+    except OSError:
+        log = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  # open until the process ends
+    return log, log.seek(0, os.SEEK_END)
+
+
+def _restore(python: IO[str], screen: int) -> None:
+    _flush()
+    os.dup2(screen, 2)
+    os.close(screen)
+    sys.stderr = python
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()  # fails while other workers have logs there
+
+
+def _show(lines: Sequence[bytes]) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        for line in lines:
+            os.write(2, line)
+
+
+def _flush() -> None:
+    with surviving(sys.stderr):
+        sys.stderr.flush()
+
+
+def _worth_showing(log: IO[bytes], start: int = 0) -> list[bytes]:
+    log.seek(start)
+    return [line for line in log.read().splitlines(keepends=True) if not _NOISE.search(line)]

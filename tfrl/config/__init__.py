@@ -1,22 +1,18 @@
-"""Settings: one file a section or algorithm, with ranges, presets and checks.
-
-A run's config.yaml begins with its algorithm; what reads runs of any algorithm asks here.
-"""
+"""Settings: one file for each section, with ranges and checks. This file reads the settings of any run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfrl.cli import settings
-from tfrl.cli.errors import UnknownFlagError, UserError
-from tfrl.cli.flags import is_switch, nearest, other_name
-from tfrl.cli.settings import Reader, Settings
-from tfrl.envs import callables
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
+from tfrl.cli.settings import SETTINGS_FILE, Reader, Settings, is_of
+from tfrl.envs import callables, facts
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -26,7 +22,7 @@ ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "rein
 
 
 def reader(algorithm: str) -> Reader:
-    """The reader of an algorithm's settings, `module:Class` of a user's too.
+    """The reader of an algorithm's settings; a user's algorithm is `module:Class`.
 
     Raises UserError if there is no such algorithm.
     """
@@ -65,28 +61,8 @@ def reader_of_class(kind: type) -> Reader:
     return Reader(named, f"python -m tfrl {name}", summary, {"env": "CartPole-v1"})
 
 
-def parse(of: Reader, arguments: Sequence[str]) -> RLSettings:
-    """The settings of a command line; of a flag that other algorithms alone have, it says whose it is."""
-    try:
-        return of.parse(arguments)
-    except UnknownFlagError as error:
-        having = owners(error.name)
-        if not having or other_name(error.name, of.flag_kinds):
-            raise
-        *others, last = (f"{name}'s" for name in having)
-        whose = f"{', '.join(others)} and {last}" if others else last
-        raise UnknownFlagError(error.spelled, error.name, f" (it is {whose})") from None
-
-
-def owners(name: str) -> list[str]:
-    """The algorithms with a setting of that name, or a switch that is `no_` and that name's rest."""
-    kinds = {algorithm: reader(algorithm).flag_kinds for algorithm in ALGORITHMS}
-    off = name.removeprefix("no_")
-    return [algorithm for algorithm, of in kinds.items() if name in of or is_switch(of.get(off))]
-
-
 def algorithm_of(path: Path) -> str:
-    """The algorithm of a config.yaml: PPO where it names none."""
+    """The algorithm of a config.yaml; PPO if it names none."""
     return settings.algorithm_of(path) or "ppo"
 
 
@@ -95,7 +71,35 @@ def from_yaml(path: Path) -> RLSettings:
     return reader(algorithm_of(path)).from_yaml(path)
 
 
+def run_folder(word: str) -> Path:
+    """The folder of a run: a path, or the name of a run in logs/."""
+    path, named = Path(word), Path("logs", word)
+    return named if named.is_dir() and not path.exists() else path
+
+
+def of_run(path: Path) -> RLSettings:
+    """The settings of the run in a folder.
+
+    Raises UserError if there is no such folder, or it holds no settings of a run.
+    """
+    if not path.is_dir():
+        there = "is a file, not" if path.exists() else "does not exist: give"
+        raise UserError(f"{path} {there} the folder of a run.")
+    if not (path / SETTINGS_FILE).is_file():
+        raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
+    if is_of(path, "dataset"):
+        raise UserError(f"{path} is a run of resnet.train, which has its scores in results.json.")
+    facts.remember(path)
+    config = from_yaml(path / SETTINGS_FILE)
+    try:
+        # The folder's name is not checked.
+        dataclasses.replace(config, run_name=None, logdir="logs").validate()
+    except UserError as error:
+        raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
+    return config
+
+
 def hyperparameters(config: RLSettings) -> dict[str, Any]:
-    """The settings by name that decide the result of a run of any algorithm."""
+    """The settings that decide the result of a run, by name."""
     names = [field.name for section in config.result_sections for field in dataclasses.fields(section)]
     return {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*names, "precision")}}

@@ -1,5 +1,4 @@
-"""The settings of actors and learners: which processes step the training envs and which learn, and the
-lag."""
+"""The settings of actors and learners: the processes that step the envs, those that learn, and the lag."""
 
 from __future__ import annotations
 
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import TIMEOUT, Range
+from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
 from tfrl.config.run import RLSettings, ScheduledLearning
-from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,16 +71,16 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
 
     @property
     def is_ahead(self) -> bool:
-        """True where rollouts are made apart from the learner: in a thread or by actors."""
+        """True if a thread or actors make the rollouts."""
         return bool(self.lag or self.actors)
 
     @property
     def rollouts_held(self) -> int:
-        """Rollouts that are in memory at once: the one that is learned from, and those ahead of it."""
+        """Rollouts in memory: the one of the learner, and those ahead of it."""
         return (self.lag or 0) + 1
 
     def complete(self) -> Self:
-        """The settings with what follows from others filled in, the lag too."""
+        """These settings with derived values filled in, also the lag."""
         config = super().complete()
         if config.lag is not None:
             return config
@@ -90,13 +88,13 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
         return dataclasses.replace(config, lag=lag)
 
     def inherit_from_run(self) -> dict[str, Any]:
-        """The lag and the number of envs of the run in the folder, if there is one of this algorithm."""
+        """The lag and the number of envs of the run in the folder, if it has this algorithm."""
         file = self.run_dir / SETTINGS_FILE
         if self.resume == "never" or not file.is_file() or algorithm_of(file) != self.algorithm:
             return {}
         try:
             there = from_yaml(file)
-        except UserError:  # it is told where the run is looked at
+        except UserError:  # the check of the folder reports it
             return {}
         return {name: getattr(there, name) for name in ("lag", "num_envs")}
 
@@ -121,7 +119,7 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
             )
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raises UserError if replicas cannot share the envs, or learners, one a worker, the actors."""
+        """Raises UserError if replicas cannot share the envs, or learners (one a worker) the actors."""
         replicas = workers * replicas_per_worker
         if self.num_envs % replicas:
             made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
@@ -137,20 +135,20 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
 
     @property
     def depends_on_length(self) -> bool:
-        """True if something follows --total-steps, as a falling learning rate does."""
+        """True if --total-steps changes the training, for example by a falling learning rate."""
         return self.lr_schedule != "constant"
 
     @property
     def may_change(self) -> frozenset[str]:
-        """The settings that a run may change as it goes on; not its length if training depends on that."""
+        """The settings that a resumed run may change; not its length if the training depends on it."""
         fixed = {"total_steps"} if self.depends_on_length else set()
         return super().may_change - fixed | {"actors", "learners", "ray_address", "actor_timeout"}
 
 
 def leads(config: RLSettings) -> TypeGuard[DistributedSettings]:
-    """True if this process is to start the learners of --learners, and is none of them itself.
+    """True if this process must start the learners of --learners, and is no learner itself.
 
-    Raises UserError where TF_CONFIG has made it a worker of a run already.
+    Raises UserError if TF_CONFIG makes it a worker.
     """
     learners = getattr(config, "learners", 1)
     if learners == 1 or LEARNER in os.environ:
@@ -164,12 +162,12 @@ def leads(config: RLSettings) -> TypeGuard[DistributedSettings]:
 
 
 def ray_address(config: RLSettings) -> str | None:
-    """The address of the Ray that this process is to join; None: it starts one."""
+    """The address of the Ray to join; None: this process starts one."""
     return os.environ.get(LEARNER) or config.ray_address
 
 
 def check_ray(config: RLSettings) -> None:
-    """Raises UserError if anything is to run on Ray, and that is not there or does not answer."""
+    """Raises UserError if the settings need Ray, and it is not installed or does not answer."""
     wanted = [f"--{name} {n}" for name in ("actors", "observers") if (n := getattr(config, name, 0))]
     wanted += ["--ray-address"] if config.ray_address else []
     if not wanted:
@@ -182,13 +180,13 @@ def check_ray(config: RLSettings) -> None:
 
 
 def how_to_install_ray() -> str:
-    """The command that installs Ray beside this copy of tfrl: a checkout, or an installed package."""
+    """The command that installs Ray, for a checkout or for an installed package."""
     in_checkout = Path(__file__).parents[2].joinpath("requirements-ray.txt").is_file()
     return "pip install -r requirements-ray.txt" if in_checkout else "pip install 'tfrl[ray]'"
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for half a minute."""
+    """Raises UserError if no Ray answers. Ray itself would try for half a minute."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray-address must be HOST:PORT, as `ray start` prints it, or auto; got {address}.")

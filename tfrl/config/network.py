@@ -18,18 +18,8 @@ if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 DECIDE_WEIGHTS = (
-    "torso",
-    "critic_torso",
-    "torso_width",
-    "share_torso",
-    "free_deviation",
-    "dueling",
-    "normalize_observations",
-    "freeze_torso",
-    "optimizer",
-    "memory",
-    "memory_size",
-    "memory_inputs",
+    *("torso", "critic_torso", "torso_width", "share_torso", "free_deviation", "dueling", "freeze_torso"),
+    *("normalize_observations", "optimizer", "memory", "memory_size", "memory_inputs"),
 )
 """Settings that decide which weights exist, what they mean, and which slots the optimizer has. Some
 algorithms lack some of these settings."""
@@ -94,7 +84,7 @@ class Torso:
 
     @property
     def torso_options(self) -> dict[str, Any]:
-        """The options that the zoo builds the torso with, where they are not its defaults for PPO."""
+        """The options that the zoo builds the torso with, if they differ from its defaults."""
         if self.torso == "mlp":
             return self.hidden_options
         return {"width": self.torso_width} if self.torso_width != 1 else {}
@@ -123,13 +113,13 @@ class Network(Torso, EnvSettings):
 
     @property
     def state_size(self) -> int:
-        """The numbers of the recurrent layers' state, of one env: actor and critic may have one each."""
+        """The size of the recurrent state of one env; actor and critic may have a state each."""
         vectors = {"none": 0, "lstm": 2, "gru": 1}[self.memory]
         return vectors * self.memory_size * (1 if self.share_torso else 2)
 
     @property
     def remembered_size(self) -> int:
-        """The numbers that are remembered of one env: its state, last action and reward."""
+        """The size of the memory of one env: recurrent state, last action and reward."""
         inputs = registry.specs(self)[1].encoded_size + 1 if self.memory_inputs else 0
         return self.state_size + inputs
 
@@ -148,17 +138,17 @@ class Optimizer(OptimizerSettings):
 
 
 def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:
-    """The names of settings that have no effect with the optimizer, each with why."""
+    """Settings without an effect for the optimizer by name, each with the reason."""
     found = {} if config.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
     return found | ({"adam_epsilon": "with --optimizer sgd"} if config.optimizer == "sgd" else {})
 
 
 def check(config: RLSettings) -> None:
-    """Raise UserError if the zoo has no such torso, or none that takes what the env of the settings shows."""
+    """Raise UserError if a torso does not exist or cannot take the observations, or if memory cannot work."""
     for name, torso in (("torso", config.torso), ("critic_torso", config.critic_torso)):
         if torso is not None:
             _check_torso(config, flag(name), torso)
-    config.activations  # noqa: B018 - raises where it is no list of activations
+    config.activations  # noqa: B018 - raises UserError for a wrong list
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if isinstance(config, Network) and config.memory_size % 16:
@@ -169,7 +159,7 @@ def check(config: RLSettings) -> None:
 
 
 def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
-    """Raise UserError if there is no such torso, or none that takes what the env of the settings shows."""
+    """Raise UserError if the torso does not exist or cannot take the env's observations."""
     env, images = config.env, registry.specs(config)[0].image_shapes
     if callables.is_name(torso):
         try:

@@ -1,4 +1,4 @@
-"""The sections that all algorithms share: the hardware, and the run's folder with what goes into it."""
+"""The settings that all algorithms share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ENVS = Range(1, 1_000_000)
 EPISODES = Range(1, 1_000_000)
-"""Episodes that an evaluation may have."""
+"""Episodes of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,7 @@ class ScheduledLearning(Learning):
 
 
 _MAY_CHANGE = settings.MAY_CHANGE | {
-    *(
-        "preset",
-        "eval_every",
-        "eval_every_steps",
-        "eval_episodes",
-        "eval_greedy",
-    ),
+    *("preset", "eval_every", "eval_every_steps", "eval_episodes", "eval_greedy"),
     *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
 }
 
@@ -101,17 +95,12 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
       result_sections: the sections that a result depends on.
-      updates_vary: an update has as many env steps as its episodes; `steps_per_update` is the most of them.
+      updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
     """
 
     algorithm: ClassVar[str]
     result_sections: ClassVar[tuple[type, ...]]
     updates_vary: ClassVar[bool] = False
-
-    @property
-    def updates_alike(self) -> int:
-        """Updates that together take as long as any others so many; single ones may take longer."""
-        return 1
 
     @property
     def is_ahead(self) -> bool:
@@ -125,19 +114,19 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
 
     @property
     def base(self) -> str:
-        """The algorithm of ours that these settings extend: their own, unless a user has written it."""
+        """The algorithm of tfrl that these settings belong to, or that a user's algorithm extends."""
         named = (vars(kind).get("algorithm") for kind in type(self).__mro__)
         return next(name for name in named if name in ALGORITHMS)
 
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """The rewards that are learned from, before any normalisation: float32, of the env's, float32."""
+        """The learner's rewards, float32, before any normalisation, from the env's rewards, float32."""
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
     @property
     def default_run_name(self) -> str:
-        """The name of a run that was given none: the same for the same command, so that it resumes."""
+        """The name of a run without --run-name. The same command gets the same name, so that it resumes."""
         name = f"{registry.file_name(self.env)}-seed{self.seed}"
-        # Of a user's algorithm, module:Class, the class.
+        # The name of a user's algorithm is module:Class.
         return name if self.algorithm == "ppo" else f"{self.algorithm.rpartition(':')[2]}-{name}"
 
     @property
@@ -147,15 +136,15 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
 
     @property
     def has_one_topology(self) -> bool:
-        """True if no second topology can run these settings, and the network is small.
+        """True if the network is small, and no second topology can run these settings.
 
-        Then no other run must have the same bits, and whole gradient steps are one program.
+        Then whole gradient steps are one program, because no other run must have the same bits.
         """
         return self.num_envs == 1 and self.small_network
 
     @property
     def ineffective(self) -> dict[str, str]:
-        """The names of settings that have no effect beside the others, each with why."""
+        """Settings without an effect by name, each with the reason."""
         has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
         found = {} if has_mlp else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if callables.is_name(self.torso):
@@ -184,22 +173,22 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         return self.total_steps if self.updates_vary else self.num_updates * self.steps_per_update
 
     def evaluates_at(self, update: int, env_steps: int, *, since: tuple[int, int]) -> bool:
-        """True if an evaluation on the way is due after an update.
+        """True if an evaluation is due after an update.
 
         Args:
           update, env_steps: updates and env steps so far.
-          since: those of the update, or evaluation, before.
+          since: the same numbers at the update or evaluation before.
         """
         pairs = ((self.eval_every, since[0], update), (self.eval_every_steps, since[1], env_steps))
         return any(every and before // every < now // every for every, before, now in pairs)
 
     @property
     def may_change(self) -> frozenset[str]:
-        """Names of the settings that a resumed run may change: its length, and those without effect, too."""
+        """Names of the settings that a resumed run may change, including its length."""
         return frozenset(_MAY_CHANGE | {"total_steps"} | self.ineffective.keys())
 
     def complete(self) -> Self:
-        """The settings with the env's own name, the torso's, and the run's folder filled in."""
+        """These settings with the full names of env and torso and the run's folder filled in."""
         config = dataclasses.replace(self, env=registry.own_name(self.env))
         if config.torso == "auto":
             torso = {1: "mlp", 3: "impala"}.get(config.observation_rank, "auto")
@@ -213,7 +202,7 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         return super(RLSettings, dataclasses.replace(config, **changes)).complete()
 
     def check(self) -> None:
-        """Raises UserError for the first setting that cannot work, of those that all algorithms have."""
+        """Raises UserError for the first setting of all algorithms that cannot work."""
         super().check()
         task.check(self)
         if self.env_processes and registry.family(self.env).names:

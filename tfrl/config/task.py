@@ -1,4 +1,4 @@
-"""The task: which env is learned, on which levels, for how long."""
+"""The settings of the task: the env, its levels and the length of the run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Task(EnvSettings):
         """3 if the env's observations have an image, 1 if they have no image, 0 if there is no such env."""
         try:
             return 3 if registry.specs(self)[0].image_shapes else 1
-        except (ValueError, EnvError):  # told by `check`
+        except (ValueError, EnvError):  # `check` reports it
             return 0
 
     @property

@@ -97,6 +97,7 @@ class GymnasiumVec:
         Raises EnvError if an env fails, or returns values that no algorithm can learn from.
         """
         actions = np.array(actions, self._action_type)
+        inputs = env_inputs(self.action_spec, actions)
         reward = np.empty(self.num_envs, np.float32)
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
@@ -104,9 +105,7 @@ class GymnasiumVec:
         self._clock += 1
         started_by = self._clock - self._limit  # an episode that began then or earlier reaches the time limit
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
-            for i, (play, action) in enumerate(
-                zip(self._plays, env_inputs(self.action_spec, actions), strict=True)
-            ):
+            for i, (play, action) in enumerate(zip(self._plays, inputs, strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
                 ends = terminated or truncated or self._began[i] <= started_by
                 if packs:

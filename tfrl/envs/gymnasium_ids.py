@@ -52,7 +52,7 @@ def make_env(
     """
     if callables.is_name(env_id):
         return _call(env_id, json.loads(kwargs), render=render)
-    spec = copy.deepcopy(_find(env_id))
+    spec = copy.deepcopy(find_spec(env_id))
     spec.order_enforce = False
     if unlimited:
         spec.max_episode_steps = None
@@ -170,7 +170,7 @@ def cause_of(error: BaseException) -> str:
     return cause
 
 
-def _find(env_id: str) -> gymnasium.envs.registration.EnvSpec:
+def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
     """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
     module, _, name = env_id.rpartition(":")
     try:
@@ -215,18 +215,6 @@ def did_you_mean(typed: str, others: Iterable[str] = (), module: str = "") -> st
     by_lower = {name.lower(): name for name in (*ids, *others)}
     close = difflib.get_close_matches(typed.lower(), by_lower, n=1)
     return f" (did you mean {module and f'{module}:'}{by_lower[close[0]]}?)" if close else ""
-
-
-def reward_threshold(env_id: str) -> float | None:
-    """The mean return at which Gymnasium counts an env as solved; None for callables and envs without a
-    threshold.
-
-    Raises ValueError if the id does not exist.
-    """
-    if callables.is_name(env_id):  # wrappers of a callable may have changed the rewards
-        return None
-    threshold = _find(env_id).reward_threshold
-    return None if threshold is None else float(threshold)
 
 
 def find_facts(env_id: str, kwargs: str = "{}") -> Facts:

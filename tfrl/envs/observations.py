@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -119,14 +119,6 @@ class Part:
         elif self.kind == FLAGS and not np.isin(array, (0, 1)).all():
             raise ValueError("a number other than 0 and 1 where its observation_space says MultiBinary")
         return array
-
-    def shown(self, stored: np.ndarray) -> np.ndarray:
-        """The inverse of `stored` for arrays [..., *shape], in the env's dtype; texts stay flags."""
-        if self.channels_first:
-            return np.moveaxis(stored, -1, -3)
-        if self.kind == CHOICES:
-            stored = stored + np.array(self.starts, np.int64).reshape(self.shape)
-        return stored.astype(self.env_dtype)
 
 
 def word_flags(text: str) -> np.ndarray:
@@ -277,21 +269,6 @@ class ArraySpec:
         """The mask, bool [..., A], of observations [..., *shape]; None without a mask."""
         return self.of_rows(observations, MASK) != 0 if self.num_actions else None
 
-    def image(self, observation: np.ndarray) -> np.ndarray | None:
-        """The first image uint8 [H, W, C] of one observation [*shape]; None if it has no image."""
-        if not self.parts:
-            return observation if len(self.shape) == 3 else None
-        images = self.of_kind(IMAGE)
-        return observation[self.places[images[0]]].reshape(images[0].shape) if images else None
-
-    def named(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The parts of rows [..., n] by identifier, [..., *env_shape] in the env's dtypes."""
-        found = {}
-        for part in self.parts:
-            stored = rows[..., self.places[part]].view(self.stored_type(part.kind))
-            found[part.identifier] = part.shown(stored.reshape((*rows.shape[:-1], *part.shape)))
-        return found
-
 
 def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
     """Splits one observation or a batch into single observations; also returns True for a batch.
@@ -332,30 +309,26 @@ def flat_mask(given: Any) -> np.ndarray:
     return (np.asarray(flags) != 0).astype(np.uint8)
 
 
-class _Slot(NamedTuple):
-    part: Part
-    place: np.ndarray
-
-
 class Packer:
     """Packs an env's observations into rows of a spec with parts."""
 
     def __init__(self, spec: ArraySpec) -> None:
         self._row = np.zeros(spec.shape, spec.dtype)
-        self._slots, self._mask = [], None
+        self._places: dict[Part, np.ndarray] = {}
+        self._mask: np.ndarray | None = None
         for part in spec.parts:
             place = self._row[spec.places[part]].view(spec.stored_type(part.kind)).reshape(part.shape)
             if part.kind == MASK:
                 self._mask = place
             else:
-                self._slots.append(_Slot(part, place))
+                self._places[part] = place
 
     def __call__(self, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
         """A new row [n] of an observation, with its mask if the spec has one.
 
         Raises ValueError, with the end of a sentence, if it does not fit the space.
         """
-        for part, place in self._slots:
+        for part, place in self._places.items():
             try:
                 place[...] = part.stored(_at(shown, part.keys))
             except ValueError as error:

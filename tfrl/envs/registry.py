@@ -190,14 +190,15 @@ def frames_per_second(task: EnvSettings) -> float:
 
 def reward_threshold(env: str) -> float | None:
     """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
-    if family(env).names:
+    if family(env).names or callables.is_name(env):  # wrappers of a callable may have changed the rewards
         return None
-    from tfrl.envs.gymnasium_ids import reward_threshold
+    from tfrl.envs.gymnasium_ids import find_spec
 
     try:
-        return reward_threshold(env)
+        threshold = find_spec(env).reward_threshold
     except ValueError:  # the task's own check reports it
         return None
+    return None if threshold is None else float(threshold)
 
 
 def distribution_modes(env: str) -> tuple[str, ...]:

@@ -13,14 +13,15 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import shown
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.cli.streams import tell
-from tfrl.config.of_run import settings
+from tfrl.config import of_run
 from tfrl.config.run import RLSettings
 from tfrl.envs import facts
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.run import files, results
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
-from tfrl.run.folder import BEST_FILE, SETTINGS_FILE
+from tfrl.run.folder import BEST_FILE
 
 _INFO = "info"
 
@@ -61,7 +62,7 @@ def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> Po
     if checkpoint not in ("last", "best") and not number:
         given = shown(checkpoint)
         raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
-    config = settings(path)
+    config = of_run(path)
     if checkpoint == "best":
         return _best(path, config)
     store = CheckpointStore(path / "checkpoints", keep=1)

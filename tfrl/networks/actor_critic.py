@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -394,18 +393,13 @@ def build(
     config: ActorCriticSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str
 ) -> ActorCritic:
     """Makes the actor and critic of some settings for these specs. Raises like `of_settings`."""
-    torso, critics_own = config.torso, config.critic_torso
-    for name in {torso, critics_own or torso}:
+    for name in {config.torso, config.critic_torso or config.torso}:
         if not callables.is_name(name):
             resnet.check_for_ppo(name, {**resnet.ppo_options(name), **config.torso_options})
-    options: dict[str, Any] = {"options": config.torso_options, "hidden_options": config.hidden_options}
-    options["precision"] = precision
     seeds = seeds_of(config.seed, 7)
-    actor_torso = critic_torso = entrance.torso(torso, observation_spec, seed=seeds[0], **options)
+    actor_torso = critic_torso = entrance.torso(config, observation_spec, precision, seeds[0])
     if not config.share_torso:
-        if critics_own is not None:
-            options = entrance.critic_options(critics_own, options)
-        critic_torso = entrance.torso(critics_own or torso, observation_spec, seed=seeds[1], **options)
+        critic_torso = entrance.torso(config, observation_spec, precision, seeds[1], critic=True)
     of_actor, of_critic = (torso.output_shape[-1] for torso in (actor_torso, critic_torso))
     cores = []
     if config.memory != "none":

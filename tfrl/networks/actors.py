@@ -18,8 +18,8 @@ from tfrl.envs import callables, registry
 from tfrl.envs.observations import FORBIDDEN, ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.entrance import Unpack
-from tfrl.networks.network import Functional, Head, Network, seeds_of, torso_for
+from tfrl.networks.entrance import Unpack, torso_of_rows
+from tfrl.networks.network import Functional, Head, Network, seeds_of
 from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import Weights
 
@@ -268,7 +268,7 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
         return _q_network(config, observation_spec, action_spec, precision)
     if config.base == "reinforce":
         seeds = seeds_of(config.seed, 2)
-        torso = torso_for(config, observation_spec, precision, seeds[0])
+        torso = torso_of_rows(config, observation_spec, precision, seeds[0])
         size = distribution_for(action_spec).parameters_size
         head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
         return ActorAlone(torso, head, observation_spec, action_spec, config.dropout)
@@ -276,7 +276,7 @@ def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCri
     seeds = seeds_of(config.seed, 1 + num_critics)
     stochastic = config.base == "sac"
     size = distribution_for(action_spec).parameters_size if stochastic else action_spec.shape[0]
-    actor = _headed(torso_for(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
+    actor = _headed(torso_of_rows(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
     critics = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
     if stochastic:
         return ActorAndCritics(actor, critics, observation_spec, action_spec)
@@ -287,7 +287,7 @@ def _q_network(
     config: ActorSettings, observation_spec: ArraySpec, action_spec: Discrete, precision: str
 ) -> QNetwork:
     seeds = seeds_of(config.seed, 3)
-    torso = torso_for(config, observation_spec, precision, seeds[0])
+    torso = torso_of_rows(config, observation_spec, precision, seeds[0])
     features = torso.output_shape[-1]
     q = Head(action_spec.n, features=features, gain=1.0, seed=seeds[1])(torso.output)
     if config.dueling:
@@ -301,12 +301,12 @@ def _critic(
 ) -> keras.Model:
     """A critic Q(o, a): actions join the observation, or an image's features, before the hidden layers."""
     if isinstance(action_spec, Discrete):
-        torso = torso_for(config, observation_spec, precision, seed, critic=True)
+        torso = torso_of_rows(config, observation_spec, precision, seed, critic=True)
         return _headed(torso, action_spec.n, 1.0, seed)
     observations = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")
     actions = keras.Input(action_spec.shape, name="actions")
     if observation_spec.image_shapes or callables.is_name(config.critic_torso or config.torso):
-        features = torso_for(config, observation_spec, precision, seed, critic=True)(observations)
+        features = torso_of_rows(config, observation_spec, precision, seed, critic=True)(observations)
     elif observation_spec.parts:
         (features,) = Unpack(observation_spec)(observations)
     else:

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfrl.config.run import RLSettings
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import array_policy, entrance
@@ -318,27 +317,6 @@ class Network:
     def initial_arrays(self) -> dict[str, np.ndarray]:
         """The initial arrays of a run by NETWORK/NAME."""
         return self.split(self.initial())
-
-
-def torso_for(
-    config: RLSettings, observation_spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
-) -> keras.Model:
-    """The torso of the settings, as one model of observations [B, *shape]; for a `critic`, its own torso if
-    set.
-
-    Raises:
-      ValueError: the zoo cannot build it.
-    """
-    options = {"options": config.torso_options, "hidden_options": config.hidden_options}
-    name, own = config.torso, config.critic_torso
-    if critic and own is not None:
-        options, name = entrance.critic_options(own, options), own
-    torso = entrance.torso(name, observation_spec, **options, precision=precision, seed=seed)
-    if not observation_spec.parts:
-        return torso
-    rows = keras.Input(observation_spec.shape, dtype=observation_spec.dtype, name="observations")
-    inputs = entrance.Unpack(observation_spec)(rows)
-    return keras.Model(rows, torso(inputs if len(inputs) > 1 else inputs[0]), name=torso.name)
 
 
 def seeds_of(seed: int, count: int) -> list[int]:

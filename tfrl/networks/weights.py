@@ -17,13 +17,12 @@ import yaml
 
 from tfrl import networks
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import Precision, to_yaml
+from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.envs import facts, registry
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import encode
-from tfrl.run.folder import SETTINGS_FILE
 
 if TYPE_CHECKING:
     import keras

@@ -163,14 +163,7 @@ class RayCollector(SupervisedActors):
         self._beat, self._together = beat, together
         self._newest: Versioned | None = None
         self._server: Any = parameters.serve() if config.free_running else None
-        self._hooks = Hooks(
-            timeout=config.actor_timeout,
-            stop_if_told=raise_if_stopped,
-            tell=tell,
-            look=self._look,
-            check=self._cluster.check,
-            shared=self._cluster.is_shared,
-        )
+        self._hooks = Hooks(config.actor_timeout, raise_if_stopped, tell, self._cluster, self._look)
         self._open(_RolloutActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
         self.began = self.get_state()
 
@@ -188,7 +181,7 @@ class RayCollector(SupervisedActors):
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number` from all actors, acted by `weights` or the newest ones."""
         self._hooks.begin()
-        self._hooks.check()
+        self._cluster.check()
         reference = None if weights is None else ray.put(weights)
         for actor in self._actors:
             actor.begin(number, reference, self._server)

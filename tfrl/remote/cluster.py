@@ -30,6 +30,7 @@ _OWN = {
     "RAY_worker_niceness": "0",  # 15 otherwise: the actors would stand behind the learner
 }
 _QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+_SILENT: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
 _STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
 _FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
 _ANSWER_WITHIN = 1.0  # seconds for the head of Ray to take a connection
@@ -60,18 +61,17 @@ class Cluster:
         self._folder: str | None = None  # of a Ray that is started here
         self._token: str | None = None  # its file
         wanted = sum(needs.values())
-        quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
             if address is not None:
                 with _signals_kept():
-                    self._join(address, quiet)
+                    self._join(address)
             else:
                 # A signal may reach all processes of a run. Ray's processes ignore it: otherwise they would
                 # end, and Ray would then end this process before it has saved.
                 with signals.held_back(), _signals_kept():
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                     self._make_token(Path(self._folder) / "token")
-                    self._start(wanted, store_bytes + _STORE_BYTES, quiet)
+                    self._start(wanted, store_bytes + _STORE_BYTES)
         except SystemExit:
             self.close()
             raise
@@ -125,9 +125,9 @@ class Cluster:
             pass
         return True
 
-    def _join(self, address: str, quiet: dict) -> None:
+    def _join(self, address: str) -> None:
         try:
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **_SILENT)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
@@ -143,7 +143,7 @@ class Cluster:
             file.write(_TOKEN)
         os.environ["RAY_AUTH_TOKEN_PATH"] = self._token = str(path)
 
-    def _start(self, num_cpus: int, store_bytes: int, quiet: dict) -> None:
+    def _start(self, num_cpus: int, store_bytes: int) -> None:
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = search_path()  # actors import functions of the user's program
         try:
@@ -154,7 +154,7 @@ class Cluster:
                 object_store_memory=store_bytes,
                 # Ray's folder has mode 777, so it lies inside ours, which has 700.
                 _temp_dir=f"{self._folder}/ray",
-                **quiet,
+                **_SILENT,
             )
         except Exception as error:  # Ray has no narrower one for a start that takes too long
             self.close()

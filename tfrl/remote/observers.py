@@ -121,14 +121,7 @@ class RayObservers(SupervisedActors):
         share = config.num_envs // config.observers
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
-        hooks = Hooks(
-            timeout=config.observer_timeout,
-            stop_if_told=raise_if_stopped,
-            tell=tell,
-            look=beat,
-            check=self._cluster.check,
-            shared=self._cluster.is_shared,
-        )
+        hooks = Hooks(config.observer_timeout, raise_if_stopped, tell, self._cluster, beat)
 
         def make(index: int) -> Any:
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))

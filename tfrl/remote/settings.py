@@ -150,7 +150,7 @@ def plan(
         made += [fixed | {s.name: s.draw(generator) for s in sampled} for _ in range(trials)]
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
     trials_of = [*made, *_ends(made[0], sampled)]
-    configs = [settings.parse(reader, [*sweep.arguments(trial), *_APART]) for trial in trials_of]
+    configs = [reader.parse([*sweep.arguments(trial), *_APART]) for trial in trials_of]
     on_the_way = configs[0].eval_every or configs[0].eval_every_steps
     if scheduler != "none" and not on_the_way and metric.startswith("eval"):
         raise UserError(

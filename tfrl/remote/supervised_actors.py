@@ -47,17 +47,15 @@ class Hooks:
       timeout: the seconds that an answer may take.
       stop_if_told: raises Stopped if the run was told to stop.
       tell: gets a sentence if a process is replaced.
+      cluster: the Ray, whose `check` raises an error if it has died.
       look: called at intervals while an actor is waited for.
-      check: raises an error if Ray itself has died.
-      shared: True if others may have processes on this Ray, and take its free CPUs.
     """
 
     timeout: float
     stop_if_told: Callable[[], None]
     tell: Callable[[str], None]
+    cluster: Cluster
     look: Callable[[], None] = lambda: None
-    check: Callable[[], None] = lambda: None
-    shared: bool = False
     _begun: bool = False
 
     def begin(self) -> None:
@@ -129,7 +127,7 @@ class SupervisedActor:
     def _look_at_start(self) -> None:
         """Ends the wait if the run was told to stop, and says once that Ray may have no CPU."""
         self._hooks.raise_if_stopped()
-        waits = self._deaths or self._hooks.shared
+        waits = self._deaths or self._hooks.cluster.is_shared  # others may have taken its CPU
         late = waits and time.monotonic() - self._started > _LATE_SECONDS
         if late and not self._told_late and free_cpus(1, within=0) < 1:
             self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
@@ -163,7 +161,7 @@ class SupervisedActor:
             try:
                 return ray.get(reference(), timeout=_POLL_SECONDS)
             except ray.exceptions.GetTimeoutError:
-                self._hooks.check()
+                self._hooks.cluster.check()
                 self._hooks.look()
                 look()
                 if time.monotonic() < end:
@@ -185,7 +183,7 @@ class SupervisedActor:
     def _replace(self, reason: str) -> None:
         """Starts another process in place of one that is gone; it repeats the open orders."""
         self._hooks.raise_if_stopped()  # a signal to all processes may have ended this one first
-        self._hooks.check()
+        self._hooks.cluster.check()
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.remote.settings import Sweep, trial_name
 from tfrl.reporting import runs
 from tfrl.run import files, lock
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
-from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, SETTINGS_FILE, read_json
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
 # In a run's folder:

@@ -1,4 +1,4 @@
-"""Plots of runs: curves against env steps, and final scores; readable in black and white, too."""
+"""Plots of runs: curves against env steps, and final scores. They are readable in black and white."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import PROGRESS_FILE
 
 PUBLISHED = "train-procgen's PPO (published)"
-"""The name of published curves and scores, which stand beside runs of any algorithm."""
+"""The name of the published curves and scores."""
 GREY = "#8A8A8A"
 """The colour of published results."""
-# Okabe and Ito's colours, from dark to light; each variant has a marker and a dash of its own as well. After
-# six, colours come again with the next marker and dash.
+# Okabe and Ito's colours, from dark to light. Each variant also has its own marker and dash; after six, the
+# colours repeat with the next marker and dash.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
@@ -59,8 +59,8 @@ _OF_ALL_ALGORITHMS = {
     "rollout/episode_length": "episode length (env steps)",
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
-_MOST_LINES = 6  # for a style each
-_FEW_POINTS = 20  # a line of one point would not be seen
+_MOST_LINES = 6  # that have a style each
+_FEW_POINTS = 20  # with markers, because a line of one point is invisible
 
 
 # Style
@@ -70,26 +70,26 @@ FigureT = TypeVar("FigureT", bound=Figure | None)
 
 
 def styled(draw: Callable[..., FigureT]) -> Callable[..., FigureT]:
-    """Draws under this module's matplotlib style, without changing the process's or leaving it a figure."""
+    """Draws with this module's style; the process's own style and figures do not change."""
 
     def drawing(*args: object) -> FigureT:
         with plt.rc_context(_STYLE):
             figure = draw(*args)
         if figure is not None:
-            plt.close(figure)  # pyplot would hold it for ever; it can still be saved
+            plt.close(figure)  # pyplot forgets the figure, which can still be saved
         return figure
 
     return drawing
 
 
 def line_style(variant: int) -> dict[str, Any]:
-    """The colour and the dash of a variant's lines, by its place among the variants."""
+    """The colour and the dash of a variant's lines, by its number."""
     place = variant + variant // len(_COLORS)
     return {"color": _COLORS[variant % len(_COLORS)], "linestyle": _DASHES[place % len(_DASHES)]}
 
 
 def marker_style(variant: int) -> dict[str, Any]:
-    """The colour and the marker of a variant's points, without a line."""
+    """The colour and the marker of a variant's points."""
     place = variant + variant // len(_COLORS)
     marker = _MARKERS[place % len(_MARKERS)]
     return {"color": _COLORS[variant % len(_COLORS)], "marker": marker, "linestyle": ""}
@@ -105,7 +105,7 @@ def _handle(label: str, **style: Any) -> Line2D:
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Puts a legend above all panels, in as many columns as have room, and makes room for many rows."""
+    """Puts a legend above all panels, in as many columns as fit, and makes the figure higher for it."""
     for handle in handles:
         handle.set_label(textwrap.fill(str(handle.get_label()), 90))
     lengths = [max(map(len, str(handle.get_label()).splitlines())) for handle in handles]
@@ -118,10 +118,10 @@ def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
-    """A new figure with panels over env steps, each of a size in inches, at most `columns` side by side."""
+    """A new figure with panels over env steps of this size in inches, at most `columns` side by side."""
     columns = min(count, columns)
     rows = math.ceil(count / columns)
-    # A single panel gets the room that its legend needs.
+    # A single panel gets more room for its legend.
     size = (max(7.6, width * columns), height * rows + 1.1 + (1.0 if count == 1 else 0.0))
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
     for ax in axes.flat[count:]:
@@ -138,7 +138,7 @@ def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[F
 
 @styled
 def learning_curves(groups: Sequence[Group]) -> Figure | None:
-    """Draws episode return against env steps, a panel an env, with the published curves of the same task."""
+    """Draws episode return against env steps, one panel for each env, with the published curves."""
     games: dict[tuple[str, str], list[Group]] = {}
     for g in groups:
         games.setdefault((g.env, g.mode), []).append(g)
@@ -185,7 +185,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
 
 
 def _draw_seeds(ax: Axes, g: Group, v: int) -> None:
-    """Draws the mean of a group's seeds, their band, and their evaluations with bars to the extreme seeds."""
+    """Draws mean and band of a group's seeds, and their evaluations with bars to the extreme seeds."""
     curves = [run.points("rollout/episode_return") for run in g.runs]
     steps, mean, low, high = statistics.over_seeds(curves)
     ax.plot(steps, mean, marker="." if len(steps) == 1 else "", **line_style(v))
@@ -203,13 +203,13 @@ def _draw_seeds(ax: Axes, g: Group, v: int) -> None:
         ax.errorbar(steps, mean, spread, capsize=2, **style)
     for at, alone in evaluations:
         others = ~np.isin(at, steps)
-        if others.any():  # unclipped, nothing at all would have no place in the layout
+        if others.any():  # the layout fails for an empty, unclipped line
             ax.plot(at[others], alone[others], markersize=3.5, **style)
 
 
 @styled
 def learning_curve(run: Run) -> Figure:
-    """Draws one run against env steps: what updates saw, and returns and episode lengths with evaluations."""
+    """Draws one run: mean reward, longest episode, returns and episode lengths against env steps."""
     panels = {
         "rollout/mean_reward": "training: mean reward of an env step",
         "rollout/longest_episode": "training: longest episode of an update (env steps)",
@@ -241,9 +241,9 @@ def learning_curve(run: Run) -> Figure:
 
 
 def save_learning_curve(run: Run) -> Path:
-    """Writes `plots/learning_curve.png` in the run's folder, unless it is there and newer than its progress.
+    """Writes `plots/learning_curve.png` in the run's folder, unless a newer one than the progress exists.
 
-    Returns its path. Raises OSError where it cannot be written.
+    Returns its path. Raises OSError.
     """
     path = run.path / "plots" / "learning_curve.png"
     if files.last_change([path]) <= files.last_change(run.path / n for n in (PROGRESS_FILE, RESULTS_FILE)):
@@ -255,7 +255,7 @@ def save_learning_curve(run: Run) -> Path:
 
 @styled
 def training(groups: Sequence[Group]) -> Figure | None:
-    """Draws losses, KL, entropy and throughput against env steps: a line a run, by variant where many."""
+    """Draws losses, KL, entropy and throughput against env steps, one line for each run."""
     runs, labels = [run for g in groups for run in g.runs], [g.label for g in groups for _ in g.runs]
     if len(runs) <= _MOST_LINES:
         labels = run_names(runs)
@@ -272,7 +272,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
     end = max(run.env_steps for run in runs)
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, label in zip(runs, labels, strict=True):
-            weight = max(0.3, min(1.0, 3 / counts[label]))  # a single run is seen among many of others
+            weight = max(0.3, min(1.0, 3 / counts[label]))  # a variant of many runs is thin
             style = line_style(places[label]) | {"linewidth": 0.6 + 0.6 * weight, "alpha": weight}
             steps, values = run.points(column)
             ax.plot(steps, values, marker="." if len(steps) < _FEW_POINTS else "None", **style)
@@ -285,7 +285,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
 
 
 def _leave_out_spikes(ax: Axes) -> None:
-    """Ends the y axis where all but a hundredth of the values do, if the rest would flatten them."""
+    """Leaves the most extreme hundredth of values out of the y axis if it would flatten the rest."""
     values = np.concatenate([line.get_ydata() for line in ax.lines])
     low, high = np.quantile(values, [0.005, 0.995])
     bottom, top = ax.get_ylim()
@@ -299,12 +299,12 @@ def _leave_out_spikes(ax: Axes) -> None:
 
 @styled
 def final_scores(groups: Sequence[Group]) -> Figure | None:
-    """Draws final normalised scores on unseen levels by game, each seed, bootstrap intervals and the IQM."""
+    """Draws final normalised scores on unseen levels by game, with seeds, intervals and the IQM."""
     names, shared = variants(groups), over_games(groups, ["test"])
     groups = [g for g in groups if g.scores("test").size]
     if not groups:
         return None
-    # Label, variant, statistic, scores, published ones: by game, then over games.
+    # Label, variant, statistic, scores and published scores: first by game, then over games.
     rows: list[tuple[str, int, statistics.Statistic, list[np.ndarray], list[np.ndarray]]] = []
     for g in groups:
         published = [found["test"] for found in [g.published_scores()] if found]
@@ -316,7 +316,10 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         published = [of_game["test"] for of_game in found] if all(found) else []
         label = _row_label("IQM over games", name, groups)
         rows.append((label, names.index(name), statistics.iqm, scores, published))
-    figure, ax = _score_axis([label for label, *_ in rows])
+    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(rows)))
+    ax.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
     ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
     for y, (_, v, statistic, scores, published) in enumerate(rows):
         _draw_interval(ax, y + 0.12, scores, statistic, marker_style(v))
@@ -346,15 +349,6 @@ def _draw_interval(
     ax.plot(statistic(np.concatenate(scores)), y, markersize=7, **style)
     if len(scores) == 1 and len(scores[0]) > 1:
         ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=style["color"], markersize=9)
-
-
-def _score_axis(labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """A new figure with a row for each label, from the top."""
-    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(labels)))
-    ax.set_yticks(range(len(labels)), labels)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    return figure, ax
 
 
 def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:

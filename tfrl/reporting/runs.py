@@ -1,10 +1,9 @@
-"""Runs: their folders, read also while they are written, and which of them are seeds of one experiment."""
+"""Reads runs, also unfinished ones, and finds the runs that are seeds of one experiment."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +15,18 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.config.of_run import settings
+from tfrl.cli.settings import SETTINGS_FILE, is_of
+from tfrl.config import of_run
 from tfrl.config.run import RLSettings
 from tfrl.config.task import Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.run import results
-from tfrl.run.folder import SETTINGS_FILE, is_of
 from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS = "env_steps"
 SPEED = "time/env_steps_per_second"
 _TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
-_LONGEST_LABEL = 44  # characters
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ class Run:
     Attributes:
       path: the folder.
       config: its settings.
-      progress: a float64 array [U] for each column of progress.csv, one entry an update, NaN where there is
-        no number; `env_steps` is always there and grows.
-      results: results.json of a finished run, else None.
+      progress: the columns of progress.csv by name, float64 [updates], NaN without a number. `env_steps` is
+        always there and grows.
+      results: the content of results.json of a finished run, otherwise None.
     """
 
     path: Path
@@ -60,7 +58,7 @@ class Run:
         return int(steps[-1]) if steps.size else 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Env steps and values of a column, both [P], where it has numbers."""
+        """Env steps and numbers of a column, both [P]."""
         steps, values = self.progress[STEPS], self.progress.get(column)
         if values is None:
             return np.zeros(0), np.zeros(0)
@@ -69,25 +67,25 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """True if it has come to its end, or to --solved-at, and left results."""
+        """True if it is complete and has results."""
         return self.is_done_for(self.config)
 
     def is_done_for(self, config: RLSettings) -> bool:
-        """The same by other settings, which may want more env steps or another --solved-at."""
+        """True if it is complete for other settings, such as more env steps."""
         return results.are_of_all(self.results, config, self.env_steps)
 
     @property
     def precision(self) -> str:
-        """The precision of its torso: "float32" or "bfloat16", or "auto" where nobody knows yet."""
+        """The precision of its torso: "float32", "bfloat16", or "auto" if it is not known yet."""
         return str((self.results or {}).get("precision", self.config.precision))
 
-    def speed(self, updates: int | None = None) -> float | None:
-        """Env steps a second of the last so many updates, by default of all; None before the first one."""
+    @property
+    def speed(self) -> float | None:
+        """Env steps a second of all updates; None before the first one."""
         taken = np.diff(self.progress[STEPS], prepend=0.0)
         speeds = self.progress.get(SPEED, np.zeros_like(taken))
-        known = np.flatnonzero(speeds > 0)
-        known = known if updates is None else known[-updates:]
-        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.size else None
+        known = speeds > 0
+        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.any() else None
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
@@ -98,15 +96,12 @@ class Run:
             score = score.get(key) if isinstance(score, dict) else None
         if not isinstance(score, int | float):
             return steps, values
-        # results.json holds the last one, which may be without a row of its own.
+        # The last evaluation is in results.json, perhaps without a row.
         before = steps < at
         return np.append(steps[before], at), np.append(values[before], float(score))
 
     def training_return(self, env_steps: float) -> float:
-        """Mean return of the last 100 episodes while training, at the last update up to `env_steps`.
-
-        NaN where no episode had ended.
-        """
+        """Mean return of the last 100 training episodes at the last update up to `env_steps`, or NaN."""
         steps, values = self.points("rollout/episode_return")
         values = values[steps <= env_steps]
         return float(values[-1]) if values.size else float("nan")
@@ -114,7 +109,7 @@ class Run:
     def final_return(self, level_set: str) -> float:
         """The last evaluation's mean return on a level set; NaN before the first one.
 
-        On training levels without an evaluation, the mean of the last 100 episodes while training.
+        For training levels without an evaluation, the mean of the last 100 training episodes.
         """
         values = self.evaluations(level_set)[1]
         if values.size:
@@ -122,48 +117,31 @@ class Run:
         return self.training_return(self.env_steps) if level_set == "train" else float("nan")
 
     def normalized(self, value: float) -> float:
-        """A return of this run's env as a normalised score; NaN where no range is published."""
+        """A return of this run's env as a normalised score; NaN without a published range."""
         score = normalized_return(self.config.env, self.config.distribution_mode, value)
         return float("nan") if score is None else score
 
 
 def load(path: Path) -> Run:
-    """Reads a run's folder; rows that are not whole (a run that is being written) are left out.
-
-    Raises:
-      UserError: there is no such folder, or it is not a run's.
-    """
-    run = Run(path, settings(path), read_progress(path / PROGRESS_FILE), results.read(path))
+    """Reads a run's folder, except for a row that is being written. Raises UserError if it has no run."""
+    run = Run(path, of_run(path), read_progress(path / PROGRESS_FILE), results.read(path))
     ended = (run.results or {}).get("env_steps")
-    # Those of fewer steps are of the shorter run that this one was before it went on.
+    # Results of fewer steps are older than the resume of this run.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps
     return run if of_now else dataclasses.replace(run, results=None)
 
 
-def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
+def find(paths: Iterable[Path]) -> list[Path]:
     """Run folders: those given, and those one level below a given folder that is not one itself.
 
-    Supervised runs, which may lie beside the others, are passed over.
-
-    Args:
-      paths: the given folders.
-      deep: also those further below, such as the runs of sweeps in a folder of runs.
-
-    Raises:
-      UserError: a path that does not exist, or in which there is no run.
+    Supervised runs are left out. Raises UserError for a folder without a run.
     """
     found: list[Path] = []
     for path in paths:
         if not path.is_dir() or (path / SETTINGS_FILE).is_file():
             found.append(path)
             continue
-        below = []
-        for place, folders, names in os.walk(path):
-            if SETTINGS_FILE in names:
-                below.append(Path(place))
-            if SETTINGS_FILE in names or (Path(place) != path and not deep):
-                folders.clear()
-            folders[:] = sorted({*folders} - {"export"})
+        below = sorted({file.parent for file in path.glob(f"*/{SETTINGS_FILE}")} - {path / "export"})
         if below and all(is_of(run, "dataset") for run in below):
             raise UserError(f"there are only runs of resnet.train in {path}.")
         if not below:
@@ -173,7 +151,7 @@ def find(paths: Iterable[Path], *, deep: bool = False) -> list[Path]:
 
 
 def read_progress(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a progress.csv, as in `Run.progress`; without the file, no rows. Raises UserError."""
+    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -199,14 +177,14 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Group:
-    """Seeds of one experiment: runs of one env that differ in nothing else that decides a result.
+    """Seeds of one experiment: runs of one env with equal settings except for those that change no result.
 
     Attributes:
       env: the env's name.
       mode: its distribution mode.
-      label: the variant in legends: its algorithm, or what tells it from others.
-      runs: one a seed.
-      repeated: runs whose settings and seed are those of one of `runs`; they do not count.
+      label: the variant in legends: its algorithm, and the settings that distinguish it.
+      runs: one run for each seed.
+      repeated: runs with the settings and the seed of one of `runs`; they are ignored.
     """
 
     env: str
@@ -222,36 +200,36 @@ class Group:
 
     @property
     def level_sets(self) -> tuple[str, ...]:
-        """The level sets of the env: "train" and "test", or, without levels, "test" alone."""
+        """The level sets of the env: "train" and "test", or only "test"."""
         return self.config.level_sets
 
     @property
     def env_steps(self) -> int:
-        """Env steps that all runs have reached: curves are compared up to there."""
+        """Env steps that all runs have reached. Curves are compared up to there."""
         return min(run.env_steps for run in self.runs)
 
     @property
     def is_done(self) -> bool:
-        """True if all runs are done. With --solved-at each ends after env steps of its own."""
+        """True if all runs are done."""
         return all(run.is_done for run in self.runs)
 
     @property
     def reproduces_published(self) -> bool:
-        """True if train-procgen's curves are of the same task: easy, 200 levels from 0."""
+        """True if train-procgen published curves of this task: easy, 200 levels from 0."""
         config = self.config
         same = (self.mode, config.num_levels, config.start_level) == ("easy", 200, 0)
         return same and normalized_return(self.env, "easy", 0.0) is not None
 
     @cached_property
     def _evaluations(self) -> Mapping[str, list[dict[int, float]]]:
-        """Every run's mean returns by env steps, for each level set."""
+        """The mean returns of each run by env steps, for each level set."""
         return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
 
     def scored_at(self, level_set: str) -> int | None:
-        """The env steps after which runs are scored; None where none was evaluated.
+        """The env steps of the scores; None without an evaluation.
 
-        Runs that are done have their scores at their ends, this is the last end. Otherwise it is the last
-        step at which most runs were evaluated.
+        If all runs are done, this is the end of the longest. Otherwise it is the last step at which most runs
+        were evaluated.
         """
         counts = Counter(step for run in self._evaluations[level_set] for step in run)
         if counts and self.is_done:
@@ -261,8 +239,7 @@ class Group:
     def returns(self, level_set: str) -> np.ndarray:
         """Mean returns at `scored_at`, float64 [runs], NaN for runs without an evaluation there.
 
-        On training levels that no run was evaluated on, those of the last 100 episodes while training, when
-        all runs had come as far.
+        For training levels without any evaluation, the mean of the last 100 training episodes at `env_steps`.
         """
         at = self.scored_at(level_set)
         if at is None and level_set == TRAIN:
@@ -270,18 +247,18 @@ class Group:
         if self.is_done:
             return np.array([run.final_return(level_set) for run in self.runs])
         return np.array(
-            [np.nan if at is None else of_run.get(at, np.nan) for of_run in self._evaluations[level_set]]
+            [np.nan if at is None else run.get(at, np.nan) for run in self._evaluations[level_set]]
         )
 
     def scores(self, level_set: str) -> np.ndarray:
-        """The runs' normalised `returns`, float64 [n], without those that have none."""
+        """The normalised `returns`, float64 [n], without NaNs."""
         scores = np.array([self.runs[0].normalized(value) for value in self.returns(level_set)])
         return scores[np.isfinite(scores)]
 
     def published_scores(self) -> dict[str, np.ndarray]:
-        """Normalised scores of train-procgen's 3 runs after as many env steps: float64 [3] by level set.
+        """Normalised scores of train-procgen's 3 runs after as many env steps, float64 [3] by level set.
 
-        Empty where nothing was published of the same task, or not of as many or as few steps.
+        Empty if no scores of this task and this number of env steps were published.
         """
         if not self.reproduces_published:
             return {}
@@ -300,7 +277,7 @@ class Group:
 def group(runs: Sequence[Run]) -> list[Group]:
     """Sorts runs into groups, by env and then by variant, in the order of the variants' first runs.
 
-    Of runs with the same settings and seed, a run and its copy say, the one that has come farthest counts.
+    Of runs with the same settings and seed, such as a run and its copy, the longest counts.
     """
     members: dict[tuple[str, str, str], list[Run]] = {}
     for run, label in zip(runs, _labels(runs), strict=True):
@@ -318,31 +295,25 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
 
 def variants(groups: Sequence[Group]) -> list[str]:
-    """The labels of all groups, each once, in their order."""
+    """The different labels of the groups, in their order."""
     return list(dict.fromkeys(g.label for g in groups))
 
 
 def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group]:
-    """The groups that statistics over games are of, by their scores on all of `level_sets`.
-
-    Variants are compared on the same games: those for which every variant has scores.
-    """
+    """The groups for statistics over games: all variants have scores on `level_sets` in their games."""
     scored = [g for g in groups if TRAIN in g.level_sets and all(g.scores(s).size for s in level_sets)]
     games = [{g.env for g in scored if g.label == name} for name in variants(scored)]
     return [g for g in scored if all(g.env in of_variant for of_variant in games)]
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """The names of runs, or their paths where two have the same name."""
+    """The names of runs, or their paths if two have the same name."""
     names = [run.name for run in runs]
     return names if len({*names}) == len(names) else [str(run.path) for run in runs]
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs, each with its value in every run.
-
-    That is "-" for settings that a run's algorithm does not have.
-    """
+    """The settings that differ between runs, with the value in every run; "-" for a missing setting."""
     return _differing([_settings(run) for run in runs])
 
 
@@ -352,17 +323,18 @@ def _differing(of_runs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """A run's settings by name, in words: its length in whole updates, its precision as it is computed in."""
+    """A run's settings as texts, with its length in whole updates and its actual precision."""
     found = {f.name: str(getattr(run.config, f.name)) for f in dataclasses.fields(run.config)}
     changed = {"total_steps": f"{run.config.run_steps:,}", "precision": run.precision}
     return {"algorithm": run.config.algorithm, **found, **changed}
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Each run's variant in words: its algorithm, where there are several, and settings that tell it apart.
+    """The variant of each run: its algorithm, if there are several, and the settings that distinguish it.
 
-    These are the algorithm's own that differ between its runs, and those of the task that differ between any.
-    Games are compared with each other, as statistics are over all of them; each other env is for itself.
+    These are settings of the algorithm that differ between its runs, and settings of the task that differ
+    between any runs. Games are compared with each other, because statistics are over all games. Other envs
+    are not.
     """
     every, algorithms = [_settings(run) for run in runs], [run.config.algorithm for run in runs]
     arenas = ["" if TRAIN in family(run.config.env).level_sets else run.config.env for run in runs]
@@ -380,25 +352,9 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             names = decisive & (_differing([every[i] for i in alike]).keys() | task)
             for i in alike:
                 told[i] = {name: every[i][name] for name in sorted(names)}
-    labels = _in_words(algorithms, told)
-    if max(map(len, labels), default=0) > _LONGEST_LABEL:  # leave out values that most runs have
-        counts: dict[tuple[str, str], Counter[str]] = {}
-        for algorithm, of_run in zip(algorithms, told, strict=True):
-            for name, value in of_run.items():
-                counts.setdefault((algorithm, name), Counter())[value] += 1
-        usual = {key: values.most_common(1)[0][0] for key, values in counts.items()}
-        unusual = [
-            {name: v for name, v in of_run.items() if name in _TASK or v != usual[algorithm, name]}
-            for algorithm, of_run in zip(algorithms, told, strict=True)
-        ]
-        labels = _in_words(algorithms, unusual)
-    return labels
-
-
-def _in_words(algorithms: Sequence[str], told: Sequence[Mapping[str, str]]) -> list[str]:
     several = len({*algorithms}) > 1
     labels = []
-    for algorithm, of_run in zip(algorithms, told, strict=True):
-        words = [f"{flag(name)[2:]} {value}" for name, value in of_run.items()]
+    for algorithm, values in zip(algorithms, told, strict=True):
+        words = [f"{flag(name)[2:]} {value}" for name, value in values.items()]
         labels.append(", ".join([algorithm, *words] if several or not words else words))
     return labels

@@ -1,7 +1,5 @@
-"""Statistics over few runs, after Agarwal et al. 2021, *Deep RL at the Edge of the Statistical Precipice*.
-
-https://arxiv.org/abs/2108.13264. Scores of a set of runs are a list with one array [runs] for each game, and
-games may have different numbers of runs.
+"""Statistics over few runs, after Agarwal et al. 2021, *Deep RL at the Edge of the Statistical Precipice*,
+https://arxiv.org/abs/2108.13264. Scores are a list with one array [runs] for each game.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ median: Statistic = functools.partial(np.median, axis=-1)
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """The mean of the middle half (interquartile mean) over the last dimension, [..., n] to [...].
+    """The interquartile mean over the last dimension, [..., n] to [...]; floor(n / 4) are cut at each end.
 
-    As scipy's `trim_mean(scores, 0.25)`, which the paper's rliable uses, floor(n / 4) are cut at each end.
+    This is scipy's `trim_mean(scores, 0.25)`, which the paper's rliable uses.
     """
     count = np.shape(scores)[-1]
     cut = count // 4
@@ -45,17 +43,14 @@ def stratified_bootstrap(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The ends of a statistic's percentile bootstrap interval; runs are drawn anew in each game.
+    """The ends of a statistic's percentile bootstrap interval; runs are resampled within each game.
 
     Args:
       scores: one array [runs] for each game.
-      statistic: of all scores, such as `iqm`.
-      confidence: of the interval.
-      resamples: how often runs are drawn.
-      seed: of the drawing.
+      statistic: a function of all scores, such as `iqm`.
+      confidence, resamples, seed: of the bootstrap.
 
-    Returns:
-      The ends; NaNs where a game has a single run, whose spread is not known.
+    Returns NaNs if a game has a single run.
     """
     if min(map(len, scores)) == 1:
         return float("nan"), float("nan")
@@ -69,13 +64,11 @@ def stratified_bootstrap(
 def over_seeds(
     curves: Sequence[Curve], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The steps that all of several curves cover: steps, mean, least and greatest value, each [P].
-
-    A mean beyond the end of a curve, or before its begin, would be one of other runs.
+    """The steps that all curves cover: steps, mean, least and greatest value, each [P].
 
     Args:
-      curves: those of the runs; with an empty one, there are no shared steps.
-      points: how many steps, where curves do not have the same ones already.
+      curves: the curves of the runs; an empty one leaves no shared steps.
+      points: the number of steps if the curves have different steps.
     """
     if not curves or not all(len(steps) for steps, _ in curves):
         return (np.zeros(0),) * 4
@@ -89,6 +82,6 @@ def over_seeds(
 
 
 def at_shared_steps(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps [P] at which each of N curves has a point of its own, and their values there [N, P]."""
+    """The steps [P] at which each of N curves has a point, and the values there [N, P]."""
     shared = functools.reduce(np.intersect1d, [steps for steps, _ in curves])
     return shared, np.stack([values[np.isin(steps, shared)] for steps, values in curves])

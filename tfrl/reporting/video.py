@@ -1,4 +1,4 @@
-"""A policy at play, as a video or in a window: a grid of episodes that is written frame by frame."""
+"""Videos and windows that show a policy: a grid of episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,19 +26,18 @@ from tfrl.evaluation.episodes import Player, Watcher, level_spec, play
 from tfrl.run import files, rng
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None
-"""Gives those of each action, float32 [B, A], of observations; None where a policy has none."""
-_TILE = 512  # pixels that a caption is drawn for
-_CAPTION = 64
-_BARS_LEFT = 172  # of a caption, right of its text
+"""A function from observations to the probabilities of the actions, float32 [B, A]; None if there is none."""
+_TILE, _CAPTION = 512, 64  # pixels: the size of a caption
+_BARS_LEFT = 172  # right of the caption's text
 _WIDEST_BAR = 48
-_SMOOTH = Image.Resampling.BILINEAR  # each pixel of a frame counts; twice as fast as LANCZOS
+_SMOOTH = Image.Resampling.BILINEAR  # twice as fast as LANCZOS
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
-# Procgen's 15 actions: nine ways to move, and keys that some games give a meaning.
+# Procgen's 15 actions: nine moves and six keys.
 _ACTIONS = {15: "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE", 3: "\u2190\u00b7\u2192"}
 _NO_DISPLAY = "--window needs a display, and there is none here; without it, a video is written."
 _ENCODERS = {
     ".mp4": "-c:v libx264 -preset veryfast -crf 15 -pix_fmt yuv420p -movflags +faststart",
-    # A palette for each frame: one for all would hold all frames in memory.
+    # A palette for each frame; one for all frames would need all frames in memory.
     ".gif": "-filter_complex split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];"
     "[b][p]paletteuse=new=1",
 }
@@ -48,7 +47,7 @@ _ENCODERS = {
 class Recording:
     """The video."""
 
-    episodes: Annotated[int, Range(1, 100)] = 4  # a larger grid is more than players show
+    episodes: Annotated[int, Range(1, 100)] = 4
     """Episodes, side by side in a grid, each on its own level."""
     levels: Literal["train", "test"] = "test"
     """The run's training levels, or unseen ones; envs without levels have test alone."""
@@ -65,19 +64,17 @@ def save(
 
     Args:
       player: the policy.
-      task: the run's settings: the env and its training levels.
+      task: the run's settings.
       path: the file, .mp4 or .gif; its folder is made.
-      options: what of it is shown.
-      probabilities: for the overlay; without them it shows the actions as they are.
+      options: the length, levels and overlay.
+      probabilities: for the overlay; None: it shows the actions themselves.
 
-    Raises:
-      OSError: the file cannot be written.
-      UserError: the env cannot be rendered.
+    Raises OSError if the file cannot be written, and UserError if the env cannot be rendered.
     """
     tile = 512 if path.suffix == ".mp4" and options.episodes == 1 else 256
     files.make_folder(path.parent)
     with files.replacing(path) as staged:
-        staged.touch()  # says what is wrong better than the encoder would
+        staged.touch()  # raises a better error than the encoder
         with Writer(staged, fps=frames_per_second(task)) as writer:
             grid = Grid(options, writer.append, probabilities, tile)
             _play(player, task, options, grid, broken_off=lambda: False)
@@ -86,11 +83,11 @@ def save(
 def show(
     player: Player, task: Any, window: Window, options: Recording, probabilities: Probabilities = None
 ) -> None:
-    """Plays one episode in each of `options.episodes` envs in a window, until all are over or it is closed.
+    """Plays one episode in each of `options.episodes` envs in a window, until all end or it is closed.
 
     Raises UserError if the env cannot be rendered.
     """
-    tile = 512 if options.episodes == 1 else 256  # four at full size are higher than most screens
+    tile = 512 if options.episodes == 1 else 256
     grid = Grid(options, window.append, probabilities, tile)
     _play(player, task, options, grid, broken_off=lambda: window.closed)
 
@@ -112,10 +109,10 @@ def _play(player: Player, task: Any, options: Recording, grid: Grid, broken_off:
 
 
 def ffmpeg() -> str:
-    """The program that writes videos: $IMAGEIO_FFMPEG_EXE, that of gym3's imageio-ffmpeg, or the system's.
+    """The program that writes videos: $IMAGEIO_FFMPEG_EXE, that of imageio-ffmpeg, or the system's.
 
-    The package is looked up and not imported: its release that gym3 asks for needs pkg_resources, which
-    setuptools no longer has.
+    The package is not imported, because the release that gym3 requires needs pkg_resources, which setuptools
+    no longer has.
     """
     package = importlib.util.find_spec("imageio_ffmpeg")
     folders = package.submodule_search_locations if package else None
@@ -126,10 +123,7 @@ def ffmpeg() -> str:
 class Writer:
     """Writes frames uint8 [H, W, 3] of one size to an mp4 (H.264) or gif file; use it in a `with`.
 
-    H and W are even for an mp4.
-
-    Raises:
-      OSError: the file cannot be written, with ffmpeg's last words.
+    H and W are even for an mp4. Raises OSError with ffmpeg's last line if the file cannot be written.
     """
 
     def __init__(self, path: Path, *, fps: float) -> None:
@@ -146,7 +140,7 @@ class Writer:
             command += [*_ENCODERS[self._path.suffix].split(), str(self._path)]
             pipe = subprocess.PIPE
             try:
-                # A Ctrl-C is for the trainer, which ends the video as well: not for the encoder alone.
+                # In its own session, so that a Ctrl-C reaches only the trainer, which ends the video.
                 self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
             except FileNotFoundError:
                 raise OSError(errno.ENOENT, "there is no ffmpeg to write videos with") from None
@@ -174,20 +168,17 @@ class Writer:
 class Window:
     """Shows frames uint8 [H, W, 3] of one size, each for 1 / fps seconds; use it in a `with`.
 
-    It is pygame's for all envs alike, so it looks as videos do.
+    Raises UserError if pygame or a display is missing.
 
     Attributes:
-      closed: whether it was closed, by its button, Escape or q.
-
-    Raises:
-      UserError: pygame or a display is missing.
+      closed: True after its button, Escape or q was pressed.
     """
 
     def __init__(self, title: str, *, fps: float) -> None:
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             raise UserError(_NO_DISPLAY)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # OpenGL, which SDL would draw with, crashes beside TensorFlow (`tfrl.envs.gymnasium`).
+        # SDL's OpenGL crashes beside TensorFlow (`tfrl.envs.gymnasium`).
         os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
         try:
             import pygame
@@ -201,13 +192,13 @@ class Window:
             pygame.display.init()
         except pygame.error:
             raise UserError(_NO_DISPLAY) from None
-        # SDL's own choice where it finds no display: nobody would see anything.
+        # SDL chooses this driver if it finds no display.
         if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
             pygame.display.quit()
             raise UserError(_NO_DISPLAY)
 
     def append(self, frame: np.ndarray) -> None:
-        """Shows a frame, once the one before it has been shown long enough."""
+        """Shows a frame after the one before has been shown long enough."""
         pygame, size = self._pygame, (frame.shape[1], frame.shape[0])
         screen = pygame.display.get_surface()
         if screen is None:
@@ -230,25 +221,14 @@ class Window:
 # Drawing
 
 
-def _rendered(env: VecEnv) -> Sequence[np.ndarray]:
-    """Returns the envs' frames. Raises UserError, with one sentence, if something for it is missing."""
-    try:
-        return env.render()
-    except ValueError as error:
-        raise UserError(f"{str(error).rstrip('.')}.") from None
-
-
 class Grid(Watcher):
-    """Watches one episode in each env, and draws them side by side.
-
-    Frames of any size are fitted into tiles of one. An episode that is over keeps its last frame, darker.
+    """Draws one episode of each env in tiles side by side. An ended episode keeps its last frame, darker.
 
     Args:
-      options: how many envs, and whether each has a caption.
-      sink: takes the frames uint8 [H, W, 3]; their height and width are even.
-      probabilities: of each action, float32 [B, A], of observations [B, *shape]; None where a policy has
-        none: the caption then shows the actions themselves.
-      tile: pixels of a tile's width, and of the height of its frame.
+      options: the number of envs, and whether tiles have captions.
+      sink: gets the frames uint8 [H, W, 3]; their height and width are even.
+      probabilities: for the captions; None: they show the actions themselves.
+      tile: the width of a tile, and the height of its frame, in pixels.
     """
 
     def __init__(
@@ -264,8 +244,11 @@ class Grid(Watcher):
         self._tiles: list[Image.Image] = [Image.new("RGB", self._size)] * options.episodes
 
     def before(self, env: VecEnv, observations: np.ndarray, actions: np.ndarray) -> None:
-        """Draws what the policy sees and does. Raises UserError if the env cannot be rendered."""
-        frames = _rendered(env)
+        """Draws the envs and the actions. Raises UserError if the env cannot be rendered."""
+        try:
+            frames = env.render()
+        except ValueError as error:  # a package or a display is missing
+            raise UserError(f"{str(error).rstrip('.')}.") from None
         chances = self._probabilities(observations) if self._probabilities else [None] * len(actions)
         for i in np.flatnonzero(~self._over):
             tile = Image.new("RGB", self._size, _LOOK["back"])
@@ -282,7 +265,7 @@ class Grid(Watcher):
         self._show()
 
     def after(self, step: Step) -> None:
-        """Takes in the rewards; an episode's last frame then shows its return."""
+        """Adds the rewards; the last frame of an episode shows its return."""
         running = ~self._over
         self._returns[running] += step.reward[running]
         self._step += 1
@@ -307,12 +290,12 @@ class Grid(Watcher):
 
 
 def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
-    """Draws a frame uint8 [H, W, 3] as large as it fits into the tile's upper square, in its middle."""
+    """Draws a frame uint8 [H, W, 3] as large as possible in the tile's upper square."""
     picture = Image.fromarray(np.ascontiguousarray(frame))  # pygame's frames are transposed views
     factor = tile.width / max(picture.size)
     if factor != 1:
         size = [max(1, round(length * factor)) for length in picture.size]
-        # Small pictures are of pixels that one is to see.
+        # The pixels of small pictures stay sharp.
         picture = picture.resize(size, Image.Resampling.NEAREST if factor > 2 else _SMOOTH)
     tile.paste(picture, ((tile.width - picture.width) // 2, (tile.width - picture.height) // 2))
 
@@ -320,7 +303,7 @@ def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
 def _draw_action(
     draw: ImageDraw.ImageDraw, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
 ) -> None:
-    """Draws a bar for each of a few actions, or for each number of one of another kind, from -1 to 1."""
+    """Draws a bar for each discrete action, or for each number of an action, from -1 to 1."""
     count = spec.n if isinstance(spec, Discrete) else len(action)
     width = min(_WIDEST_BAR, (_TILE - 8 - _BARS_LEFT) / count)
     lefts = [_BARS_LEFT + k * width for k in range(count)]
@@ -348,7 +331,7 @@ def _draw_action(
 
 @functools.cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu, which matplotlib brings along: it has arrows."""
+    """Matplotlib's DejaVu, which has arrows."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)

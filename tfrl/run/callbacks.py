@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tfrl.cli.settings import Settings
 from tfrl.run.checkpoint import pack_json, unpack_json
+
+if TYPE_CHECKING:
+    from tfrl.config.run import RLSettings
 
 _PREFIX = "callbacks/"
 
@@ -23,7 +25,7 @@ class RunOfCallback(Protocol):
       metrics: the metrics of the last update by name; empty before the first update.
     """
 
-    config: Settings
+    config: RLSettings
     folder: Path
     metrics: dict[str, float]
 
@@ -53,7 +55,7 @@ class RunOfCallback(Protocol):
         """
 
     def memory(self, envs: int) -> Any:
-        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
+        """The `tfrl.experience.memory.Memory` of so many envs; None if the policy is not recurrent."""
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers for the actions of one env, float32 [steps, K]."""

@@ -128,8 +128,6 @@ class CheckpointStore:
         num_workers: int = 1,
         agree: Callable[[bool], bool] = lambda ok: ok,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
         self._directory = directory
         self._shards = directory / SHARDS
         self._keep = keep
@@ -148,20 +146,14 @@ class CheckpointStore:
         env_steps: int,
         worker_shards: Sequence[CheckpointShard] = (),
     ) -> int:
-        """Saves the chief's `learner` and every worker's `worker_part`, then prunes. Call it on all workers.
+        """Saves the chief's `learner` and every worker's part, then prunes. Call it on all workers.
 
-        Of `worker_shards`, this worker's, those that no checkpoint has yet are written.
+        It writes the `worker_shards` of this worker that no checkpoint has yet. It removes later checkpoints,
+        because the run has resumed from an earlier one. If the disk is full, it removes the oldest
+        checkpoints, one after another, while a newer valid one stays.
 
-        Later checkpoints are removed too: the run left them behind when it resumed from an earlier one.
-        If the disk is full, the oldest checkpoints are removed, one after another, while a newer valid one
-        stays.
-
-        Returns:
-            The number of checkpoints that were removed to make room.
-
-        Raises:
-            CheckpointError: on every worker if one of them could not save its part. The new files are
-              removed.
+        Returns the number of checkpoints that were removed to make room. Raises CheckpointError on every
+        worker, and removes the new files, if one worker could not save its part.
         """
         dropped = 0
         new = sum(num_bytes(shard.arrays or {}) for shard in worker_shards if not shard.is_saved)

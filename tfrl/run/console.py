@@ -1,7 +1,6 @@
-"""The display of a run: a live bar in a terminal; a plain line every few seconds in a pipe or in CI.
+"""The display of a run: a live bar in a terminal, or a line every few seconds in a pipe or in CI.
 
-The training loop only stores numbers here, which takes almost no time. A separate thread shows them, so the
-display also moves during a long call of TensorFlow.
+The training loop only stores numbers here. A thread shows them, also during a long call of TensorFlow.
 """
 
 import math
@@ -37,7 +36,7 @@ class Console:
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, interval: float = 10.0) -> None:
         self._progress: Progress | None = None
-        self._starting = threading.Lock()  # a second signal stops it from a thread of its own, at any moment
+        self._starting = threading.Lock()  # a second signal stops the display from another thread
         self._view: _View
         shown: Any = Unbreakable(stream or sys.stdout)
         if not enabled:
@@ -60,24 +59,26 @@ class Console:
         unit: str = "env steps",
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
-        """Starts to show the progress in `unit`; `start_step` is the first step of this process.
+        """Starts to show the progress.
 
-        `highlights` makes the texts from an update's metrics; None: speed and episode return.
+        Args:
+          total_steps, start_step: the length of the run, and the first step of this process.
+          unit: the name of a step.
+          highlights: makes the texts from an update's metrics; None: speed and episode return.
         """
         with self._starting:
             self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
             self._view.start(self._progress)
 
     def phase(self, name: str) -> None:
-        """Names what the run does now, such as "collecting", "updating", "evaluating", "saving"."""
-        if (progress := self._progress) is not None:  # once: another thread may stop it at any moment
+        """Names the present phase, such as "collecting" or "saving"."""
+        if (progress := self._progress) is not None:  # another thread may stop it at any moment
             progress.phase = name
 
     def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
-        """Moves the bar within an update; cheap enough (0.1 µs) to be called at every env step.
+        """Moves the bar within an update. It takes 0.1 µs, so it may be called at every env step.
 
-        `steady`: True if the pace is that of the rest of the run, so that the time left can be estimated from
-        it.
+        `steady`: True if the pace is that of the rest of the run, so that it predicts the time left.
         """
         if (progress := self._progress) is not None:
             progress.advance_to(env_steps, steady=steady)
@@ -146,9 +147,9 @@ class Progress:
         self.total_steps = total_steps
         self._unit = unit
         self._highlights = highlights or _episode_texts
-        self.env_steps: float = start_step  # by which the time left is told
-        self.taken = 0  # env steps that are there; within an update that goes on after the last, more
-        # Not by the last step alone: its metrics, and an evaluation, are still to come.
+        self.env_steps: float = start_step
+        self.taken = 0  # env steps, with those of an unfinished update
+        # False at the last step until its metrics are there, because an evaluation may come before.
         self._is_over = start_step >= total_steps
         self.phase = "starting"
         self._clock = clock
@@ -156,7 +157,7 @@ class Progress:
         self._metrics: Mapping[str, float] = {}
         # (time, steps) at the start and after the last updates of this process.
         self._marks: tuple[tuple[float, float], ...] = ((self._started, start_step),)
-        # The same at the first and the last steady step before the first update is done.
+        # The same at the first and the last steady step of the first update.
         self._early_marks: tuple[tuple[float, float], ...] = ()
         self._num_updates = 0
 
@@ -172,7 +173,7 @@ class Progress:
         self._is_over = env_steps >= self.total_steps
         self._metrics = dict(metrics)
         self._num_updates += 1
-        # The first update compiles and says little about the next ones: the second drops the mark before it.
+        # The first update compiles and is slower, so the second one drops the mark before it.
         marks = self._marks[1:] if self._num_updates == 2 else self._marks
         self._marks = (*marks, self._mark(env_steps))[-_RATE_WINDOW:]
 
@@ -199,7 +200,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """An estimate from the updates of this process, or from the steady steps of its first; NaN before."""
+        """An estimate from the last updates, or from the steady steps of the first one; NaN before."""
         marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
         if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan
@@ -228,14 +229,14 @@ class Progress:
         return f"{int(self._shown):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
-        """The time left, "ETA --" while nothing is known of it or it is over, or the time it took."""
+        """The time left, "ETA --" without an estimate, or the time that the run took."""
         if self.fraction == 1.0:
             return f"took {words.duration(self.elapsed)}"
         left = self.seconds_left
-        return f"ETA {words.duration(left) if left > 0 else '--'}"  # over: as in an evaluation at the end
+        return f"ETA {words.duration(left) if left > 0 else '--'}"
 
     def metric_texts(self) -> list[str]:
-        """Texts for the metrics of the last update that are worth showing; none before the first."""
+        """Texts for the metrics of the last update; none before the first one."""
         return self._highlights(self._metrics)
 
     def line(self) -> str:
@@ -260,7 +261,7 @@ def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
 
 
 class _View:
-    """How things are shown. The base is what workers other than the chief have: warnings only, on stderr."""
+    """The output of workers other than the chief: warnings on stderr."""
 
     def start(self, progress: Progress) -> None:
         pass
@@ -302,7 +303,7 @@ class _Plain(_View):
             self.line(self._progress.line())
 
     def line(self, text: str) -> None:
-        with self._lock:  # or a line of the thread could land inside one of the main thread's
+        with self._lock:  # the thread and the main thread both write lines
             self._stream.write(text + "\n")
             self._stream.flush()
 
@@ -361,7 +362,7 @@ def _is_interactive(stream: TextIO) -> bool:
 
 
 def _render(progress: Progress, width: int) -> RenderableType:
-    """Two lines: the bar, and below it what the last update brought; of both as much as has room."""
+    """Two lines: the bar and the last update, each without the texts that find no room."""
     texts = [Text(progress.percent_text(), "bold"), Text(progress.eta_text(), "cyan")]
     if width >= 75:  # 15 for the bar
         texts.insert(1, Text(progress.steps_text()))
@@ -370,7 +371,7 @@ def _render(progress: Progress, width: int) -> RenderableType:
     for _ in texts:
         bar.add_column(no_wrap=True, justify="right")
     bar.add_row(ProgressBar(total=1.0, completed=progress.fraction), *texts)
-    phase = f"{progress.phase:<10}"  # as wide as "collecting", so that what follows stands still
+    phase = f"{progress.phase:<10}"  # as wide as "collecting", so that the next texts do not move
     parts = [phase, *progress.metric_texts(), f"elapsed {words.duration(progress.elapsed)}"]
     while len(parts) > 1 and len(" · ".join(parts)) > width:
         parts.pop()

@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     staged, old = (path.with_name(f".{path.name}.{kind}{path.suffix}") for kind in ("tmp", "old"))
     try:
-        _remove(staged)  # of a process that was killed
+        _remove(staged)  # left by a process that was killed
         yield staged
         _sync_all(staged)
         if path.is_dir() and not path.is_symlink():
@@ -41,22 +41,22 @@ def replacing(path: Path) -> Iterator[Path]:
                 old.rename(path)
             raise
     except BaseException:
-        with contextlib.suppress(OSError):  # on a full disk it would take the place of checkpoints
+        with contextlib.suppress(OSError):  # on a full disk, checkpoints need the room
             _remove(staged)
         raise
     sync_folder(path.parent)
-    with contextlib.suppress(OSError):  # it is the new one that counts
+    with contextlib.suppress(OSError):
         _remove(old)
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a whole file, as `replacing` does; text as UTF-8."""
+    """Writes a whole file like `replacing`; text is UTF-8."""
     with replacing(path) as staged:
         staged.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_text(path: Path) -> str | None:
-    """A file's text; None where it cannot be read."""
+    """A file's text; None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -64,24 +64,24 @@ def read_text(path: Path) -> str | None:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a file that is not blank, such as an error; empty without one."""
+    """The last line of a file that is not blank; empty if there is none."""
     lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def last_change(paths: Iterable[Path]) -> float:
-    """The time at which the last of these files was changed, as `time.time`; 0.0 where none is there."""
+    """The newest modification time of files, as `time.time`; 0.0 if none exists."""
     return max((found.st_mtime for found in _stats(paths)), default=0.0)
 
 
 def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
-        with contextlib.suppress(OSError):  # not there, or on a shared disk no longer
+        with contextlib.suppress(OSError):  # missing, or removed meanwhile
             yield path.stat()
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file of a folder that is not in use yet: when it returns, the content is on the disk."""
+    """Writes and syncs a file in a folder that is not in use yet."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -109,19 +109,19 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def reason(error: OSError) -> str:
-    """The operating system's words for an error, as a part of a sentence, or else the library's."""
+    """The operating system's text of an error, or else the library's, as a part of a sentence."""
     return error.strerror or next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def told_in(words: str) -> OSError | None:
-    """The operating system's error in the text of another program or library."""
+    """The operating system's error that another program's text contains, or None."""
     number = next((number for number in errno.errorcode if os.strerror(number) in words), None)
     return None if number is None else OSError(number, os.strerror(number))
 
 
 @contextlib.contextmanager
 def tensorflow_writes() -> Iterator[None]:
-    """Turns TensorFlow's own errors for a disk (a full one, mostly) into OSErrors, as Python's are."""
+    """Turns TensorFlow's errors about a disk, such as a full one, into OSErrors."""
     import tensorflow as tf
 
     try:
@@ -134,7 +134,7 @@ def tensorflow_writes() -> Iterator[None]:
 
 
 def _sync_all(path: Path) -> None:
-    """Syncs a file, or a folder with all that is in it; the names last."""
+    """Syncs a file, or a folder with its content."""
     if not path.is_dir():
         _sync(path, os.O_RDONLY)
         return

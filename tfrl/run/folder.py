@@ -13,11 +13,10 @@ from typing import Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.settings import Settings, SettingsT, is_of_earlier_version
+from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, is_of, is_of_earlier_version
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, is_foreign, logged_steps
 
-SETTINGS_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
@@ -135,15 +134,6 @@ def check_run_folder(config: Settings) -> None:
             f"cannot write in {folder} for the run's folder {config.run_dir}: {error.strerror}; "
             "choose another --logdir."
         ) from None
-
-
-def is_of(run: Path, setting: str) -> bool:
-    """True if the folder's run is of the trainer with this setting: "env" is tfrl's, "dataset" resnet's."""
-    try:
-        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(line.startswith(f"{setting}:") for line in lines)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

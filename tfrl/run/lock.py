@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from tfrl.workers.tf_config import TFConfig
 LOCK_FILE = ".lock"
 _RETRY_EVERY = 0.2  # seconds
 _GLANCES = 0.5  # seconds; longer than a check holds the lock
-_LONGEST = 400  # characters of a signature: a host's name has 64 at most, on Linux
+_LONGEST = 400  # characters that are read of a lock's file
 
 
 class HeldError(Exception):
@@ -84,28 +83,24 @@ def locked(
             give_up(run, file)
 
 
-def is_held(run: Path) -> bool | None:
-    """True if a process trains the run; None if this machine cannot tell.
+def is_held(run: Path) -> bool:
+    """True if a process of this machine trains the run.
 
     This checks the lock and not the process number in it, which may belong to another process after a reboot.
     The check holds a shared lock for microseconds; a trainer that starts at this moment tries again.
     """
     try:
-        with (run / LOCK_FILE).open(encoding="utf-8", errors="replace") as file:
-            signed = re.fullmatch(r"process \d+ on (.+)", file.read(_LONGEST))
+        with (run / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
     except OSError:
-        return None
-    # The lock is free, but some file systems do not show the locks of other machines.
-    return False if signed is not None and signed[1] == socket.gethostname() else None
+        return False
+    return False
 
 
 def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
-    """The lock's file, locked. UserError, PeerError: time is up; OSError: it cannot be locked."""
+    """Takes the lock. Raises UserError or PeerError if the time is up, and OSError if it cannot be locked."""
     end, told = time.monotonic() + max(patience, _GLANCES), False
     while True:
         try:
@@ -123,11 +118,9 @@ def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
 
 
 def take(run: Path) -> IO[str]:
-    """Makes the run's folder, if need be, and takes its lock: the file, for `give_up`.
+    """Takes the lock of the run's folder, which it makes if it is missing. Returns the file for `give_up`.
 
-    Raises:
-      HeldError: another process has it.
-      OSError: it cannot be locked.
+    Raises HeldError if another process has the lock, and OSError if it cannot be locked.
     """
     path = run / LOCK_FILE
     while True:
@@ -135,14 +128,14 @@ def take(run: Path) -> IO[str]:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            continue  # the folder has gone with its last holder
+            continue  # the last holder has removed the folder
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise HeldError(" ".join(file.read(_LONGEST).split()) or "another process") from None
-            if _is_at(path, file):  # else its last holder has removed it in the meantime
+            if _is_at(path, file):  # otherwise the last holder has removed it
                 _sign(file.fileno())
                 opened.pop_all()
                 return file
@@ -152,8 +145,8 @@ def give_up(run: Path, file: IO[str]) -> None:
     """Releases the lock of `take`; removes the folder if it is empty."""
     with file, contextlib.suppress(OSError):
         if _is_at(run / LOCK_FILE, file):
-            (run / LOCK_FILE).unlink()  # while it is held: who has opened it finds it gone
-        run.rmdir()  # nothing was begun
+            (run / LOCK_FILE).unlink()  # while the lock is held, so that others notice it
+        run.rmdir()  # fails unless the folder is empty
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
@@ -164,6 +157,6 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk: its holder is not known by name then
+    with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from tfrl.cli.settings import Settings
 from tfrl.run import results
-from tfrl.run.callbacks import Callback, get_states, set_states
+from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.console import Console
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
@@ -273,6 +273,7 @@ class Run:
         self._session, self._learner, self._followed = session, learner, followed
         self._users = callbacks
         self._callbacks = [*learner.callbacks, *callbacks]
+        self._shown = cast(RunOfCallback, self)  # only runs with RLSettings have callbacks
         self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
         self._pending: Update | None = None  # the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
@@ -306,18 +307,15 @@ class Run:
         return self._learner.weights()
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
-
-        A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
-        """
+        """Implements `RunOfCallback.act`."""
         return self._learner.act(observations, noise, *memory)
 
     def memory(self, envs: int) -> Any:
-        """The `tfrl.experience.memory.Memory` of `num_envs` envs; None if the policy is not recurrent."""
+        """Implements `RunOfCallback.memory`."""
         return self._learner.memory(envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for the actions of one env, float32 [steps, K]."""
+        """Implements `RunOfCallback.draw_noise`."""
         return self._learner.draw_noise(generator, steps)
 
     def stop(self, why: str) -> None:
@@ -374,7 +372,7 @@ class Run:
             self.metrics = update.metrics | self.evaluation
             self._pending = None
         for callback in self._callbacks:
-            callback.on_update(self, self.metrics)
+            callback.on_update(self._shown, self.metrics)
         if self._users and session.runtime.any_worker(self._stopped is not None):
             self._stopped = self._stopped or "a callback of another worker asked for it"
             session.changed()  # the checkpoint before the evaluation does not contain its results
@@ -390,7 +388,7 @@ class Run:
         self.evaluation = self._learner.evaluate()
         self._evaluated_at = self.env_steps
         for callback in self._callbacks:
-            callback.on_evaluation(self, self.evaluation)
+            callback.on_evaluation(self._shown, self.evaluation)
 
     def _note_part(self) -> None:
         """Saves as often at pauses of an update as after updates, because the parts may take as long as an
@@ -469,7 +467,7 @@ class Run:
         )
         session.console.taken(self._steps_taken)
         for callback in self._callbacks:
-            callback.on_start(self)
+            callback.on_start(self._shown)
 
     def _finish(self) -> int:
         """Exports the policy, and writes and prints the results."""
@@ -484,7 +482,7 @@ class Run:
                 self._learner.export(self.folder / "export")
                 results.write(self.folder, outcome)
         for callback in self._callbacks:
-            callback.on_end(self, outcome)
+            callback.on_end(self._shown, outcome)
         ends = self._learner.conclusion(outcome, self._stopped)
         for sentence in ends.sentences:
             session.console.message(sentence)

@@ -1,11 +1,11 @@
 """Writers of a run's metrics: `progress.csv` and TensorBoard's event file, both against env steps.
 
-Event files are written with TensorBoard's own protocol buffers rather than with `tf.summary`: no TensorFlow
-op runs for it, a kill loses at most the record being written, and after a failed write (a full disk) the file
-is cut back to its last whole record, where `tf.summary` leaves a torn one that hides everything after it.
+Event files are written with TensorBoard's protocol buffers and not with `tf.summary`. So a kill loses at most
+one record, and after a failed write (a full disk) the file is cut back to its last whole record. `tf.summary`
+would leave a torn record that hides everything after it.
 
-A record is its length (8 bytes), a checksum of that (4), an `Event` and a checksum of that (4). An `Event`
-begins with its time, and then, where it is not 0, its step. So much is read of each to find where to cut.
+A record is its length (8 bytes), a checksum (4), an `Event`, and a checksum (4). An `Event` begins with its
+time, and with its step unless that is 0. Only these are read to find the place to cut.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MetricsWriter:
             name: str(value) if value is None or isinstance(value, dict) else value
             for name, value in settings.items()
         }
-        # Trials of one name would be shown as one, by their mean, and TensorBoard cuts off long names.
+        # TensorBoard would show trials of one name as one, and cuts off the ends of long names.
         run = self._directory.resolve()
         self._add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
 
@@ -121,7 +121,7 @@ class MetricsWriter:
             self._events.sync()
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Syncs and closes the files."""
         self.flush()
         self._rows.close()
         self._events.close()
@@ -169,9 +169,9 @@ class NullMetricsWriter:
 
 
 class EventFile:
-    """An event file of a process beside the trainers, in the run's folder.
+    """The event file of an evaluator process in the run's folder.
 
-    It is opened for each record, because trainers that start again cut or remove the files they find.
+    It is opened for each record, because trainers that start again cut or remove event files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -206,7 +206,7 @@ def is_foreign(progress: Path) -> bool:
 
 
 class _RecordFile:
-    """A file that grows by whole records, each written at once and unbuffered, from its first one on."""
+    """A file that grows by whole, unbuffered records; it is made at its first record."""
 
     def __init__(self, path: Path, *, head: bytes) -> None:
         self._path = path
@@ -259,7 +259,7 @@ def _scalar_summaries(values: Mapping[str, float]) -> list[Any]:
 
 def _read_columns(path: Path) -> list[str]:
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:  # damage may be further down
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
             return next(csv.reader(file), [])
     except (OSError, csv.Error):
         return []
@@ -268,8 +268,7 @@ def _read_columns(path: Path) -> list[str]:
 def _trim_csv(path: Path, last_step: int) -> None:
     """Cuts progress.csv after the last whole row of at most `last_step`.
 
-    Steps only grow within a file, so what has to go is its end, and one `truncate` drops it: a kill finds the
-    file as it was or as it should be, and no disk is too full for it.
+    Steps only grow, so one `truncate` is enough. It works on a full disk, and a kill cannot interrupt it.
     """
     if not path.exists():
         return
@@ -284,29 +283,29 @@ def _trim_csv(path: Path, last_step: int) -> None:
 
 
 EVENT_FILES = "events.out.tfevents.*"
-"""Pattern of the names that TensorBoard takes for event files, whoever wrote them."""
+"""The pattern of TensorBoard's event files, of any program."""
 _OWN = ".tfrl"
 _LENGTH = struct.Struct("<Q")
 _DATA = 12  # where a record's data begins
 _FRAME = 16  # bytes of a record beside its data
-_TIME = b"\x09"  # what announces the field, a double
-_STEP = b"\x10"  # the same, a number in groups of 7 bits, the lowest first
+_TIME = b"\x09"  # the tag of the time, a double
+_STEP = b"\x10"  # the tag of the step, a number in groups of 7 bits, the lowest first
 _BEGINNING = _DATA + 1 + 8 + 1 + 10
 
 
 def _new_event_file() -> str:
-    """The name of a file that no other process writes, after those of earlier seconds."""
+    """A name that no other process uses, sorted after those of earlier seconds."""
     prefix = EVENT_FILES.removesuffix("*")
     return f"{prefix}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{_OWN}"
 
 
 def event_files(directory: Path) -> list[Path]:
-    """The event files in a run's folder that tfrl wrote: others are not to be touched."""
+    """The event files in a run's folder that tfrl wrote. Files of other programs are not changed."""
     return [path for path in directory.glob(EVENT_FILES) if path.suffix == _OWN]
 
 
 def _event_record(**fields: Any) -> bytes:
-    """One record: an Event of this moment with the given fields."""
+    """The record of an Event with the present time and these fields."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -321,7 +320,7 @@ def _first_record() -> bytes:
 
 
 def _trim_events(path: Path, last_step: int) -> None:
-    """Cuts a file of this run after its last whole record of at most `last_step`; without any, the file goes.
+    """Cuts an event file after its last whole record of at most `last_step`, or removes it if none is left.
 
     Steps only grow within a file. Raises OSError.
     """
@@ -335,13 +334,13 @@ def _trim_events(path: Path, last_step: int) -> None:
             size, records = size + length + _FRAME, records + 1
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
-    if records <= 1:  # the first one shows nothing
+    if records <= 1:  # the first record has no point
         path.unlink()
         files.sync_folder(path.parent)
 
 
 def _step(event: bytes) -> int:
-    """The step of an Event, of which at least the beginning is given; 0 where it has none."""
+    """The step of an Event, from its beginning; 0 if it has none."""
     if event[:1] != _TIME or event[9:10] != _STEP:
         return 0
     step = 0

@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfrl.envs.registry import level_set_title
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE, read_json
+
+if TYPE_CHECKING:
+    from tfrl.config.run import RLSettings
 
 
 def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
@@ -35,23 +38,7 @@ def read(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
-class Ends(Protocol):
-    """The settings that end a run."""
-
-    @property
-    def max_episodes(self) -> int | None:
-        """Training episodes after which it ends."""
-
-    @property
-    def solved_at(self) -> float | None:
-        """The mean return at which it ends."""
-
-    @property
-    def run_steps(self) -> int:
-        """Env steps after which it ends."""
-
-
-def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float | None = None) -> bool:
+def are_of_all(found: Mapping[str, Any] | None, config: RLSettings, env_steps: float | None = None) -> bool:
     """True if a run with these results is complete for these settings: --total-steps, --max-episodes or
     --solved-at.
 
@@ -70,7 +57,7 @@ def are_of_all(found: Mapping[str, Any] | None, config: Ends, env_steps: float |
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows for people; normalised returns where there are any."""
+    """The header and rows of the last table of a run."""
     env = results["env"]
     found: dict[str, Mapping[str, Any]] = {}
     found["while training"] = {**results, "return": results["episode_return"], "episodes": "last 100"}
@@ -87,7 +74,7 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _number(value: Any) -> float:
-    """A value if it is a number, else one that is less than any other."""
+    """A value if it is a number, otherwise -inf."""
     return value if isinstance(value, int | float) else -math.inf
 
 

@@ -1,6 +1,6 @@
-"""Random numbers that no topology changes: each is keyed by (seed, use, update, epoch, env) alone.
+"""Random numbers that no topology changes, keyed by (seed, use, update, epoch, env).
 
-Philox (Salmon et al. 2011) is counter-based: any env's numbers can be drawn by whichever worker holds it.
+Philox (Salmon et al. 2011) is counter-based, so any worker can draw the numbers of any env.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def generator(seed: int, use: Use, *key: int) -> np.random.Generator:
 
 
 def env_seed(seed: int, use: Use, *key: int) -> int:
-    """The seed in [0, 2^31) of a vector of envs that are played for (seed, use, key).
+    """The seed in [0, 2^31) of a vector of envs for (seed, use, key).
 
-    Hashed, so that no use of one run plays what another use, or training, plays in the run of another seed.
-    Training's own envs have the run's seed itself.
+    It is hashed, so that no use plays the episodes of another use or of a run with another seed. The training
+    envs have the run's seed itself.
     """
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=(Use.ENVS, use, *key))
     return int(sequence.generate_state(1)[0]) >> 1
@@ -51,7 +51,7 @@ def action_noise(
 ) -> np.ndarray:
     """Numbers that choose actions, float32 [T, B, K], for global env indices `envs`.
 
-    draw: gives those of one env, float32 [T, K], from a generator and T.
+    draw: makes the numbers of one env, float32 [T, K], from a generator and T.
     """
     rows = [draw(generator(seed, Use.ACTION, update, i), num_steps) for i in envs]
     return np.stack(rows, axis=1)
@@ -67,10 +67,10 @@ def minibatch_steps(
     num_minibatches: int,
     steps_each: int | None = None,
 ) -> np.ndarray:
-    """The time steps of each env that make up each minibatch: int32 [E, M, B, steps_each].
+    """The time steps of each env in each minibatch: int32 [E, M, B, steps_each].
 
-    Every env gives every minibatch the same number of steps (stratified by env), so all topologies form the
-    same global minibatches without moving any data. By default they are T / M, which leaves none out.
+    Every env gives every minibatch the same number of steps, so all topologies form the same global
+    minibatches without moving data. By default this is T / M, so that every step is used.
     """
     orders = [
         [generator(seed, Use.MINIBATCH, update, epoch, i).permutation(num_steps) for i in envs]
@@ -84,10 +84,10 @@ def minibatch_steps(
 def minibatch_sequences(
     seed: int, update: int, envs: range, *, each: int, epochs: int, num_minibatches: int, block: int
 ) -> np.ndarray:
-    """The sequences of steps that make up each minibatch: int32 [E, M, q], as local env * each + sequence.
+    """The sequences of steps in each minibatch: int32 [E, M, q], as local env * each + sequence.
 
-    A block of neighbouring envs gives every minibatch the same number of sequences, so all topologies form
-    the same global minibatches where no replica has a part of a block.
+    A block of neighbouring envs gives every minibatch the same number of sequences. So all topologies form
+    the same global minibatches if no replica has a part of a block.
 
     Args:
       seed, update: key the order.
@@ -110,7 +110,7 @@ def minibatch_sequences(
 
 
 def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
-    """Seeds of what augments each sample of an update, int32 [T, B, 2], for global env indices `envs`."""
+    """The augmentation seeds of each sample of an update, int32 [T, B, 2], for global env indices `envs`."""
     rows = [generator(seed, Use.AUGMENTATION, update, i).bytes(8 * num_steps) for i in envs]
     return np.stack([np.frombuffer(row, "<i4").reshape(num_steps, 2) for row in rows], axis=1).astype(
         np.int32
@@ -118,5 +118,5 @@ def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: i
 
 
 def auxiliary_orders(seed: int, phase: int, epoch: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
-    """The order in which a pass of an auxiliary phase takes each env's steps, int64 [B, T]."""
+    """The order of each env's steps in an epoch of an auxiliary phase, int64 [B, T]."""
     return np.stack([generator(seed, Use.AUXILIARY, phase, epoch, i).permutation(num_steps) for i in envs])

@@ -1,13 +1,11 @@
-"""The surroundings of any trainer's loop: checkpoints, the run's folder, clock, stop requests, the end.
-
-The loop that uses a `Session` is in tfrl/run/loop.py.
-"""
+"""A trainer's checkpoints, folder, clock, stop requests and end; tfrl/run/loop.py has the loop."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
-from tfrl.cli.settings import Settings, to_yaml
+from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import once
 from tfrl.run import files, results
 from tfrl.run.checkpoint import (
@@ -27,7 +25,6 @@ from tfrl.run.checkpoint import (
     unpack_json,
 )
 from tfrl.run.console import Console
-from tfrl.run.folder import SETTINGS_FILE
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
@@ -41,11 +38,8 @@ def open_session(
     """Makes a session that handles signals within the context.
 
     Args:
-      config: the trainer's settings.
-      runtime: the strategy and this worker's place in it.
-      watchdog: gets its steps.
-      console: this process's.
-      step_name: what one step is called.
+      config, runtime, watchdog, console: the attributes of the session.
+      step_name: the name of one step in messages.
       saves: the moment at which the run saves after a signal, for the message that answers the signal.
     """
     stop = StopRequest(config.run_dir / "stop")
@@ -63,7 +57,7 @@ def open_session(
     with stop.listening(on_first, on_second):
         try:
             yield session
-        except EnvError as error:  # in whatever part of the run
+        except EnvError as error:
             raise TrainingError(f"{error}; {session.kept()}") from error
         finally:
             console.stop()
@@ -149,7 +143,7 @@ class Session:
                 f"{newest.argmax()} sees that of {self._step_name} {newest.max()}: all workers must share "
                 "one disk"
             )
-        # All workers skip the same ones where the files are damaged, and the chief tells that for all.
+        # All workers skip the same damaged checkpoints, and the chief warns for all.
         if self.runtime.is_chief or mine < newest.max():
             self._warn(skipped)
         if newest.min() != mine:
@@ -169,7 +163,7 @@ class Session:
             self.console.warn(sentence)
 
     def of_workers(self, number: int) -> np.ndarray:
-        """Every worker's number, int64 [workers]. A collective."""
+        """The numbers of all workers, int64 [workers]. A collective."""
         numbers = np.zeros(self.runtime.num_workers, np.int64)
         numbers[self.runtime.worker] = number
         return self.runtime.sum_over_workers(numbers)
@@ -233,19 +227,19 @@ class Session:
         """Warns once for each cause until a checkpoint is saved again; a disk may stay full for days."""
         cause = error.__cause__
         fault = (type(cause), getattr(cause, "errno", None))
-        if fault != self._unsaved and (self.runtime.is_chief or cause is not None):  # those who know why tell
+        if fault != self._unsaved and (self.runtime.is_chief or cause is not None):
             self.console.warn(f"{error} Training continues.")
         self._unsaved = fault
 
     def kept(self) -> str:
-        """The end of a sentence that says what is kept of a run that fails now."""
+        """The end of a sentence: the newest checkpoint of a run that fails now."""
         saved = self._store.updates()
         if not saved:
             return "there is no checkpoint yet"
         return f"the checkpoint of {self._step_name} {saved[-1]} is kept"
 
     def missing(self) -> list[str]:
-        """The parts of the run that could not be written, on a full disk say, and are not there now."""
+        """The parts of the run that could not be written, for example on a full disk."""
         found = [] if self.is_saved else [f"the checkpoint of {self._step_name} {self.step} ({self.kept()})"]
         if self.writer.has_gap:
             found.append("points of its curves and rows of its progress.csv")
@@ -254,23 +248,21 @@ class Session:
     # The run's folder
 
     def open_folder(self, columns: Sequence[str], *, again: int = 0, step_column: str = "env_steps") -> None:
-        """The chief writes the settings and goes on with the metrics.
+        """The chief writes the settings and opens the files of metrics.
 
         Args:
-          columns: of progress.csv, after the steps.
-          again: the x-axis distance before the checkpoint after which rows are written again.
-          step_column: what the x-axis is.
+          columns: the columns of progress.csv after the first one.
+          again: the steps before the checkpoint whose rows are written again.
+          step_column: the name of the first column.
         """
         if not self.runtime.is_chief:
             return
         run, found = self._config.run_dir, self.found
-        # The resolved precision: `auto` may mean another one where the run goes on.
+        # The resolved precision, because `auto` may differ on the machine that resumes the run.
         settings = to_yaml(dataclasses.replace(self._config, precision=self.runtime.precision))
         try:
             files.make_folder(run)
-            if (
-                files.read_text(run / SETTINGS_FILE) != settings
-            ):  # a full disk need not keep a run from going on
+            if files.read_text(run / SETTINGS_FILE) != settings:  # a run may resume on a full disk
                 files.write(run / SETTINGS_FILE, settings)
         except OSError as error:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
@@ -290,7 +282,7 @@ class Session:
         return self.runtime.any_worker(written.get("weights_sha256") == results.weights_sha256(weights))
 
     def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """The part of results.json that says where these weights come from."""
+        """The entries of results.json about the origin of these weights."""
         return {
             "workers": self.runtime.num_workers,
             "replicas": self.runtime.replicas,
@@ -320,14 +312,14 @@ class Session:
             raise Stopped(code)
 
     def raise_if_stopped_here(self) -> None:
-        """Raises Stopped if this worker was told to stop, on it alone: only where `together` is around."""
+        """Raises Stopped if this worker was told to stop, on this worker alone. Use it inside `together`."""
         code = stop_code(self.stop.votes())
         if code is not None:
             raise Stopped(code)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Raises Stopped on all workers if it was raised on any of them inside. A collective, at the end."""
+        """Raises Stopped at its end on all workers if any raised it within the context. A collective."""
         mine = -1
         try:
             yield
@@ -349,19 +341,41 @@ class Session:
     def leave(self, code: int) -> int:
         """Ends with the other workers; the exit code."""
         self.phase("leaving")
-        self.runtime.all_agree(True)  # a barrier: whoever leaves first would look like a failure
+        self.runtime.all_agree(True)  # a barrier, because the first to exit would look like a failure
         self.watchdog.close()
         if self.runtime.is_chief and code == 0 and self.missing():
             self.console.warn(f"{self._config.run_dir} lacks {'; '.join(self.missing())}.")
-        if self.runtime.is_chief:  # after the barrier: all have seen it, and it must not end the next run
+        if self.runtime.is_chief:  # after the barrier: all workers have seen the file
             self.stop.forget_file()
         return code
 
 
 def _tell_launcher() -> None:
-    """Tells cluster.launch about a new checkpoint, after which it counts restarts from 0 again."""
+    """Tells cluster.launch about a new checkpoint. It then counts restarts from 0."""
     name = os.environ.get("TFRL_SAVED")
     if name:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as place:
             place.setblocking(False)
             place.sendto(b"saved", f"\0{name}")
+
+
+# Rows of the table before training
+
+
+def hardware_rows(runtime: Runtime) -> dict[str, str]:
+    """The rows that name the hardware and the strategy."""
+    return {
+        "computes on": f"{runtime.device}, {runtime.precision}",
+        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+        f"{runtime.replicas} replica(s) in all",
+    }
+
+
+def folder_rows(config: Settings) -> dict[str, str]:
+    """The rows that name the run's folder and the command that shows its curves."""
+    return {"run": str(config.run_dir), "curves": tensorboard(config)}
+
+
+def tensorboard(config: Settings) -> str:
+    """The shell command that shows the curves."""
+    return shlex.join(["tensorboard", "--logdir", config.logdir])

@@ -1,6 +1,5 @@
-"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes (SIGHUP), the run's `stop` file.
-
-And how all workers come to obey the same one.
+"""Requests to stop: Ctrl-C, SIGTERM, a terminal that closes (SIGHUP), and the run's `stop` file. All workers
+agree on one of them.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ NUM_VOTES = len(_CODES)
 
 
 def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
-    """The exit code that all workers leave with, by the sum of their votes [NUM_VOTES]; None: go on."""
+    """The exit code of all workers from the sum of their votes [NUM_VOTES]; None: go on."""
     return next((code for code, count in zip(_CODES, votes, strict=True) if count > 0), None)
 
 
-class Stopped(Exception):  # noqa: N818  # no error: the loop is told to end
+class Stopped(Exception):  # noqa: N818 - it is no error
     """Raised on every worker at the same place when the run must stop.
 
     Attributes:
@@ -57,22 +56,23 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> Iterator[None]:
-        """Heeds SIGINT, SIGTERM and SIGHUP inside, and those that `signals.held_back` has kept waiting.
+        """Handles SIGINT, SIGTERM and SIGHUP within the context, also those that `signals.held_back` kept.
 
-        A second request (`signals.Requests` says what is one) ends the process at once, whatever it is in.
-        In a user's program a second Ctrl-C raises KeyboardInterrupt instead. In another thread than the main
-        one, where Python allows no handlers, nothing is heeded: the program's own handlers stay.
+        A second request (`signals.Requests`) ends the process at once. In a user's program, a second Ctrl-C
+        raises KeyboardInterrupt instead. Outside the main thread Python allows no handlers, so nothing is
+        handled, and the program's own handlers stay.
 
-        Enter it after the strategy is made: TensorFlow installs a SIGTERM handler of its own, which swallows
-        the signal.
+        Enter it after the strategy is made, because TensorFlow installs its own SIGTERM handler, which
+        swallows the signal.
 
-        A handler of Python's runs in the main thread, between two lines of it: not before a long call of
-        TensorFlow's returns, and maybe while that thread holds the lock of a stream. So ours sets a number
-        and does nothing else. What people see is done by threads, which the interpreter's C code wakes.
+        Python runs a handler in the main thread, after a long call of TensorFlow has returned, and perhaps
+        while that thread holds the lock of a stream. So our handler only sets a number, and threads, which
+        the C code of Python wakes, print the messages.
 
         Args:
-          on_first: told the first signal's name, in a thread of its own.
-          on_second: the same before the process ends with something unsaved; the exit code is the first's.
+          on_first: called with the first signal's name, in a thread.
+          on_second: called before the process ends with something unsaved; the exit code is that of the
+            first signal.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -82,7 +82,7 @@ class StopRequest:
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, self._note) for number in signals.heeded()}
-        with signals.held_back():  # from that thread for ever: handlers run in this one
+        with signals.held_back():  # in the new thread for ever, because handlers run in this thread
             _start(self._listen, reader, on_first, on_second)
         signals.OURS.heard = True
         signals.let_through()
@@ -92,17 +92,17 @@ class StopRequest:
             signal.set_wakeup_fd(wakeup)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            os.close(writer)  # which ends the thread
+            os.close(writer)  # ends the thread
 
     def _note(self, number: int, _frame: Any) -> None:
         again = self.exit_code and time.monotonic() - self._since >= signals.ECHOES[number]
         if again and number == signal.SIGINT and not signals.OURS.of_command:
-            raise KeyboardInterrupt  # the listening thread leaves it to us
+            raise KeyboardInterrupt
         if not self.exit_code:
             self.exit_code, self._since = STOP_CODES[number], time.monotonic()
 
     def _listen(self, reader: int, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
-        """Reads the numbers of signals, a byte each, as they come."""
+        """Reads the numbers of signals, one byte each."""
         requests = signals.OURS
         while data := os.read(reader, 1):
             if data[0] not in STOP_CODES or not requests.take(data[0]):
@@ -114,12 +114,12 @@ class StopRequest:
             if requests.again:
                 end_at_once(STOP_CODES[requests.first], on_second)
             name = signal.Signals(requests.first).name
-            _start(on_first, name)  # not here: it may have to wait for a stream
+            _start(on_first, name)  # in a thread, because it may wait for a stream
         os.close(reader)
 
     @property
     def signalled(self) -> bool:
-        """True once a signal came, which, unlike the file, cannot go away again: the run will stop."""
+        """True after a signal: the run will stop. A stop file, however, may be removed again."""
         return bool(self.exit_code)
 
     def requested(self) -> bool:
@@ -127,12 +127,12 @@ class StopRequest:
         return self.signalled or self._stop_file.is_file()
 
     def forget_file(self) -> None:
-        """Removes the `stop` file, if there is one. A folder of that name asks for nothing."""
+        """Removes the `stop` file. A folder of that name has no effect."""
         if self._stop_file.is_file():
             self._stop_file.unlink(missing_ok=True)
 
     def votes(self) -> np.ndarray:
-        """This worker's wish to stop, float32 [NUM_VOTES]: a 1 at the way in which it was told."""
+        """This worker's vote, float32 [NUM_VOTES]: 1 for its request to stop, otherwise 0."""
         wanted = self.requested()
         return np.array([wanted and self.exit_code == code for code in _CODES], np.float32)
 

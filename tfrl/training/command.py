@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import launch
 from cluster.places import Place, local_places
-from tfrl import config as settings
 from tfrl import remote
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.quiet import quiet_start
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
+from tfrl.cli.streams import quiet_start
 from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
@@ -59,7 +58,7 @@ class Command:
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
         with endings.before_training():
-            config = settings.parse(self.reader, arguments)
+            config = self.reader.parse(arguments)
         return self.train(config, arguments)
 
     def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:

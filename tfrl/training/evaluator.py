@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.quiet import quiet_start
-from tfrl.cli.streams import once
+from tfrl.cli.streams import once, quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.evaluation import policy, policy_files
 from tfrl.evaluation.episodes import evaluation_metrics, level_spec, play, split_episodes, with_gap

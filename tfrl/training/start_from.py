@@ -12,8 +12,8 @@ import numpy as np
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.config import of_run
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
-from tfrl.config.of_run import settings
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.evaluation import policy_files
@@ -43,7 +43,7 @@ def check(config: RLSettings) -> None:
         raise UserError(f"{name} is this run itself; leave it out, or give the new run another --run-name.")
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
-    there = settings(run)
+    there = of_run(run)
     if not policy_files.has_policy(run):
         raise UserError(f"{name} has no checkpoint, and no export.")
     _check_same_network(name, config, there)

@@ -10,8 +10,7 @@ from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
-from tfrl.run.session import Session
-from tfrl.run.summary import folder, hardware, network, tensorboard
+from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
 
 
 def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
@@ -28,15 +27,16 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
     torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
     if isinstance(config, Network) and config.memory != "none":
         torso += f" and {config.memory} of {config.memory_size}"
+    width = f"width {config.torso_width}, " if config.torso_width != 1 else ""
     lines = {
         **_env(config),
         "preset": config.preset,
-        **hardware(session.runtime),
+        **hardware_rows(session.runtime),
         "length": _length(config),
         **agent.summary,
         **_actors(config),
-        "network": network(torso, config.torso_width, agent.num_parameters),
-        **folder(config),
+        "network": f"{torso}, {width}{agent.num_parameters:,} parameters",
+        **folder_rows(config),
     }
     if start is not None:
         lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"

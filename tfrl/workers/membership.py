@@ -12,10 +12,9 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tfrl.cli.quiet import native_log, quiet_start
 from tfrl.cli.settings import Settings
 from tfrl.cli.signals import held_back
-from tfrl.cli.streams import tell
+from tfrl.cli.streams import native_log, quiet_start, tell
 from tfrl.workers import strategy
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.strategy import Runtime

@@ -37,33 +37,26 @@ class StepSize:
     in_parts: bool = True
 
 
+@dataclass(eq=False)
 class Runtime:
     """A strategy and this process's place in it.
 
     Attributes:
-      strategy: the `tf.distribute.Strategy`.
       worker: this process's index among `num_workers`.
-      local_replicas: replicas in this process; `replicas` counts those of all workers.
       precision: "float32" or "bfloat16", resolved.
       parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.parts`).
+      replicas: the replicas of all workers; `local_replicas` counts those of this process.
     """
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        *,
-        worker: int,
-        num_workers: int,
-        precision: Precision,
-        parts_at_once: int = 1,
-    ) -> None:
-        self.strategy = strategy
-        self.worker = worker
-        self.num_workers = num_workers
-        self.replicas = strategy.num_replicas_in_sync
-        self.local_replicas = self.replicas // num_workers
-        self.precision = precision
-        self.parts_at_once = parts_at_once
+    strategy: tf.distribute.Strategy
+    worker: int
+    num_workers: int
+    precision: Precision
+    parts_at_once: int = 1
+
+    def __post_init__(self) -> None:
+        self.replicas: int = self.strategy.num_replicas_in_sync
+        self.local_replicas = self.replicas // self.num_workers
         self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
 
     @property
@@ -99,6 +92,8 @@ class Runtime:
     def per_replica(self, values: np.ndarray | Sequence[np.ndarray]) -> Any:
         """Gives replica r of this worker `values[r]`."""
         tensors = [tf.convert_to_tensor(v) for v in values]
+        if len(tensors) == 1:  # the strategy would take 60 us for it
+            return tensors[0]
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: tensors[context.replica_id_in_sync_group % self.local_replicas]
         )
@@ -206,9 +201,7 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
     precision = resolve_precision(config.precision, small=config.small_network)
-    return Runtime(
-        strategy, worker=worker, num_workers=num_workers, precision=precision, parts_at_once=at_once
-    )
+    return Runtime(strategy, worker, num_workers, precision, at_once)
 
 
 def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> int:

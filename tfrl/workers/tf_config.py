@@ -1,7 +1,7 @@
-"""TF_CONFIG: which workers there are and which of them this process is, checked before TensorFlow starts.
+"""TF_CONFIG: the workers, and which of them this process is, checked before TensorFlow starts.
 
-TensorFlow answers a wrong TF_CONFIG with an obscure error, a silent wait or by training alone. Here each
-fault is one sentence. Standard library only, so that a bad setting is answered at once.
+With a wrong TF_CONFIG, TensorFlow raises an obscure error, waits silently or trains alone. Here each fault is
+one sentence. Only the standard library is imported, so that a bad setting is found at once.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ RESTARTED = "TFRL_RESTARTED"
 
 
 class PortTakenError(UserError):
-    """A process's own port is taken, by another program or by an earlier worker that has not exited yet."""
+    """Another program, or an earlier worker that has not exited yet, has this process's port."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class TFConfig:
     worker: int | None
     """This process's place in `workers`; None for an evaluator, which only follows the run's checkpoints."""
     evaluator: str | None
-    """The evaluator's address, if it is listed (it is not in a TFJob)."""
+    """The evaluator's address, if it is listed (a TFJob does not list it)."""
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that train together; evaluators are not among them."""
+        """The number of processes that train together, without an evaluator."""
         return len(self.workers)
 
     @property
     def workers_here(self) -> int:
-        """The number of processes that train on this one's machine, by their addresses, and share it."""
+        """The number of processes that train on this machine, by their addresses."""
         host, _ = split_address(self.workers[self.worker or 0])
         return sum(split_address(address)[0] == host for address in self.workers)
 
@@ -70,7 +70,7 @@ class TFConfig:
 
     @property
     def is_local(self) -> bool:
-        """True if all addresses are loopback addresses, so that no connection comes from another machine."""
+        """True if all addresses are loopback addresses: no connection comes from another machine."""
         addresses = [*self.workers, self.evaluator] if self.evaluator else self.workers
         return all(_is_loopback(split_address(address)[0]) for address in addresses)
 
@@ -87,15 +87,15 @@ class TFConfig:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> TFConfig | None:
-    """The TF_CONFIG of this process, or None when it is unset or empty. UserError names what is wrong."""
+    """The TF_CONFIG of this process, or None if it is unset or empty. Raises the errors of `parse`."""
     text = environ.get("TF_CONFIG", "").strip()
     return parse(text) if text else None
 
 
 def for_strategy(strategy: str) -> TFConfig | None:
-    """The TF_CONFIG that a trainer goes by, given its --strategy; None: it trains alone.
+    """The TF_CONFIG that a trainer uses with its --strategy; None: it trains alone.
 
-    Raises UserError for what is wrong with it, and where --strategy multi-worker finds none.
+    Raises the errors of `parse`, and UserError if --strategy multi-worker finds none.
     """
     cluster = read() if strategy in ("auto", "multi-worker") else None
     if strategy == "multi-worker" and cluster is None:
@@ -104,7 +104,7 @@ def for_strategy(strategy: str) -> TFConfig | None:
 
 
 def parse(text: str) -> TFConfig:
-    """Reads and checks TF_CONFIG's JSON. UserError: one sentence with the value and what would be right."""
+    """Reads and checks TF_CONFIG's JSON. Raises UserError: one sentence with the value and what is right."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also: an integer of thousands of digits
@@ -128,7 +128,7 @@ def parse(text: str) -> TFConfig:
         )
     if type(index) is not int:
         raise UserError(f"TF_CONFIG's task has the index {_short(index)}; it must be a whole number like 0")
-    # Kubeflow tells an evaluator about the cluster that it follows, which does not list evaluators.
+    # Kubeflow gives an evaluator the cluster that it follows, which does not list evaluators.
     count = len(cluster.get(role, ())) or 1
     if not 0 <= index < count:
         right = "0" if count == 1 else f"0 to {count - 1}"
@@ -173,7 +173,7 @@ def _check_cluster(cluster: Any) -> dict[str, list[str]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[IPv6]:port". UserError says what is wrong with it."""
+    """("host", port) of "host:port" or "[IPv6]:port". Raises UserError for another text."""
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if match is None:
         hint = "; an IPv6 address goes in brackets: [::1]:2222" if str(address).count(":") > 2 else ""
@@ -200,29 +200,25 @@ def _short(value: Any) -> str:
 
 
 def listen(port: int, host: str = "") -> socket.socket:
-    """A socket that listens on `port`, on all interfaces like TensorFlow's server, or on `host`'s alone.
+    """A socket that listens on `port`, on all interfaces like TensorFlow's server, or only on `host`'s.
 
     Raises OSError.
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
-            )
-        except OSError as error:
-            # IPv6 compiled in but switched off on this machine.
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise
-    return socket.create_server(("0.0.0.0", port), backlog=512)
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise
+        return socket.create_server(("0.0.0.0", port), backlog=512)  # this machine has no IPv6
 
 
 def reserve_port(config: TFConfig) -> socket.socket:
-    """A listening socket on this process's own port, which nobody else can take until it is closed.
+    """A listening socket on this process's own port, which reserves the port until it is closed.
 
-    Raises PortTakenError when somebody has it; UserError when it is not allowed.
+    Raises PortTakenError if another process has it; UserError if it is not allowed.
     """
     host, port = split_address(config.address or "")
     own = "127.0.0.1" if host.lower() == "localhost" else host
@@ -240,13 +236,10 @@ def reserve_port(config: TFConfig) -> socket.socket:
 
 
 def close_to_network(config: TFConfig) -> bool:
-    """Closes this process's TensorFlow server to all connections but those from this machine.
+    """Closes this process's TensorFlow server to other machines. Returns False if that is not possible.
 
-    TensorFlow lets its server listen on all interfaces and takes no address for it. Linux can bind the
-    listening socket to the loopback interface afterwards, for any user from version 5.7 on.
-
-    Returns:
-      False where the server stays open.
+    TensorFlow's server listens on all interfaces, and there is no option for it. Linux from version 5.7 on
+    can bind the listening socket to the loopback interface afterwards.
     """
     port, closed = split_address(config.address or "")[1], False
     with contextlib.suppress(OSError):

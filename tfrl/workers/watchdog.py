@@ -333,7 +333,7 @@ def _exit(sentence: str) -> None:
     """Ends the process, whatever its main thread does, and prints the main thread's stack."""
 
     def say() -> None:
-        cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""  # the progress bar hides it
+        cursor = "\x1b[?25h\n" if sys.stdout.isatty() else ""  # the progress bar hides it
         tell(f"{cursor}error: {sentence}")
         stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
         tell(f"This worker's main thread:\n{''.join(stack).rstrip()}")

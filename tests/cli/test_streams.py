@@ -11,7 +11,7 @@ import os, sys
 from pathlib import Path
 from tfrl.cli.endings import run
 from tfrl.cli.errors import PeerError, TrainingError
-from tfrl.cli.quiet import native_log, quiet_start
+from tfrl.cli.streams import native_log, quiet_start
 
 def main(arguments):
     with native_log(Path(arguments[0])):
