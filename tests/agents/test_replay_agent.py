@@ -64,7 +64,11 @@ def step_of(optimizer, gradients):
     if optimizer == "rmsprop":
         return g / np.sqrt(mean_square(0.99) + 1e-3)
     mean = (0.1 * 0.9**past * np.array(gradients)).sum(axis=0)
-    mean = mean / (1 - 0.9**t)
+    if optimizer == "nadam":
+        mu = 0.9 * (1 - 0.5 * 0.96 ** np.arange(1, t + 2))
+        mean = mu[t] * mean / (1 - mu.prod()) + (1 - mu[t - 1]) * g / (1 - mu[:t].prod())
+    else:
+        mean = mean / (1 - 0.9**t)
     return mean / (np.sqrt(mean_square(0.999) / (1 - 0.999**t)) + 1e-3)
 
 
@@ -79,8 +83,8 @@ class Slow:
                 state[name] = (state[name] + 0.3 * generator.normal(size=state[name].shape)).astype(
                     np.float32
                 )
-            elif name.startswith("agent/"):
-                state[name] = np.zeros_like(state[name])
+            elif name.startswith("agent/"):  # nadam's product is 1 at first
+                state[name] = np.full_like(state[name], name.endswith("/product"))
         agent.set_state(state)
         names = agent.network.functions
         self.w = {n.removeprefix("weights/"): v for n, v in state.items() if n.startswith("weights/")}
@@ -278,7 +282,7 @@ DETERMINISTIC = ["--env", "Pendulum-v1", "--critic-lr", "0.02", "--tau", "0.1"]
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("rmsprop", "sgd"))],
+    ["adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("nadam", "rmsprop", "sgd"))],
 )
 def test_ddpg_with_each_optimizer(optimizer):
     flags = [*DETERMINISTIC, "--optimizer", optimizer]

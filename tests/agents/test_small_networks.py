@@ -50,7 +50,7 @@ def moved_by(agent, generator):
 
 
 ENVS = [
-    ("CartPole-v1", "--optimizer", "rmsprop"),
+    ("CartPole-v1", "--optimizer", "nadam"),
     ("Pendulum-v1", "--renew-advantages", "--value-loss", "huber", "--reward-scale", "0.1"),
 ]
 

@@ -55,7 +55,7 @@ def close(found, expected):
     [
         ("td3", ("--huber-delta", "0.5", "--max-grad-norm", "0.1")),
         pytest.param("sac", (), marks=pytest.mark.long),
-        pytest.param("ddpg", ("--optimizer", "rmsprop"), marks=pytest.mark.long),
+        pytest.param("ddpg", ("--optimizer", "nadam"), marks=pytest.mark.long),
         pytest.param("dqn", ("--prioritized", "--dueling"), marks=pytest.mark.long),
     ],
     ids=str,

@@ -13,6 +13,7 @@ PAIRS = {
         optimizers.Adam(1e-5, uncorrected_epsilon=True),
         lambda: keras.optimizers.Adam(RATE, epsilon=1e-5),
     ),
+    "nadam": (optimizers.Nadam(1e-3), lambda: keras.optimizers.Nadam(RATE, epsilon=1e-3)),
     "rmsprop": (
         optimizers.RMSprop(0.1, decay=0.99),
         lambda: keras.optimizers.RMSprop(RATE, rho=0.99, epsilon=0.1),

@@ -51,7 +51,7 @@ DQN = (
     "0.3",
 )
 SAC = ("sac", *SMALL[2:], "--env", "Pendulum-v1", "--updates-per-step", "0.2", "--noise-correlation", "0.8")
-SAC += ("--optimizer", "rmsprop", "--reward-scale", "0.1", "--reward-shift", "-0.5")
+SAC += ("--optimizer", "nadam", "--reward-scale", "0.1", "--reward-shift", "-0.5")
 
 
 def parsed(algorithm, *flags):

@@ -128,13 +128,13 @@ class Network(Torso, EnvSettings):
 class Optimizer(OptimizerSettings):
     """The optimizer."""
 
-    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
     """Optimizer of the weights; rmsprop and sgd are without momentum."""
     rmsprop_decay: Annotated[float, FRACTION] = 0.99
     """Decay rate of the mean square of gradients in rmsprop."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-8
-    """Epsilon of the optimizer. adam adds it to the root of the mean square of gradients; rmsprop adds it to
-    the mean square."""
+    """Epsilon of the optimizer. adam and nadam add it to the root of the mean square of gradients; rmsprop
+    adds it to the mean square."""
 
 
 def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:

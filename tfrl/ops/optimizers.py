@@ -88,6 +88,37 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True)
+class Nadam(Optimizer):
+    """Adam with Nesterov's momentum (Dozat 2016, ICLR workshop), with the paper's momentum schedule.
+
+    Attributes:
+      epsilon: keeps steps finite.
+    """
+
+    epsilon: float
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    slots: ClassVar = ("mean", "square", "step", "product")
+
+    def initial(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros, and 1 for the product of the momenta."""
+        return super().initial(weights) | {"product": np.ones((), np.float32)}
+
+    def step(self, weights: tf.Tensor, slots: Slots, gradient: tf.Tensor, rate: tf.Tensor) -> Step:
+        """One step, as `Optimizer.step`."""
+        step = slots["step"] + 1.0
+        now, following = (self.beta_1 * (1.0 - 0.5 * tf.pow(0.96, step + later)) for later in (0.0, 1.0))
+        product = slots["product"] * now
+        mean = self.beta_1 * slots["mean"] + (1.0 - self.beta_1) * gradient
+        square = self.beta_2 * slots["square"] + (1.0 - self.beta_2) * tf.square(gradient)
+        ahead = following * mean / (1.0 - product * following) + (1.0 - now) * gradient / (1.0 - product)
+        wide = tf.pow(tf.constant(self.beta_2, tf.float64), tf.cast(step, tf.float64))
+        corrected = square / tf.cast(1.0 - wide, tf.float32)
+        weights = weights - rate * ahead / (tf.sqrt(corrected) + self.epsilon)
+        return weights, {"mean": mean, "square": square, "step": step, "product": product}
+
+
+@dataclass(frozen=True)
 class RMSprop(Optimizer):
     """RMSProp (Tieleman and Hinton 2012).
 
@@ -141,6 +172,7 @@ def of_settings(config: OptimizerSettings, *, uncorrected_epsilon: bool = False)
     epsilon = config.adam_epsilon
     optimizers: Mapping[str, Optimizer] = {
         "adam": Adam(epsilon, uncorrected_epsilon),
+        "nadam": Nadam(epsilon),
         "rmsprop": RMSprop(epsilon, config.rmsprop_decay),
         "sgd": SGD(),
     }
