@@ -5,12 +5,14 @@ import dataclasses
 import shutil
 
 import pytest
+from scripted import Acting
 from small_run import SMALL
 
 from tfrl import evaluate, record, report, sac
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.run import results
+from tfrl.training import callbacks
 
 # What a library leaves unfinished must not complain once more when it is collected.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -91,6 +93,17 @@ def test_a_supervised_run_that_cannot_be_exported_says_so(small_disk):
     for free_kb in (0, 100, 250):
         with pytest.raises(TrainingError, match=f"^cannot write the results in .*: {FULL}$"):
             supervised(disk, f"run-{free_kb}", epochs=1)
+
+
+def test_a_video_in_training_costs_a_warning_once(run, learner):
+    config = run()
+    session = learner(config).session
+    told = []
+    session.console.warn = told.append
+    shown = callbacks.Videos(config, session)
+    for steps in (1, 2):
+        shown.record(Acting(lambda observations, noise: (noise[:, 0] * 3).astype("int32")), steps)
+    assert len(told) == 1 and FULL in told[0] and told[0].endswith("Training continues.")
 
 
 def test_a_run_without_its_last_checkpoint_says_so_at_its_end(small_disk, capfd):

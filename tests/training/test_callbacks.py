@@ -39,25 +39,29 @@ def logdir(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)
-    watched = dataclasses.replace(config, run_name="watched", eval_every_steps=200)
+    watched = dataclasses.replace(config, run_name="watched", eval_every_steps=200, record_every=2)
     assert train(dataclasses.replace(config, run_name="plain")) == 0
     assert train(watched) == 0
     return folder
 
 
-def test_evaluations_do_not_disturb_the_run(logdir):
+def test_evaluations_and_videos_do_not_disturb_the_run(logdir):
     plain, watched = (results.read(logdir / name) for name in ("plain", "watched"))
     assert plain["weights_sha256"] == watched["weights_sha256"]
     assert plain["eval"] == watched["eval"]
 
 
-def test_the_best_policy_is_kept(logdir):
+def test_the_best_policy_and_the_videos_are_kept(logdir):
     best = policy_files.find(logdir / "watched", "best")
     with (logdir / "watched" / "progress.csv").open() as file:
         evaluated = {int(row["env_steps"]): row["eval_test/return"] for row in csv.DictReader(file)}
     scores = {steps: float(cell) for steps, cell in evaluated.items() if cell}
     assert list(scores) == [256, 512]
     assert best.env_steps == max(scores, key=scores.get)
+    assert {path.name for path in (logdir / "watched" / "videos").iterdir()} == {
+        "catch-test-256.mp4",
+        "catch-test-512.mp4",
+    }
 
 
 def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):

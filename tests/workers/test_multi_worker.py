@@ -203,18 +203,19 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, mo
 def test_all_workers_go_through_the_same_phases(tmp_path):
     """Whoever began fewer would be taken for one that hangs: also where the chief alone has something to do.
 
-    Here it evaluates, saves, and exports in the end. (Tests of signals compare the phases of a run that is
-    broken off.)
+    Here it records, which fails for want of a program, evaluates, saves, and exports in the end. (Tests of
+    signals compare the phases of a run that is broken off.)
     """
-    periodic = ("--eval-every", "2", "--checkpoint-every", "1")
+    periodic = ("--eval-every", "2", "--record-every", "2", "--checkpoint-every", "1")
     command = [*FAULTY, "NONE", "0", "99", str(tmp_path / "marker"), *flags(tmp_path, *periodic, updates=3)]
-    ends = run_workers(command, command, PHASES=str(tmp_path))
+    ends = run_workers(command, command, PHASES=str(tmp_path), IMAGEIO_FFMPEG_EXE="/nowhere/ffmpeg")
     assert [code for code, _ in ends] == [0, 0], ends
+    assert "Training continues." in ends[0][1]
     evaluation = [f"{w} on {s} levels" for s in LEVEL_SETS for w in ("evaluating", "gathering episodes")]
     assert phases(tmp_path, 0) == [
         *("0 connecting", "0 preparing"),
         *("0 collecting", "0 updating", "1 saving"),
-        *("1 collecting", "1 updating", "2 saving", *(f"2 {phase}" for phase in evaluation)),
+        *("1 collecting", "1 updating", "2 saving", *(f"2 {phase}" for phase in evaluation), "2 recording"),
         *("2 collecting", "2 updating", "3 saving", *(f"3 {phase}" for phase in evaluation)),
         *("3 exporting", "3 leaving"),
     ]

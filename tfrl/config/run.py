@@ -49,6 +49,8 @@ class Run(settings.Run):
     """Updates (with replay: iterations) between evaluations; 0: only at the end."""
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
+    record_every: Annotated[int, NATURAL] = 0
+    """Updates (with replay: iterations) between short videos; 0: none."""
     eval_episodes: Annotated[int, EPISODES] = 128
     """Episodes of an evaluation, for each level set (training, unseen). A number above 64 is rounded up to a
     multiple of 64."""
@@ -83,7 +85,7 @@ class ScheduledLearning(Learning):
 
 
 _MAY_CHANGE = settings.MAY_CHANGE | {
-    *("preset", "eval_every", "eval_every_steps", "eval_episodes", "eval_greedy"),
+    *("preset", "eval_every", "eval_every_steps", "eval_episodes", "eval_greedy", "record_every"),
     *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
 from tfrl.envs import facts, registry
@@ -26,6 +27,7 @@ from tfrl.evaluation.episodes import (
     split_episodes,
     with_gap,
 )
+from tfrl.reporting.video import Recording, save
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.session import Session
@@ -41,12 +43,13 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 
 def of_run(config: RLSettings, session: Session) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
-    return [
+    found = [
         EnvFacts(config),
         EvaluationTable(config, session),
-        BestPolicy(session),
-        LearningCurve(session),
+        BestPolicy(config, session),
+        LearningCurve(config, session),
     ]
+    return [*found, Videos(config, session)] if config.record_every else found
 
 
 def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, float]:
@@ -131,7 +134,7 @@ def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
 class BestPolicy(Callback):
     """Keeps the weights of the best evaluation, beside the rolling checkpoints."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, config: RLSettings, session: Session) -> None:
         self._session = session
         self._warn = once(session.console.warn)
 
@@ -153,7 +156,7 @@ class BestPolicy(Callback):
 class LearningCurve(Callback):
     """Draws `plots/learning_curve.png` at the end of the run, on the chief."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, config: RLSettings, session: Session) -> None:
         self._session = session
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
@@ -168,6 +171,41 @@ class LearningCurve(Callback):
             self._session.console.warn(
                 f"The learning curve could not be drawn ({error or type(error).__name__})."
             )
+
+
+class Videos(Callback):
+    """Records a short video of unseen levels every --record-every updates."""
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._warn = once(session.console.warn)
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Records if it is time."""
+        if run.updates % self._config.record_every == 0:
+            self.record(run, run.env_steps)
+
+    def record(self, player: Player, env_steps: int) -> None:
+        """Writes a video in the run's `videos` folder."""
+        self._session.phase("recording")  # on all workers, because they compare their phases
+        if not self._session.runtime.is_chief:
+            return
+        options = Recording(episodes=1, max_steps=_VIDEO_STEPS)
+        path = (
+            self._config.run_dir / "videos" / f"{registry.file_name(self._config.env)}-test-{env_steps}.mp4"
+        )
+        try:
+            save(player, self._config, path, options)
+        except OSError as error:
+            self._session.unwritten.add("videos")
+            self._warn(
+                f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training continues."
+            )
+            return
+        except UserError as error:
+            self._warn(f"{error} Training continues.")
+            return
 
 
 class Waits(Callback):
