@@ -401,8 +401,13 @@ class ReplayAgent(Agent):
     # Learning
 
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, `begin_gradient_steps` does not wait for the gradient steps if a call is one program."""
-        return asynchronous() if self._is_one_program else contextlib.nullcontext()
+        """Within it, `begin_gradient_steps` does not wait for the gradient steps, where that is faster.
+
+        A call must be one program. And the gradient steps must follow every env step: TensorFlow's second
+        thread costs more than the time of one env step in ten.
+        """
+        in_background = self._is_one_program and self._config.train_every <= self._config.num_envs
+        return asynchronous() if in_background else contextlib.nullcontext()
 
     def begin_gradient_steps(
         self, batch: Batch, noise: np.ndarray, *, steps_done: int, count: int, iteration: int
