@@ -230,8 +230,9 @@ class ActorCriticAgent(Agent):
 
 
 def units_of_part(units: int, rows_each: int, most_rows: int) -> int:
-    """How many units, such as whole sequences, are a part: they divide `units` and have at most `most_rows`
-    rows, but at least one unit.
+    """The number of units, such as whole sequences, of a part.
+
+    It divides `units`. A part has at most `most_rows` rows, but at least one unit.
     """
     most = max(1, most_rows // rows_each)
     return max(d for d in range(1, min(most, units) + 1) if units % d == 0)
