@@ -18,6 +18,8 @@ COMMAND = [
     made("Sized"),
     "--env-kwargs",
     '{"size": 3}',
+    "--frame-skip",
+    "2",
     "--max-episode-steps",
     "9",
 ]
@@ -51,14 +53,14 @@ def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly
     assert "observes      observation: float32 [3], action_mask: int8 [3]" in told.out
     assert "3 discrete actions, 0 to 2" in told.out
     assert "training episodes have reached --max-episodes 60." in told.out
-    assert 'size": 3}' in told.out and "truncated after 9 steps" in told.out
+    assert 'size": 3}, each action 2 times' in told.out and "truncated after 9 steps" in told.out
     whole, parts = found.values()
     assert whole["weights_sha256"] == parts["weights_sha256"]
     assert 60 <= whole["episodes"] == parts["episodes"] < 60 + 8 * 16 / 2
     assert whole["env_steps"] == 128 * whole["updates"] < config.run_steps
     assert whole["eval"]["test"]["episode_length"] <= 9
     for spec in (env_spec(of_run(config.run_dir)), level_spec(of_run(config.run_dir), "test", 4)):
-        assert (spec.env_kwargs, spec.max_episode_steps) == ({"size": 3}, 9)
+        assert (spec.env_kwargs, spec.frame_skip, spec.max_episode_steps) == ({"size": 3}, 2, 9)
     assert train(config) == 0 and "without --max-episodes, or with a higher one" in capfd.readouterr().out
 
 
