@@ -23,8 +23,9 @@ COMMAND = [
     "--max-episode-steps",
     "9",
 ]
-COMMAND += ["--max-episodes", "60", "--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4"]
-COMMAND += ["--minibatch-size", "0", "--eval-episodes", "4", "--hidden", "8", "--checkpoint-every", "1"]
+SMALL = ["--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4", "--minibatch-size", "0"]
+SMALL += ["--eval-episodes", "4", "--checkpoint-every", "1"]
+COMMAND += ["--max-episodes", "60", "--hidden", "8", *SMALL]
 
 
 def stop_at(update):
@@ -33,6 +34,25 @@ def stop_at(update):
             raise Stopped(0)
 
     return raise_if_stopped
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", ["catch", "bigfish"])
+def test_a_time_limit_holds_for_envs_of_any_family_and_across_a_resume(env, tmp_path, monkeypatch):
+    command = ["--env", env, "--max-episode-steps", "5", "--total-steps", "512", *SMALL]
+    results = []
+    for name in ("whole", "parts"):
+        config = settings.reader("ppo").parse([*command, "--logdir", str(tmp_path), "--run-name", name])
+        if name == "parts":
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "raise_if_stopped", stop_at(2))
+                assert train(config) == 0
+        assert train(config) == 0
+        results.append(json.loads((config.run_dir / "results.json").read_text()))
+    whole, parts = results
+    assert len(parts["resumed_at"]) == 1 and whole["weights_sha256"] == parts["weights_sha256"]
+    assert whole["episodes"] == parts["episodes"] == 8 * (64 // 5)
+    assert whole["eval"]["test"]["episode_length"] == whole["eval"]["train"]["episode_length"] == 5
 
 
 @pytest.mark.long

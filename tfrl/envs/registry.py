@@ -119,7 +119,7 @@ def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
     if family(env).names:
-        for name in ("env_kwargs", "frame_skip", "max_episode_steps"):
+        for name in ("env_kwargs", "frame_skip"):
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
