@@ -284,15 +284,22 @@ def test_actions_and_observations_are_converted():
     assert find_facts("Pendulum-v1")[:2] == (ArraySpec((3,), "float32"), Box((-2.0,), (2.0,)))
 
 
-def test_a_time_limit_takes_the_place_of_the_registered_one():
+def test_a_skip_of_frames_sums_rewards_to_the_end_of_the_episode():
+    steps = play(vector(made("Fifty"), [0], frame_skip=3), 18)
+    assert [step.reward[0] for step in steps] == [3.0] * 16 + [2.0, 3.0]
+    assert [step.first[0] for step in steps] == [False] * 16 + [True, False]
+
+
+@pytest.mark.parametrize("settings", [{"max_episode_steps": 25}, {"max_episode_steps": 25, "frame_skip": 3}])
+def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
     """Of CartPole's 500 steps and of a made env's 60, with an exact state at each step."""
-    env = vector(made("Hidden"), [0, 1, 2], max_episode_steps=25)
-    plain = vector(made("Hidden"), [0, 1, 2])
+    env = vector(made("Hidden"), [0, 1, 2], **settings)
+    plain = vector(made("Hidden"), [0, 1, 2], frame_skip=settings.get("frame_skip"))
     for one, two in zip(play(env, 7), play(plain, 7), strict=True):
         assert same(one, two)
     lengths = np.full(3, 7)
     for step in range(60):
-        other = vector(made("Hidden"), [5, 6, 7], seed=9, max_episode_steps=25)
+        other = vector(made("Hidden"), [5, 6, 7], seed=9, **settings)
         other.set_state(env.get_state())
         assert other.exact_state and same(other.observe(), env.observe())
         after = play(env, 1, seed=step)[0]
@@ -304,8 +311,15 @@ def test_a_time_limit_takes_the_place_of_the_registered_one():
 
 
 @needs("ale_py")
-def test_a_time_limit_of_atari_is_in_its_state():
-    settings = {"max_episode_steps": 30}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_episode_steps": 30},
+        # The emulator's state does not have the last action, which sticky actions repeat.
+        {"max_episode_steps": 30, "frame_skip": 2, "env_kwargs": {"repeat_action_probability": 0.0}},
+    ],
+)
+def test_a_time_limit_of_atari_is_in_its_state(settings):
     env, other = vector("ALE/Pong-v5", [0, 1], **settings), vector("ALE/Pong-v5", [3, 4], **settings)
     play(env, 25)
     other.set_state(env.get_state())

@@ -55,7 +55,7 @@ def test_unknown_procgen_settings_raise_an_error(name, mode):
 
 
 @pytest.mark.parametrize("env", ["coinrun", "catch"])
-@pytest.mark.parametrize("setting", [{"env_kwargs": {"size": 3}}, {"max_episode_steps": 9}])
+@pytest.mark.parametrize("setting", [{"env_kwargs": {"size": 3}}, {"frame_skip": 2}])
 def test_settings_of_gymnasiums_envs_are_refused_for_other_envs(env, setting):
     flag = next(iter(setting)).replace("_", "-")
     with pytest.raises(ValueError, match=f"--{flag} is for Gymnasium's envs, and {env} is not one"):

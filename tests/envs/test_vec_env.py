@@ -91,6 +91,46 @@ def test_the_seed_decides_everything_and_threads_nothing(name):
     assert any((a != b).any() for a, b in zip(trajectory(), trajectory(seed=2), strict=True))
 
 
+@pytest.mark.parametrize("name", ["bigfish", "catch"])
+def test_a_time_limit_truncates_and_disturbs_no_other_env(name):
+    """Envs of other ages, so that one is cut off while its neighbours play on, and any state goes round."""
+    limit = 7
+    spec, free = EnvSpec(name, num_envs=3, seed=5, max_episode_steps=limit), EnvSpec(name, num_envs=3, seed=5)
+    env, ahead = make(spec), make(spec)
+    for _ in range(3):
+        ahead.act(np.array([1, 1, 1]))
+        ahead.observe()
+    env.set_state([ahead.get_state()[0], *env.get_state()[1:]])
+    actions, cuts = drawn_actions(30, env), []
+    lone, plain = make(spec, [2]), make(free)
+    plain.act(actions[0])
+    plain.observe()
+    for t, action in enumerate(actions):
+        states = env.get_state()
+        env.act(action)
+        lone.act(action[2:])
+        step, alone = env.observe(), lone.observe()
+        cuts.append(step.truncated.tolist())
+        assert_same(alone[:4], [x[2:] for x in step[:4]])
+        if step.truncated[2]:
+            np.testing.assert_array_equal(alone.final_observation[0], step.final_observation[-1])
+        other = make(EnvSpec(name, num_envs=3, seed=9, max_episode_steps=limit))
+        other.set_state(states)
+        other.act(action)
+        again = other.observe()
+        assert_same(again[:4], step[:4])
+        assert (again.final_observation is None) == (not step.truncated.any())
+        if step.truncated.any():
+            np.testing.assert_array_equal(again.final_observation, step.final_observation)
+        other.set_state(env.get_state())
+        assert_same(other.observe()[:4], step[:4])
+        if 0 < t < limit - 1:
+            plain.act(action)
+            np.testing.assert_array_equal(plain.observe().observation[1:], step.observation[1:])
+    assert cuts[3][0] and not cuts[3][1] and cuts[6][1:] == [True, True] and cuts[13][1]
+    env.close()
+
+
 @pytest.mark.parametrize("name", games())
 def test_every_game_makes_and_steps(name):
     env = make(EnvSpec(name, num_envs=2, seed=1))

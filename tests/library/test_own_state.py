@@ -54,8 +54,8 @@ def limited():
     return TimeLimit(Saved(), 40)
 
 
-def vector(env):
-    return registry.make(EnvSpec(registry.name_of(env), num_envs=3, seed=2))
+def vector(env, frame_skip=None):
+    return registry.make(EnvSpec(registry.name_of(env), num_envs=3, seed=2, frame_skip=frame_skip))
 
 
 def play(env, steps, seed):
@@ -66,15 +66,15 @@ def play(env, steps, seed):
     return np.array(seen)
 
 
-@pytest.mark.parametrize("steps", [25, 70])
-def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps):
+@pytest.mark.parametrize(("steps", "skip"), [(25, None), (25, 3), (70, None)])
+def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps, skip):
     """Also across time limits, whose steps are counted on."""
     assert find_facts(registry.name_of(limited)).saves_state
-    one = vector(limited)
+    one = vector(limited, skip)
     play(one, steps, 0)
     states = one.get_state()
     assert max(map(len, states)) < 3000, "no actions"
-    other = vector(limited)
+    other = vector(limited, skip)
     play(other, 7, 3)
     other.set_state(states)
     assert other.exact_state

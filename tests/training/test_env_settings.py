@@ -18,11 +18,14 @@ COMMAND = [
     made("Sized"),
     "--env-kwargs",
     '{"size": 3}',
+    "--frame-skip",
+    "2",
     "--max-episode-steps",
     "9",
 ]
-COMMAND += ["--max-episodes", "60", "--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4"]
-COMMAND += ["--minibatch-size", "0", "--eval-episodes", "4", "--hidden", "8", "--checkpoint-every", "1"]
+SMALL = ["--num-envs", "8", "--num-steps", "16", "--num-minibatches", "4", "--minibatch-size", "0"]
+SMALL += ["--eval-episodes", "4", "--checkpoint-every", "1"]
+COMMAND += ["--max-episodes", "60", "--hidden", "8", *SMALL]
 
 
 def stop_at(update):
@@ -31,6 +34,25 @@ def stop_at(update):
             raise Stopped(0)
 
     return raise_if_stopped
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", ["catch", "bigfish"])
+def test_a_time_limit_holds_for_envs_of_any_family_and_across_a_resume(env, tmp_path, monkeypatch):
+    command = ["--env", env, "--max-episode-steps", "5", "--total-steps", "512", *SMALL]
+    results = []
+    for name in ("whole", "parts"):
+        config = settings.reader("ppo").parse([*command, "--logdir", str(tmp_path), "--run-name", name])
+        if name == "parts":
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "raise_if_stopped", stop_at(2))
+                assert train(config) == 0
+        assert train(config) == 0
+        results.append(json.loads((config.run_dir / "results.json").read_text()))
+    whole, parts = results
+    assert len(parts["resumed_at"]) == 1 and whole["weights_sha256"] == parts["weights_sha256"]
+    assert whole["episodes"] == parts["episodes"] == 8 * (64 // 5)
+    assert whole["eval"]["test"]["episode_length"] == whole["eval"]["train"]["episode_length"] == 5
 
 
 @pytest.mark.long
@@ -51,14 +73,14 @@ def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly
     assert "observes      observation: float32 [3], action_mask: int8 [3]" in told.out
     assert "3 discrete actions, 0 to 2" in told.out
     assert "training episodes have reached --max-episodes 60." in told.out
-    assert 'size": 3}' in told.out and "truncated after 9 steps" in told.out
+    assert 'size": 3}, each action 2 times' in told.out and "truncated after 9 steps" in told.out
     whole, parts = found.values()
     assert whole["weights_sha256"] == parts["weights_sha256"]
     assert 60 <= whole["episodes"] == parts["episodes"] < 60 + 8 * 16 / 2
     assert whole["env_steps"] == 128 * whole["updates"] < config.run_steps
     assert whole["eval"]["test"]["episode_length"] <= 9
     for spec in (env_spec(of_run(config.run_dir)), level_spec(of_run(config.run_dir), "test", 4)):
-        assert (spec.env_kwargs, spec.max_episode_steps) == ({"size": 3}, 9)
+        assert (spec.env_kwargs, spec.frame_skip, spec.max_episode_steps) == ({"size": 3}, 2, 9)
     assert train(config) == 0 and "without --solved-at and --max-episodes, or with" in capfd.readouterr().out
 
 

@@ -22,9 +22,12 @@ class Task(EnvSettings):
     function that returns a gymnasium.Env."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'. A YAML file may have a mapping."""
+    frame_skip: Annotated[int | None, Range(1, 1000)] = None
+    """Times that a Gymnasium env repeats each action. Rewards are summed; the observation is the last one.
+    None: 4 for Atari's games, otherwise 1."""
     max_episode_steps: Annotated[int | None, COUNT] = None
-    """Truncate an episode of a Gymnasium env after this many steps, in training and evaluation. None: the
-    limit that the env is registered with."""
+    """Truncate an episode after this many steps of the agent, in training and evaluation. None: the env's own
+    limit."""
     action_masks: Literal["auto", "never", "must"] = "auto"
     """Use info["action_mask"] of envs with Discrete or MultiDiscrete actions: forbidden actions get
     probability 0. auto: if the env's reset gives a mask; never: ignore masks; must: refuse an env without a

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
-_FRAME_SKIP, _STACK = 4, 4
+FRAME_SKIP, _STACK = 4, 4
 OPTIONS = {"frameskip": 1, "obs_type": "grayscale"}
 """Arguments of `gymnasium.make`, because the preprocessing and not the emulator skips frames and makes them
 grey.
@@ -21,13 +21,13 @@ class _AtariFrames(TransformObservation):
     """The outermost wrapper of `preprocess`."""
 
 
-def preprocess(env: gymnasium.Env) -> gymnasium.Env:
+def preprocess(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
     """Atari's usual preprocessing (Mnih et al. 2015, Machado et al. 2018).
 
-    An episode begins with up to 30 no-ops. An observation has the last 4 of every 4th frame, grey: uint8 [84,
-    84, 4]. Rewards stay raw, and a lost life does not end the episode. `env` is made with OPTIONS.
+    An episode begins with up to 30 no-ops. An observation has the last 4 of every `frame_skip`th frame, grey:
+    uint8 [84, 84, 4]. Rewards stay raw, and a lost life does not end the episode. `env` is made with OPTIONS.
     """
-    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=_FRAME_SKIP), _STACK)
+    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), _STACK)
     space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
     return _AtariFrames(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
 

@@ -33,6 +33,8 @@ class Catch:
         self._paddle = np.zeros(num_envs, np.int64)
         self._reward = np.zeros(num_envs, np.float32)
         self._first = np.ones(num_envs, bool)
+        self._limit = spec.max_episode_steps or self.rows
+        self._finals: list[np.ndarray | None] = [None] * num_envs  # last boards of truncated episodes
         for i in range(num_envs):
             self._restart(i)
 
@@ -44,19 +46,33 @@ class Catch:
 
     def observe(self) -> Step:
         """Observations are boards uint8 [B, 10, 5, 1]."""
+        finals = [final for final in self._finals if final is not None]
+        return Step(
+            self._reward.copy(),
+            self._boards(),
+            self._first.copy(),
+            np.array([final is not None for final in self._finals]),
+            np.stack(finals) if finals else None,
+        )
+
+    def _boards(self) -> np.ndarray:
         board = np.zeros((self.num_envs, *self.observation_spec.shape), np.uint8)
         env = np.arange(self.num_envs)
         board[env, self._ball[:, 0], self._ball[:, 1]] = 255
         board[env, self.rows - 1, self._paddle] = 255
-        return Step(self._reward.copy(), board, self._first.copy(), np.zeros(self.num_envs, bool), None)
+        return board
 
     def act(self, actions: np.ndarray) -> None:
         """One step with actions int32 [B]: 0 left, 1 stay, 2 right."""
         self._paddle = np.clip(self._paddle + np.asarray(actions) - 1, 0, self.columns - 1)
         self._ball[:, 0] += 1
-        self._first = self._ball[:, 0] == self.rows - 1
+        ended = self._ball[:, 0] == self.rows - 1
         caught = self._ball[:, 1] == self._paddle
-        self._reward = np.where(self._first, np.where(caught, 1.0, -1.0), 0.0).astype(np.float32)
+        self._reward = np.where(ended, np.where(caught, 1.0, -1.0), 0.0).astype(np.float32)
+        cut = ~ended & (self._ball[:, 0] >= self._limit)
+        boards = self._boards() if cut.any() else ()
+        self._finals = [boards[i] if is_cut else None for i, is_cut in enumerate(cut)]
+        self._first = ended | cut
         for i in np.flatnonzero(self._first):
             self._restart(i)
 
@@ -74,7 +90,7 @@ class Catch:
         return list(frames)
 
     def get_state(self) -> list[bytes]:
-        """JSON per env: board, pending reward, `first`, random generator."""
+        """JSON per env: board, pending reward, `first` and final board, random generator."""
         return [
             json.dumps(
                 {
@@ -82,6 +98,7 @@ class Catch:
                     "paddle": int(self._paddle[i]),
                     "reward": float(self._reward[i]),
                     "first": bool(self._first[i]),
+                    "final": None if (final := self._finals[i]) is None else final.tolist(),
                     "generator": self._generators[i].bit_generator.state,
                 }
             ).encode()
@@ -93,6 +110,8 @@ class Catch:
         for i, state in enumerate(map(json.loads, states)):
             self._ball[i], self._paddle[i] = state["ball"], state["paddle"]
             self._reward[i], self._first[i] = state["reward"], state["first"]
+            final = state["final"]
+            self._finals[i] = None if final is None else np.array(final, np.uint8)
             self._generators[i].bit_generator.state = state["generator"]
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -50,10 +50,15 @@ class GymnasiumVec:
         self.exact_state = True
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
         unlimited = spec.max_episode_steps is not None
-        self._envs = [make_env(name, kwargs, render=spec.render, unlimited=unlimited) for _ in indices]
-        self._plays = [env.step for env in self._envs]
+        self._envs = [
+            make_env(name, kwargs, frame_skip=spec.frame_skip, render=spec.render, unlimited=unlimited)
+            for _ in indices
+        ]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
         self._atari = atari.is_atari(self._envs[0])
+        self._plays: list[_Play] = [env.step for env in self._envs]
+        if spec.frame_skip is not None and not self._atari:  # Atari's preprocessing skips its own frames
+            self._plays = [_repeated(play, spec.frame_skip) for play in self._plays]
         # The module that saves the states of the envs; None: their episodes are replayed.
         self._saver = atari if self._atari else own_state if known.saves_state else None
         self._streams = [(int(spec.seed), int(i)) for i in indices]
@@ -254,6 +259,24 @@ class GymnasiumVec:
         """Closes windows and simulators."""
         for env in self._envs:
             close(env)
+
+
+_Play = Callable[[Any], tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]]
+
+
+def _repeated(play: _Play, times: int) -> _Play:
+    """`env.step` that repeats each action, at most to the end of the episode, and sums the rewards."""
+
+    def step(action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(times):
+            shown, reward, terminated, truncated, info = play(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return shown, total, terminated, truncated, info
+
+    return step
 
 
 def _episode_seed(seed: int, env: int, episode: int) -> int:

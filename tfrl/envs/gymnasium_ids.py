@@ -33,6 +33,7 @@ def make_env(
     env_id: str,
     kwargs: str = "{}",
     *,
+    frame_skip: int | None = None,
     unlimited: bool = False,
     render: bool = False,
 ) -> gymnasium.Env:
@@ -43,6 +44,7 @@ def make_env(
     Args:
       env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
       kwargs: keyword arguments of the env, as JSON text.
+      frame_skip: frames of a step; only for the images of Atari's games. None: 4.
       unlimited: removes the registered time limit of the env.
       render: makes `env.render()` return frames, uint8 [H, W, 3].
 
@@ -62,7 +64,8 @@ def make_env(
     if atari_images:
         if taken := atari.OPTIONS.keys() & options.keys():
             raise ValueError(
-                f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it"
+                f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it "
+                "(--frame-skip sets how often each action is repeated)"
             )
         options |= atari.OPTIONS
     if render:
@@ -76,7 +79,7 @@ def make_env(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about older versions and render modes
             env = gymnasium.make(spec, disable_env_checker=True, **options)
-            env = atari.preprocess(env) if atari_images else env
+            env = atari.preprocess(env, frame_skip or atari.FRAME_SKIP) if atari_images else env
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ValueError(f"{env_id} needs a package that is missing: {summary(error)}") from error
     except Exception as error:  # a user's env may raise anything

@@ -1,13 +1,14 @@
 """Procgen's 16 games through its own vectorised C++ implementation (Cobbe et al. 2020, arXiv:1912.01588).
 
 Procgen reports its own time-outs like other ends of episodes and does not return their last frame, so they
-count as terminal, as in the published results.
+count as terminal, as in the published results. Time-outs of `EnvSpec.max_episode_steps` are truncations.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,23 +42,82 @@ class Procgen:
         self._env = _vector(spec, self.num_envs)
         if states:
             self._env.callmethod("set_state", states)
+        self._limit = spec.max_episode_steps
+        self._steps = np.zeros(self.num_envs, np.int64)  # steps of the running episodes, if they are limited
+        self._shown: Step | None = None  # the step of the last `observe`, if episodes are limited
 
     def observe(self) -> Step:
         """Waits for the step; observations are uint8 [B, 64, 64, 3]."""
+        if self._shown is not None:
+            return self._shown
         reward, observation, first = self._env.observe()
-        return Step(reward, observation["rgb"], first, np.zeros(self.num_envs, bool), None)
+        step = Step(reward, observation["rgb"], first, np.zeros(self.num_envs, bool), None)
+        if self._limit is not None:
+            self._shown = step = self._cut_off(step, self._limit)
+        return step
+
+    def _cut_off(self, step: Step, limit: int) -> Step:
+        """The step with episodes of `limit` steps truncated there: these envs show their next ones."""
+        self._steps[step.first] = 0
+        cut = self._steps >= limit
+        if not cut.any():
+            return step
+        # Only action -1 resets an env, and it steps all other envs, so their states are restored.
+        before = self._env.callmethod("get_state")
+        self._env.act(np.where(cut, -1, 0).astype(np.int32))
+        begun = self._env.observe()[1]["rgb"]
+        after = self._env.callmethod("get_state")
+        self._env.callmethod("set_state", [b if c else a for a, b, c in zip(before, after, cut, strict=True)])
+        self._steps[cut] = 0
+        observation = np.where(cut[:, None, None, None], begun, step.observation)
+        return Step(step.reward, observation, step.first | cut, cut, step.observation[cut])
 
     def act(self, actions: np.ndarray) -> None:
         """Starts one step with actions int32 [B]."""
+        self._shown = None
+        self._steps += 1
         self._env.act(actions)
 
     def get_state(self) -> list[bytes]:
-        """One state per env, 20 to 40 kB: level, objects, timer, random generators."""
-        return self._env.callmethod("get_state")
+        """One state per env, 20 to 40 kB: level, objects, timer, random generators.
+
+        With a limit, a state begins with one line of JSON, which has the last step, and the final
+        observation.
+        """
+        if self._limit is None:
+            return self._env.callmethod("get_state")
+        step, packed = self.observe(), []
+        for i, state in enumerate(self._env.callmethod("get_state")):
+            about = {"steps": int(self._steps[i]), "reward": float(step.reward[i])}
+            about |= {"first": bool(step.first[i]), "truncated": bool(step.truncated[i])}
+            final = b""
+            if step.final_observation is not None and step.truncated[i]:
+                final = step.final_observation[step.truncated[:i].sum()].tobytes()
+            packed.append(json.dumps(about | {"final": len(final)}).encode() + b"\n" + final + state)
+        return packed
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues exactly from `states`."""
-        self._env.callmethod("set_state", list(states))
+        if self._limit is None:
+            self._env.callmethod("set_state", list(states))
+            return
+        opened = [state.split(b"\n", 1) for state in states]
+        about = [json.loads(line) for line, _ in opened]
+        ends = [a["final"] for a in about]
+        self._env.callmethod("set_state", [rest[end:] for (_, rest), end in zip(opened, ends, strict=True)])
+        finals = [
+            np.frombuffer(rest[:end], np.uint8).reshape(self.observation_spec.shape)
+            for (_, rest), end in zip(opened, ends, strict=True)
+            if end
+        ]
+        self._steps = np.array([a["steps"] for a in about])
+        self._shown = Step(
+            np.array([a["reward"] for a in about], np.float32),
+            self._env.observe()[1]["rgb"],
+            np.array([a["first"] for a in about]),
+            np.array([a["truncated"] for a in about]),
+            np.stack(finals) if finals else None,
+        )
 
     def info(self) -> list[dict[str, Any]]:
         """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""

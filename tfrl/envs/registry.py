@@ -119,7 +119,7 @@ def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
     if family(env).names:
-        for name in ("env_kwargs", "max_episode_steps"):
+        for name in ("env_kwargs", "frame_skip"):
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
@@ -185,7 +185,7 @@ def level_set_title(env: str, level_set: str) -> str:
 
 def frames_per_second(task: EnvSettings) -> float:
     """The agent's steps per second in videos of the task's env. Raises like `specs`."""
-    return family(task.env).fps or facts.of(task).fps
+    return family(task.env).fps or facts.of(task).fps / (task.frame_skip or 1)
 
 
 def reward_threshold(env: str) -> float | None:

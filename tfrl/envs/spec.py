@@ -242,6 +242,7 @@ class EnvSettings:
 
     env: str
     env_kwargs: Mapping[str, Any]
+    frame_skip: int | None
     max_episode_steps: int | None
     distribution_mode: str
     num_levels: int
@@ -255,7 +256,7 @@ class EnvSpec(EnvSettings):
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
-    `env_kwargs`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
+    `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
     """
 
     env: str
@@ -268,6 +269,7 @@ class EnvSpec(EnvSettings):
     num_processes: int = 0
     render: bool = False
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    frame_skip: int | None = None
     max_episode_steps: int | None = None
     action_masks: str = "auto"
 

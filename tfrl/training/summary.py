@@ -70,7 +70,8 @@ def _env(config: RLSettings) -> dict[str, str]:
     )
     if TRAIN not in config.level_sets:
         kwargs = f", {json.dumps(config.env_kwargs)}" if config.env_kwargs else ""
-        return {"env": f"{config.env}{kwargs}", **more}
+        skip = f", each action {config.frame_skip} times" if config.frame_skip else ""
+        return {"env": f"{config.env}{kwargs}{skip}", **more}
     levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
     if not config.num_levels:
         levels = "all levels"
