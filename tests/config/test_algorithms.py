@@ -184,7 +184,11 @@ def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_p
             "--micro-batch 384 --num-minibatches 1",
             "divisor of the 64 envs of a replica's minibatch; got 384.",
         ),
-        ("impala", "--micro-batch 512 --num-minibatches 16 --replicas 2", "got 512; use 256."),
+        (
+            "impala",
+            "--micro-batch 512 --num-minibatches 16 --replicas 2",
+            "128 times a divisor of the 2 envs of a replica's minibatch; got 512.",
+        ),
         ("impala", "--rmsprop-decay 0.5", "--rmsprop-decay has no effect without --optimizer rmsprop;"),
         (
             "impala",
