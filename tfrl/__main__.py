@@ -18,7 +18,7 @@ from tfrl.envs import callables
 COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
-    *("tfrl.tune", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
+    *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record"),
     *("tfrl.completion", "resnet", "resnet.train", "cluster.launch", "cluster.tf_config"),
 )
 

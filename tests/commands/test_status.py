@@ -1,0 +1,47 @@
+"""The table of runs: their states, those of sweeps, and runs that cannot be read."""
+
+import json
+
+import pytest
+from made_runs import make_run
+
+from tfrl import status
+from tfrl.cli.errors import UserError
+from tfrl.reporting import runs
+from tfrl.run.folder import LEFT_FILE
+from tfrl.run.lock import locked
+
+
+def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
+    def state(run):
+        return status.row(runs.load(run))[0]
+
+    done = make_run(tmp_path, total_steps=40_000)
+    half = make_run(tmp_path, seed=2, total_steps=40_000, finished=False)
+    text = (half / "progress.csv").read_text().splitlines(keepends=True)
+    (half / "progress.csv").write_text("".join(text[:2]))
+    assert [state(done), state(half)] == ["done", "not running"]
+    with locked(half):
+        assert state(half) == "running"
+    for run in (done, half):
+        (run / LEFT_FILE).touch()
+    assert [state(done), state(half)] == ["done", "ended early"]
+    cells = status.row(runs.load(half))
+    assert cells[1:3] == ["16,384", "33%"] and cells[5].endswith(" s ago")
+
+
+def test_all_runs_are_shown_with_those_below_and_the_damaged(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    damaged = make_run(tmp_path, seed=3, total_steps=40_000)
+    (damaged / "config.yaml").write_text(json.dumps({"nothing": 1}))
+    trial = make_run(tmp_path / "sweep", env="maze", total_steps=40_000)
+    (trial / "export").mkdir()
+    (trial / "export" / "config.yaml").write_text((trial / "config.yaml").read_text())
+    make_run(tmp_path, env="maze", run_name="[b]:cat:", total_steps=40_000)
+    assert status.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    names = [line.split()[0] for line in shown.splitlines() if " done " in line]
+    assert names[1:] == ["[b]:cat:", "sweep/maze-seed1"]
+    assert "unknown setting" in " ".join(shown.split())
+    with pytest.raises(UserError, match="there is no run in"):
+        status.main([str(tmp_path / "nowhere")])

@@ -1,0 +1,79 @@
+"""python -m tfrl.status [LOGDIR]: the runs in a folder and below it, with those of sweeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfrl.cli import command_line, endings, words
+from tfrl.cli.errors import UserError
+from tfrl.cli.streams import console
+from tfrl.config import is_of
+from tfrl.reporting import runs
+from tfrl.run import files, lock
+from tfrl.run.folder import LEFT_FILE, SETTINGS_FILE
+from tfrl.run.metrics import PROGRESS_FILE
+
+_USAGE = "python -m tfrl.status [LOGDIR]"
+
+
+@dataclass(frozen=True)
+class Options:
+    """No flags beside --help."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table; the exit code."""
+    from rich import box
+    from rich.table import Table
+
+    places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
+    folder = Path(command_line.one(places or ["logs"], "folder of runs", _USAGE))
+    found = sorted(file.parent for file in folder.rglob(SETTINGS_FILE) if file.parent.name != "export")
+    found = [path for path in found if not is_of(path, "dataset")]
+    if not found:
+        raise UserError(f"there is no run in {folder} or in a folder below.")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("state", overflow="fold")
+    for name in ("env steps", "done", "return", "steps/s", "last row"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for path in found:
+        name = path.resolve().name if path == folder else str(path.relative_to(folder))
+        try:
+            table.add_row(name, *row(runs.load(path)))
+        except UserError as error:
+            table.add_row(name, str(error))
+        except OSError as error:
+            table.add_row(name, f"cannot be read: {files.reason(error)}")
+    console(markup=False, emoji=False).print(table)  # names are shown as they are
+    return 0
+
+
+def row(run: runs.Run) -> list[str]:
+    """The cells of a run: state, env steps, their share, return, steps/s, and the age of the last row.
+
+    A run is "running" while a process holds its lock. Some file systems do not show the locks of other
+    machines; there the age of the last row tells more.
+    """
+    if run.is_done:
+        state = "done"
+    elif lock.is_held(run.path):
+        state = "running"
+    else:
+        state = "ended early" if (run.path / LEFT_FILE).exists() else "not running"
+    returns, written = run.points("rollout/episode_return")[1], files.last_change([run.path / PROGRESS_FILE])
+    return [
+        state,
+        f"{run.env_steps:,}",
+        f"{run.env_steps / run.config.run_steps:.0%}",
+        f"{returns[-1]:.2f}" if returns.size else "-",
+        f"{run.speed:.0f}" if run.speed else "-",
+        f"{words.duration(time.time() - written)} ago" if written else "-",
+    ]
+
+
+if __name__ == "__main__":
+    endings.run(main)
