@@ -316,7 +316,9 @@ def supervised_run(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_supervised_run_is_named_as_one(tmp_path, command):
-    with pytest.raises(UserError, match="is a run of resnet.train, which has its scores in results.json"):
+    with pytest.raises(
+        UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
+    ):
         importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
 
 

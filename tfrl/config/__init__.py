@@ -88,7 +88,7 @@ def of_run(path: Path) -> RLSettings:
     if not (path / SETTINGS_FILE).is_file():
         raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
     if is_of(path, "dataset"):
-        raise UserError(f"{path} is a run of resnet.train, which has its scores in results.json.")
+        raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
     facts.remember(path)
     config = from_yaml(path / SETTINGS_FILE)
     try:

@@ -1,0 +1,58 @@
+"""python -m resnet.evaluate RUN: test the newest checkpoint of a supervised run, also before the run ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet.supervised.config import from_yaml
+from tfrl.cli import command_line, endings
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import SETTINGS_FILE, is_of
+from tfrl.cli.streams import quiet_start, tell
+from tfrl.run.checkpoint import CheckpointStore
+
+_USAGE = "python -m resnet.evaluate RUN"
+
+
+@dataclass(frozen=True)
+class Options:
+    """No flags beside --help."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the accuracy on the whole test set; the exit code."""
+    words, _ = command_line.parse(
+        Options, arguments, _USAGE, "Test the newest checkpoint of a supervised run."
+    )
+    run = Path(command_line.one(words, "run's folder", _USAGE))
+    if not is_of(run, "dataset"):
+        raise UserError(f"{run} is not the folder of a run of resnet.train.")
+    config = dataclasses.replace(from_yaml(run / SETTINGS_FILE), strategy="one-device", replicas=0)
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    if (saved := store.load(lambda sentence: tell(f"warning: {sentence}"))) is None:
+        raise UserError(f"{run} has no checkpoint yet.")
+    with quiet_start():
+        from resnet.supervised import data
+        from resnet.supervised.classifier import Classifier
+        from tfrl.workers import strategy
+
+        strategy.set_up_tensorflow()
+        data.prepare(config.dataset)
+        dataset = data.load(config.dataset, config.image_size)
+        shape, classes = dataset.image_shape, len(dataset.classes)
+        classifier = Classifier(config, strategy.make(config, None), image_shape=shape, classes=classes)
+        classifier.set_state(saved.learner)
+    batches = data.Share(config.batch_size).batches(dataset.test, data.in_file_order(dataset.test))
+    loss, hits = classifier.test(batches)
+    count = len(dataset.test)
+    print(f"{config.model} on {config.dataset}, {saved.env_steps:,} images, checkpoint {saved.update}")
+    print(f"accuracy  {hits / count!r}  ({hits} of {count} test images)")
+    print(f"loss      {loss:.6f}")
+    return 0
+
+
+if __name__ == "__main__":
+    endings.run(main)
