@@ -7,6 +7,7 @@ built, so that a command can refuse a misspelt name at once.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,6 +96,7 @@ def build(
     dtype: str = "float32",
     seed: int = 0,
     input_dtype: str = "",
+    standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
     """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
@@ -108,6 +110,8 @@ def build(
             was built before.
         input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
             it is).
+        standardize: shift and scale each image to mean 0 and variance 1 over all its pixels and channels, as
+            `tf.image.per_image_standardization` does.
         options: the network's own, described by its function in resnet/networks.py.
 
     Raises ValueError for an unknown name or dtype, and for a shape that the network cannot take. Raises
@@ -131,7 +135,13 @@ def build(
     if has_images:
         check_size(name, *input_shape[:2])
     if input_dtype == "uint8":
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype=dtype, name="scale")(x)
+        # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
+        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
+    if standardize:
+        # The least variance of tf.image.per_image_standardization: 1 / the number of pixels of 0 to 255.
+        least = 1.0 / (255.0**2 * math.prod(x.shape[1:]))
+        options_of_layer = {"epsilon": least, "center": False, "scale": False, "dtype": "float32"}
+        x = keras.layers.LayerNormalization(axis=(1, 2, 3), name="standardize", **options_of_layer)(x)
     network = getattr(networks, known.function)
     x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)

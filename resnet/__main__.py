@@ -1,4 +1,4 @@
-"""python -m resnet: a table of the zoo, with the costs of its networks. It needs no TensorFlow."""
+"""python -m resnet: a table of the zoo with the costs of its networks, or of the layers of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.table import Table
 import resnet
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
-from tfrl.cli.streams import console
+from tfrl.cli.streams import console, quiet_start
 
-_USAGE = "python -m resnet"
+_USAGE = "python -m resnet [NAME --layers]"
 
 
 class Cost(NamedTuple):
@@ -58,14 +58,24 @@ COSTS: dict[tuple[str, int], Cost] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The command has no flags."""
+    """The table that is printed."""
+
+    layers: bool = False
+    """The layers of the network NAME, for the input of its paper."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
-    words, _ = command_line.parse(Options, arguments, _USAGE, "List the networks and their costs.")
-    if words:
-        raise UserError(f"{_USAGE} takes no arguments; got {words[0]!r}.")
+    words, options = command_line.parse(Options, arguments, _USAGE, "List the networks and their costs.")
+    if words or options.layers:
+        name = command_line.one(words, "name of a network", _USAGE)
+        try:
+            with quiet_start():
+                network = resnet.build(name, resnet.entry(name).input_shape)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        network.summary()
+        return 0
     table = Table(title="Torsos, without a head; MFLOP of one image", box=box.SIMPLE, padding=(0, 0))
     for column in ("name", "input", "parameters", "MFLOP", "output"):
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)

@@ -49,6 +49,8 @@ class Task:
     """Resize images to this many pixels, square; 0: as they are."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
     """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
+    per_image_standardization: bool = False
+    """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
     seed: Annotated[int, NATURAL] = 1
     """Decides everything random."""
 
@@ -132,7 +134,8 @@ class Config(Run, Learning, Task, settings.Settings):
         # Keras's L2 is without the papers' factor 1/2.
         residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
         options = residual if entry.normalization else {}
-        return options | ({"width": self.width} if entry.has_width else {})
+        options |= {"width": self.width} if entry.has_width else {}
+        return options | {"standardize": self.per_image_standardization}
 
     @property
     def rows_per_step(self) -> int:

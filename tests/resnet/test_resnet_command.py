@@ -77,10 +77,6 @@ def test_the_table_of_the_zoo_is_all_that_is_shown_and_needs_no_tensorflow():
     assert "impala-pooled" in answer.stdout and answer.stdout.endswith("TensorFlow imported: False\n")
 
 
-def test_the_table_of_the_zoo_takes_no_names():
-    assert "takes no arguments; got 'resnet14'" in refusal(zoo.main, ["resnet14"])
-
-
 def test_the_published_recipe_decays_weights_as_the_paper_does():
     """1e-4, a pull of 1e-4 w on each kernel w: the penalty is half of 1e-4 times the sum of the squares."""
     import tensorflow as tf
@@ -117,3 +113,12 @@ def test_the_published_recipe_trains(tmp_path):
     with (tmp_path / "he" / "progress.csv").open() as file:
         rates = {row["images"]: float(row["train/learning_rate"]) for row in csv.DictReader(file)}
     assert [rates[n] for n in ("128", "200", "328", "400")] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+def test_the_layers_of_a_network_are_a_table(capsys):
+    assert zoo.main(["resnet14", "--layers"]) == 0
+    said = capsys.readouterr().out
+    assert "Trainable params" in said and "features" in said
+    for words in (["resnet15", "--layers"], ["--layers"]):
+        with pytest.raises(UserError):
+            zoo.main(words)

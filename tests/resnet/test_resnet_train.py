@@ -8,9 +8,12 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from learners import build_actor_critic
 
+import resnet
 import tfrl.algorithms.ppo as ppo
+from resnet import evaluate
 from resnet.supervised import classifier
 from resnet.supervised.classifier import Classifier
 from resnet.supervised.config import Config, from_yaml, parse
@@ -250,6 +253,37 @@ def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, 
 
 
 # Into the agents
+
+
+def test_a_run_is_tested_by_its_newest_checkpoint_before_it_ends(finished, tmp_path, monkeypatch, capsys):
+    path, results = finished
+    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
+    unfinished = tmp_path / "run"
+    shutil.copytree(path, unfinished, ignore=shutil.ignore_patterns("export", "results.json"))
+    assert evaluate.main([str(unfinished)]) == 0
+    hits = f"({results['test']['hits']} of {results['test']['images']} test images)"
+    assert hits in capsys.readouterr().out
+    shutil.rmtree(unfinished / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        evaluate.main([str(unfinished)])
+
+
+def test_images_are_standardised_as_tensorflow_does_it():
+    images = np.stack([np.full((6, 5, 3), 7, np.uint8), *made_up(3).images[:, :6, :5]])
+    plain = resnet.build("linear", (6, 5, 3), standardize=True)
+    wanted = tf.image.per_image_standardization(images)
+    np.testing.assert_allclose(plain(images), tf.reshape(wanted, (4, -1)), atol=1e-4)
+
+
+def test_a_run_on_standardised_images_gives_no_torso(folder):
+    code, _ = run(folder, "standardised", per_image_standardization=True)
+    settings = ppo.READER.parse(
+        ["--env", "coinrun", "--torso", "cookbook", "--torso-weights", str(folder / "standardised")]
+    )
+    with pytest.raises(UserError, match="was trained on standardised images"):
+        weights.check_torso(settings)
+    assert code == 0
 
 
 def agent(torso="cookbook", share=True, torso_options=None):

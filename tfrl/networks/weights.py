@@ -147,6 +147,11 @@ def check_torso(config: Network) -> None:
             f"--torso-weights {run} belongs to another network: give --torso {model} --torso-width "
             f"{width}, as in its training, instead of {config.torso} and {config.torso_width}."
         )
+    if settings.get("per_image_standardization"):
+        raise UserError(
+            f"--torso-weights {run} was trained on standardised images, but agents see plain images; train "
+            "it without --per-image-standardization."
+        )
 
 
 def read_torso(run: str) -> dict[str, np.ndarray]:
