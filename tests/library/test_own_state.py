@@ -50,6 +50,31 @@ class Forgetful(Saved):
         self.place = state["place"]
 
 
+class Aimed(Saved):
+    """Also draws a goal at a reset, which it does not save, and which counts from the 20th step on."""
+
+    def reset(self, *, seed=None, options=None):
+        shown = super().reset(seed=seed)
+        self.goal, self.taken = self.np_random.normal(), 0
+        return shown
+
+    def step(self, action):
+        shown, _, *rest = super().step(action)
+        return shown, self.goal if self.taken > 20 else 0.0, *rest
+
+
+class Refusing(Saved):
+    """Saves no state, and refuses all actions from some moment on."""
+
+    get_state = set_state = None
+    refuses = False
+
+    def step(self, action):
+        if self.refuses:
+            raise ValueError("forbidden action")
+        return super().step(action)
+
+
 def limited():
     return TimeLimit(Saved(), 40)
 
@@ -89,3 +114,19 @@ def test_an_incomplete_own_state_is_not_used():
     other.set_state(one.get_state())
     assert other.exact_state, "by replaying"
     np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
+
+
+def test_what_a_reset_draws_and_an_env_does_not_save_is_drawn_again():
+    assert find_facts(registry.name_of(Aimed)).saves_state
+    one, other = vector(Aimed), vector(Aimed)
+    play(one, 15, 0)
+    other.set_state(one.get_state())
+    np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
+
+
+def test_an_env_that_refuses_an_action_when_it_is_replayed_begins_a_new_episode(monkeypatch):
+    one, other = vector(Refusing), vector(Refusing)
+    play(one, 3, 0)
+    monkeypatch.setattr(Refusing, "refuses", True)
+    other.set_state(one.get_state())
+    assert not other.exact_state and other.observe().first.all()

@@ -232,10 +232,12 @@ class GymnasiumVec:
         self._step = step._replace(final_observation=np.stack(final) if final else None)
 
     def _resume(self, i: int, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
-        """Restores the state of env i; False if this fails or the env returns another observation."""
+        """Restores the state of env i; False if an env that is replayed does something else than before."""
         self._streams[i] = tuple(about["stream"])
         self._episodes[i], self._solved[i] = about["episode"], about["solved"]
         if self._saver is not None:
+            if self._saver is own_state:
+                self._reset(i)  # draws what the env does not save of its episode
             self._saver.put(self._envs[i], arrays)
             return True
         if "actions" not in arrays:
@@ -244,7 +246,10 @@ class GymnasiumVec:
         reward: SupportsFloat = np.float32(about["reward"])
         with self._stepping:
             for action in env_inputs(self.action_spec, arrays["actions"]):
-                shown, reward, terminated, truncated, info = self._plays[i](action)
+                try:
+                    shown, reward, terminated, truncated, info = self._plays[i](action)
+                except Exception:  # an env that does not repeat itself may refuse the action now
+                    return False
                 if terminated or truncated:
                     return False
             if not self._packs:
