@@ -267,6 +267,7 @@ def test_actions_and_observations_are_converted():
     assert ints.observe().observation.tolist() == [[5.0] * 3, [7.0] * 3]
     box = vector(made("Lopsided"), [0, 1, 2])
     assert box.action_spec == Box((0.0, -3.0), (0.5, 1.0), "float64") and box.action_spec.shape == (2,)
+    assert box.action_spec.env_dtype == "float64" and box.action_spec == Box((0.0, -3.0), (0.5, 1.0))
     box.act(np.array([[-1, -1], [1, 1], [0, 0.5]], np.float32))
     assert box.observe().observation.tolist() == [[0, -3], [0.5, 1], [0.25, 0]]
     box.act(np.full((3, 2), 1.0000001, np.float32))

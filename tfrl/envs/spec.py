@@ -198,7 +198,7 @@ class Box(ActionSpec):
 
     low: tuple[float, ...]
     high: tuple[float, ...]
-    env_dtype: str = "float32"
+    env_dtype: str = field(default="float32", compare=False)  # policies fit envs of either type
 
     dtype: ClassVar[str] = "float32"
     kind: ClassVar[str] = "continuous"
