@@ -31,8 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
     places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
     folder = Path(command_line.one(places or ["logs"], "folder of runs", _USAGE))
-    found = sorted(file.parent for file in folder.rglob(SETTINGS_FILE) if file.parent.name != "export")
-    found = [path for path in found if not is_of(path, "dataset")]
+    found = [path for path in _runs(folder) if not is_of(path, "dataset")]
     if not found:
         raise UserError(f"there is no run in {folder} or in a folder below.")
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
@@ -50,6 +49,14 @@ def main(arguments: Sequence[str]) -> int:
             table.add_row(name, f"cannot be read: {files.reason(error)}")
     console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder if it is a run, otherwise those below; a run's own folders are not searched."""
+    if (folder / SETTINGS_FILE).is_file():
+        return [folder]
+    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [run for path in below for run in _runs(path)]
 
 
 def row(run: runs.Run) -> list[str]:

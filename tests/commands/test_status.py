@@ -45,3 +45,11 @@ def test_all_runs_are_shown_with_those_below_and_the_damaged(tmp_path, capsys, m
     assert "unknown setting" in " ".join(shown.split())
     with pytest.raises(UserError, match="there is no run in"):
         status.main([str(tmp_path / "nowhere")])
+
+
+def test_the_folders_of_a_run_are_no_runs(tmp_path, capsys):
+    kept = make_run(tmp_path, total_steps=40_000) / "policies" / "16384"
+    kept.mkdir(parents=True)
+    (kept / "config.yaml").write_text((kept.parents[1] / "config.yaml").read_text())
+    assert status.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("fruitbot-seed1") == 1
