@@ -34,7 +34,7 @@ import numpy as np
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
 
-FORMAT = 2
+FORMAT = 3
 LEARNER = "learner.npz"
 MANIFEST = "manifest.json"
 SHARDS = "shards"
