@@ -6,6 +6,7 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replic
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from tfrl.networks.memory import Sequences
 
 # For Gymnasium's envs: short rollouts, and a small network each for policy and value.
@@ -262,12 +265,8 @@ class Config(PPO, RolloutSettings):
         found: dict[str, Any] = {}
         if "anneal_lr" in given:
             found["lr_schedule"] = asked = "linear" if given["anneal_lr"] else "constant"
-            schedule = given.get("lr_schedule", asked)
-            if given["anneal_lr"] and schedule != asked:
-                raise UserError(
-                    f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {schedule}; give one of "
-                    "the two."
-                )
+            if given["anneal_lr"]:
+                _check_annealing(given.get("lr_schedule", asked))
         if "num_minibatches" in given:
             found["minibatch_size"] = 0
         if given.get("critic_lr") is not None:
@@ -276,9 +275,16 @@ class Config(PPO, RolloutSettings):
             found["normalize_random_steps"] = 0
         return found
 
+    def complete(self) -> Self:
+        """The settings with all derived values, such as the schedule of --anneal-lr."""
+        linear = self.anneal_lr and self.lr_schedule == "constant"
+        return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
+        if self.anneal_lr and self.lr_schedule != "constant":  # `complete` makes it linear
+            _check_annealing(self.lr_schedule)
         if self.critic_lr is not None and self.share_torso:
             raise UserError(
                 f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso uses only --lr."
@@ -305,6 +311,14 @@ class Config(PPO, RolloutSettings):
             )
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
+
+
+def _check_annealing(schedule: str) -> None:
+    """Raises UserError if the schedule that is given beside --anneal-lr is not linear."""
+    if schedule != "linear":
+        raise UserError(
+            f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {schedule}; give one of the two."
+        )
 
 
 READER = Reader(
