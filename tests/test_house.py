@@ -138,8 +138,8 @@ def test_every_folder_has_its_place():
         ("tfrl/run/lock.py", "def f():\n    import tfrl.tune", "tfrl.run.lock imports tfrl.tune"),
         (
             "tfrl/remote/actors.py",
-            "import tfrl.training.kinds",
-            "tfrl.remote.actors imports tfrl.training.ki",
+            "import tfrl.training.learner",
+            "tfrl.remote.actors imports tfrl.training.le",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
         ("tfrl/algorithms/ppo.py", "import resnet.supervised.data", "tfrl.algorithms.ppo imports resnet.su"),

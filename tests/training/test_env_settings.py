@@ -81,7 +81,7 @@ def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly
     assert whole["eval"]["test"]["episode_length"] <= 9
     for spec in (env_spec(of_run(config.run_dir)), level_spec(of_run(config.run_dir), "test", 4)):
         assert (spec.env_kwargs, spec.frame_skip, spec.max_episode_steps) == ({"size": 3}, 2, 9)
-    assert train(config) == 0 and "without --solved-at and --max-episodes, or with" in capfd.readouterr().out
+    assert train(config) == 0 and "with a higher --max-episodes, it would continue" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["env_kwargs: {size: 3}", "env_kwargs: '{\"size\": 3}'"])

@@ -186,7 +186,7 @@ def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(small, capfd):
     assert saved.update == found["updates"]
     exported = np.load(config.run_dir / "export/weights.npz")
     assert_same({name: saved.learner["weights/" + name] for name in exported}, exported)
-    assert train(config) == 0 and "is complete; without --solved-at" in capfd.readouterr().out
+    assert train(config) == 0 and "is complete; with a higher --solved-at, it" in capfd.readouterr().out
 
 
 @pytest.mark.long

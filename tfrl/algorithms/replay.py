@@ -51,7 +51,7 @@ class ReplayLearning(ScheduledLearning):
     one for each actor if --actors does not divide 8. A resumed run keeps its number."""
     iteration_steps: Annotated[int, COUNT] = 1000
     """Env steps of an iteration, all workers together: one row of progress.csv, and the unit of --eval-every
-    and --checkpoint-every."""
+    and --checkpoint-every. A stop waits for its end, so give fewer where an iteration takes minutes."""
     replay_size: Annotated[int, Range(2, 1e12)] = 1_000_000
     """Transitions in the replay, all workers together; each env has an equal share."""
     learning_starts: Annotated[int, COUNT] = 5000

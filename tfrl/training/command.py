@@ -293,7 +293,8 @@ def complete_sentence(config: RLSettings, env_steps: int, stopped: str | None = 
     if stopped is not None:
         advice = f"a callback stopped it ({stopped})"
     elif env_steps < config.run_steps:
-        advice = "without --solved-at and --max-episodes, or with higher values, it would continue"
+        ends = [flag(name) for name in ("solved_at", "max_episodes") if getattr(config, name) is not None]
+        advice = f"with a higher {' or '.join(ends)}, it would continue"
     elif "total_steps" in config.may_change:
         advice = "more --total-steps would continue it"
     else:
