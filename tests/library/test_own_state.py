@@ -64,15 +64,19 @@ class Aimed(Saved):
 
 
 class Refusing(Saved):
-    """Saves no state, and refuses all actions from some moment on."""
+    """Has action masks, saves no state, and refuses all actions from some moment on."""
 
     get_state = set_state = None
     refuses = False
+    mask = np.ones(2, np.int8)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": self.mask}
 
     def step(self, action):
         if self.refuses:
             raise ValueError("forbidden action")
-        return super().step(action)
+        return *super().step(action)[:4], {"action_mask": self.mask}
 
 
 def limited():
@@ -124,9 +128,11 @@ def test_what_a_reset_draws_and_an_env_does_not_save_is_drawn_again():
     np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
 
 
-def test_an_env_that_refuses_an_action_when_it_is_replayed_begins_a_new_episode(monkeypatch):
+def test_an_env_with_masks_that_refuses_an_action_when_it_is_replayed_begins_a_new_episode(monkeypatch):
     one, other = vector(Refusing), vector(Refusing)
-    play(one, 3, 0)
+    assert one.observation_spec.num_actions == 2
+    for _ in range(3):
+        one.act(np.ones(3, np.int32))
     monkeypatch.setattr(Refusing, "refuses", True)
     other.set_state(one.get_state())
     assert not other.exact_state and other.observe().first.all()

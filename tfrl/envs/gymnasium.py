@@ -248,8 +248,10 @@ class GymnasiumVec:
             for action in env_inputs(self.action_spec, arrays["actions"]):
                 try:
                     shown, reward, terminated, truncated, info = self._plays[i](action)
-                except Exception:  # an env that does not repeat itself may refuse the action now
-                    return False
+                except Exception:
+                    if self.observation_spec.num_actions:  # the env may forbid the action now
+                        return False
+                    raise
                 if terminated or truncated:
                     return False
             if not self._packs:
