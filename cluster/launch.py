@@ -65,14 +65,14 @@ class Options:
     hosts: str | None = None
     """Machines to reach by ssh, with a worker on each: a,b or me@a,b:2223."""
     port: Annotated[int | None, Range(1, 65535)] = None
-    """TensorFlow's port: the first local one (any free), or each host's (2222)."""
+    """TensorFlow's port: of the first local worker (any free ports), or on each host (2222)."""
     max_restarts: Annotated[int, NATURAL] = 3
-    """Restarts of all after a failure, in a row without a new checkpoint."""
+    """Restarts after failures without a new checkpoint, before the launcher gives up."""
     restart_wait: Annotated[float, Range(0, LONGEST_WAIT)] = 5.0
-    """Seconds before the first restart without a new checkpoint; each further one since the last checkpoint
-    waits four times as long, up to a minute."""
+    """Seconds before the first restart if there is no checkpoint. Each further restart without a new
+    checkpoint waits four times as long, up to a minute."""
     grace: Annotated[float, Range(0, 86400)] = 5.0
-    """Seconds from SIGTERM to SIGKILL after a failure."""
+    """Seconds from SIGTERM to SIGKILL of the other workers after a failure."""
 
 
 def main(arguments: Sequence[str]) -> int:

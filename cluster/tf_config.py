@@ -30,7 +30,7 @@ class Options:
     evaluator: str | None = None
     """host:port of a process that evaluates and does not train."""
     check: bool = False
-    """Test the TF_CONFIG that is set, and who answers."""
+    """Check the TF_CONFIG that is set, and which processes answer."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check() -> int:
-    """Tells what the TF_CONFIG that is set says, and who answers. UserError: it is wrong; a port is taken."""
+    """Prints what TF_CONFIG says, and which processes answer. UserError: it is wrong; a port is taken."""
     config = tf_config.read()
     if config is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A callback of one's own, with state that a resumed run goes on with.
+"""A callback of one's own, with state that is saved with the run.
 
     python examples/own_callback.py
 
@@ -31,11 +31,11 @@ class StopOnPlateau(tfrl.Callback):
             run.stop(f"the return has not grown for {self.patience} updates")
 
     def get_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: JSON values and NumPy arrays."""
+        """Returns the state to save: JSON values and NumPy arrays."""
         return {"best": self.best, "waited": self.waited}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint."""
+        """Restores the saved state."""
         self.best, self.waited = state["best"], state["waited"]
 
 

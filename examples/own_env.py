@@ -2,8 +2,8 @@
 
     python examples/own_env.py
 
-or, in this folder: tfrl ppo --env own_env:make_env. Each episode has a seed of its own, from which a run that
-was killed goes on exactly, so all randomness must come from `self.np_random`.
+or, in this folder: tfrl ppo --env own_env:make_env. Each episode has its own seed, from which a resume repeats
+it, so all randomness must come from `self.np_random`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Thermostat(gymnasium.Env):
 
 
 def make_env(minutes: int = 100) -> gymnasium.Env:
-    """The env as it is trained: an episode has so many minutes. `env_kwargs={"minutes": 200}` changes it."""
+    """Returns an env with episodes of this many minutes; `env_kwargs={"minutes": 200}` changes the number."""
     return TimeLimit(Thermostat(), minutes)
 
 

@@ -48,15 +48,15 @@ class Options:
     greedy: bool | None = None
     """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
     envs: str | None = None
-    """Other envs than the run's, with commas between."""
+    """Envs to play, separated by commas; None: the run's."""
     seed: Annotated[int | None, NATURAL] = None
-    """Seed of levels and actions; None: the run's, which plays what the evaluation in training plays."""
+    """Seed of levels and actions. None: the run's seed, which plays the same episodes as in training."""
     checkpoint: str = "last"
     """Checkpoint to play: last, best (by the return in evaluations) or the number of an update."""
     precision: Literal["run", "float32", "bfloat16"] = "run"
-    """Precision of the torso; run: that of the run."""
+    """Precision of the torso; run: the precision of the run."""
     out: str | None = None
-    """The JSON file that is written; None: eval.json in the run's folder."""
+    """The JSON file to write; None: eval.json in the run's folder."""
 
 
 def main(arguments: Sequence[str]) -> int:

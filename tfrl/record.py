@@ -39,17 +39,17 @@ class Options(Recording):
     format: Literal["mp4", "gif"] = "mp4"
     """A gif is shown in half the size."""
     window: bool = False
-    """Show the policy in a window instead of writing a file; closing it, Escape or q ends."""
+    """Show the policy in a window instead of writing a file. Escape, q or its close button ends it."""
     greedy: bool | None = None
     """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
     seed: Annotated[int | None, NATURAL] = None
-    """Decides levels and actions; None: the run's."""
+    """Seed of levels and actions; None: the run's."""
     checkpoint: str = "last"
     """last, best (by the return in evaluations) or the number of an update."""
     random: str | None = None
     """An env to show with a random policy, without a run."""
     out: str | None = None
-    """The file, whose ending decides the format; None: in the run's videos folder, or RANDOM.mp4 here."""
+    """The file; its ending decides the format. None: in the run's videos folder; with --random ENV.mp4."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -71,7 +71,8 @@ class Options:
     """The place of the report."""
 
     out: str | None = None
-    """The folder of report.html and plots/; None: the run's own, or the one that several runs lie in."""
+    """The folder of report.html and plots/. None: the run's; for several runs, the folder of the first run's
+    folder."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -39,8 +39,8 @@ from tfrl.training import command
 
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
-_SUMMARY = f"""Trains one algorithm with many settings and tells which are best: {_EXAMPLE}. --grid and
---sample may be given several times. The algorithm and the flags of all its trials may stand after --."""
+_SUMMARY = f"""Trains one algorithm with many settings and prints which are best: {_EXAMPLE}. --grid and
+--sample may be given several times. The algorithm and its flags, for all trials, stand after --."""
 _PLAN_FILE = "sweep.json"
 
 
@@ -49,20 +49,20 @@ class Options:
     """The sweep."""
 
     grid: str | None = None
-    """NAME=a,b,c: trials with each of these values."""
+    """NAME=a,b,c: trials with each of these values of a setting."""
     sample: str | None = None
-    """NAME=uniform:a,b or loguniform:a,b or choice:a,b,c: values that are drawn."""
+    """NAME=uniform:a,b or loguniform:a,b or choice:a,b,c: draw a value of a setting for each trial."""
     scheduler: Literal["none", "asha", "pbt"] = "none"
-    """The way that trials are compared as they go: asha ends poor ones early, pbt has them go on from good
-    ones' weights, with changed settings. Both need --eval-every after the --."""
+    """asha: end poor trials early. pbt: poor trials continue from the weights of good trials, with changed
+    settings. Both need --eval-every after the --."""
     trials: Annotated[int, NATURAL] = 0
-    """Trials of each point of the grid, where settings are drawn; 0: 8, or 1 without --sample."""
+    """Trials of each point of the grid, each with its own drawn values. 0: 8 with --sample, otherwise 1."""
     parallel: Annotated[int, COUNT] = 1
-    """Trials side by side, which share the machine's cores."""
+    """Trials that run at the same time; they share the machine's cores."""
     metric: str = "eval_test/return"
-    """The column of progress.csv that tells how good a trial is: the larger, the better."""
+    """The column of progress.csv that ranks the trials; larger is better."""
     seed: Annotated[int, NATURAL] = 1
-    """Decides the values that are drawn."""
+    """Seed of the drawn values."""
     logdir: str = "logs/sweep"
     """The sweep's folder, with a folder for each trial."""
 

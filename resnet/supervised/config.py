@@ -42,17 +42,17 @@ class Task:
     preset: Literal["default", "he-cifar10"] = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
-    """Normalisation in the residual networks; PPO takes torsos with group or none. Others have none."""
+    """Normalisation of residual networks; other networks have none. PPO takes torsos with group or none."""
     width: Annotated[int, WIDTH] = 1
     """Multiply the channels of impala and impala-pooled by this."""
     image_size: Annotated[int, Range(0, 4096)] = 0
     """Resize images to this many pixels, square; 0: as they are."""
     augment: Literal["none", "crop", "crop-flip"] = "none"
-    """crop: pad by 4 pixels and cut out at random; flip: mirror half of them, at random."""
+    """crop: pad by 4 pixels and cut out a random part; crop-flip: also mirror a random half of the images."""
     per_image_standardization: bool = False
     """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
     seed: Annotated[int, NATURAL] = 1
-    """Decides everything random."""
+    """Seed of everything random."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class Learning:
     epochs: Annotated[int, COUNT] = 3
     """Passes over the training images."""
     max_steps: Annotated[int, NATURAL] = 0
-    """Ends earlier, after this many gradient steps; 0: --epochs decide."""
+    """End after this many gradient steps; 0: --epochs decides."""
     batch_size: Annotated[int, Range(1, MOST_IMAGES)] = 32
-    """Images of a gradient step, all replicas and workers together; must divide by the number of replicas."""
+    """Images of a gradient step, all workers together; must be divisible by the number of replicas."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """sgd: with momentum 0.9."""
     lr: Annotated[float, POSITIVE] = 0.05
-    """The learning rate, at its highest."""
+    """The highest learning rate."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    """Course of the rate. step: a tenth from half of the steps on, a hundredth from three quarters; cosine:
-    down to 0."""
+    """How the learning rate falls. step: to a tenth after half of the steps, and to a hundredth after three
+    quarters; cosine: to 0."""
     warmup: Annotated[int, NATURAL] = 100
-    """Steps over which the rate first grows from 0."""
+    """Steps in which the learning rate grows from 0 to --lr."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 2e-4
-    """Weight decay of the residual networks' kernels: half of it, times the sum of their squares, is added to
-    the loss, as papers have it. Others have none."""
+    """Weight decay of the kernels of residual networks: half of it, times the sum of their squares, is added
+    to the loss. Other networks have none."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Run(settings.Run):
     checkpoint_every: Annotated[int, COUNT] = 200
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
-    """Most steps of a row of progress.csv and of a point of the curves. A row also ends with a checkpoint."""
+    """Steps of a row of progress.csv, at most. A row also ends with a checkpoint."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

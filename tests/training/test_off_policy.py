@@ -243,7 +243,7 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
         ("dqn", ["--env", "catch", "--torso", "mlp"], "--torso mlp takes no images, which catch shows"),
         ("sac", ["--num-envs", "3"], "--batch-size must be divisible by --num-envs 3"),
         ("td3", ["--policy-delay", "0"], "--policy-delay must be at least 1"),
-        ("dqn", ["--n-step", "900", "--learning-starts", "100"], "--n-step 900 needs as many steps"),
+        ("dqn", ["--n-step", "900", "--learning-starts", "100"], "must each hold --n-step 900 steps of each"),
         ("sac", ["--env", "catch", "--noise-correlation", "0.5"], "--noise-correlation is for continuous"),
         ("sac", ["--updates-per-step", "0"], "--updates-per-step must be above 0"),
         ("sac", ["--updates-per-step", "5e-5"], "--updates-per-step 5e-05 leave no gradient step"),
@@ -252,7 +252,7 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
         (
             "td3",
             ["--batch-size", "64", "--replay-size", "63"],
-            "--batch-size 64 is more than there will ever",
+            "--batch-size must be at most --replay-size",
         ),
         (
             "dqn",

@@ -44,7 +44,7 @@ class Rollouts(ScheduledLearning):
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error."""
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
-    """The gradient, of the mean loss of a sample, is clipped to this global norm."""
+    """Clip the gradient of the mean loss of a minibatch to this global norm."""
     free_deviation: bool = False
     """The deviation of continuous actions is a separate variable, not an output of the network."""
     normalize_rewards: bool = True

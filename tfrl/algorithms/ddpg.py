@@ -24,12 +24,13 @@ class DDPG:
     """The hyperparameters of DDPG."""
 
     exploration_noise: Annotated[float, NOT_NEGATIVE] = 0.1
-    """Standard deviation of the noise upon actions, which are between -1 and 1."""
+    """Standard deviation of the noise that is added to actions; actions are between -1 and 1."""
     policy_delay: Annotated[int, COUNT] = 1
-    """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
+    """Gradient steps of the critics for each step of the actor and of the target networks (see
+    --target-every)."""
     noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
-    """Correlation of the exploration noise of a step with that of the step before in an episode; 0.85 is the
-    paper's Ornstein-Uhlenbeck process."""
+    """Correlation of the exploration noise between neighbouring steps of an episode. 0.85 is the paper's
+    Ornstein-Uhlenbeck process; 0 is independent noise."""
 
 
 _PRESETS: Mapping[str, Mapping[str, Any]] = {

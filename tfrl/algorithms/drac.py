@@ -46,8 +46,7 @@ class DrAC:
     """Augmentation of the observations. ucb: a bandit chooses an augmentation before every update
     (UCB-DrAC)."""
     augment_coef: Annotated[float, NOT_NEGATIVE] = 0.1
-    """Weight of the losses that pull policy and value for an augmented observation to those for the true
-    one."""
+    """Weight of DrAC's losses, which make policy and value equal for augmented and true observations."""
 
 
 _AUTHORS = {"normalize_advantages": "batch"}

@@ -41,11 +41,11 @@ class IMPALA(Rollouts):
     V-trace looks ahead as far as the rollout goes."""
     lr: Annotated[float, POSITIVE] = 2.5e-4
     vtrace_lambda: Annotated[float, FRACTION] = 0.95
-    """Shortens V-trace's traces, as --gae-lambda does PPO's; the paper has 1."""
+    """Lambda of V-trace: below 1, its traces are shorter. The paper has 1."""
     rho_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on the ratio of new to old action probability."""
     c_bar: Annotated[float, POSITIVE] = 1.0
-    """V-trace's bound on how far a later error reaches back."""
+    """V-trace's bound on the ratios of its traces: it limits how far back an error has an effect."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.002
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.25
 

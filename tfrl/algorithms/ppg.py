@@ -137,7 +137,7 @@ class Config(PPG, ppo.Config):
         super().check()
         if self.is_ahead or self.actor_timeout != Actors.actor_timeout:
             raise UserError(
-                "ppg collects and learns in turn, without actors or lag; leave --actors, --actor-timeout "
+                "ppg collects and learns in turns, without actors or lag; leave --actors, --actor-timeout "
                 "and --lag out."
             )
         if not isinstance(action := registry.specs(self)[1], Discrete):

@@ -159,7 +159,7 @@ class PPO(Rollouts):
     anneal_lr: bool = False
     """The same as --lr-schedule linear."""
     clip_ratio: Annotated[float, Range(0, 1, above=True)] = 0.2
-    """PPO's clipping: a ratio of new to old action probability further than this from 1 gains nothing."""
+    """PPO's clip range: the loss clips the ratio of new to old action probability to 1 ± this."""
     clip_value: bool = True
     """Clip the change of the value by --clip-ratio as well. Only for --value-loss squared."""
     value_loss: Literal["squared", "huber"] = "squared"

@@ -40,7 +40,7 @@ class REINFORCE(Learning):
     to the next update."""
     lr: Annotated[float, POSITIVE] = 1e-2
     max_grad_norm: Annotated[float | None, POSITIVE] = 0.5
-    """The gradient of the mean loss of a step is clipped to this norm; None: no clipping."""
+    """Clip the gradient of the mean loss of a step to this norm; None: no clipping."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Weight of the entropy bonus."""
     dropout: Annotated[float, Range(0, 0.99)] = 0.0

@@ -61,8 +61,8 @@ class ReplayLearning(ScheduledLearning):
     updates_per_step: Annotated[float, Range(0, 1000, above=True)] = 1.0
     """Gradient steps for each env step; may be a fraction."""
     train_every: Annotated[int, COUNT] = 1
-    """Env steps between calls of the learner. A call takes all gradient steps that are due, which is faster.
-    Their number stays --updates-per-step for each env step."""
+    """Env steps between calls of the learner. A call takes all gradient steps that are due: several at once
+    are faster. --updates-per-step still decides their number."""
     n_step: Annotated[int, Range(1, 1000)] = 1
     """Rewards in an n-step return."""
     critic_lr: Annotated[float | None, POSITIVE] = None
@@ -70,12 +70,11 @@ class ReplayLearning(ScheduledLearning):
     huber_delta: Annotated[float | None, POSITIVE] = None
     """A critic's loss grows linearly beyond this error (Huber); None: half the squared error."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
-    """The gradient of each network is clipped to this norm; None: no clipping."""
+    """Clip the gradient of each network to this norm; None: no clipping."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
-    """Step of a target network towards the learned network: target += tau (learned - target). 1: a copy."""
+    """Update of a target network: target += tau (learned - target). 1: a copy."""
     target_every: Annotated[int | None, COUNT] = None
-    """Gradient steps between two steps of the target networks. None: 1; with DDPG and TD3, as for the
-    actor."""
+    """Gradient steps between updates of the target networks. None: 1; with DDPG and TD3, --policy-delay."""
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -247,18 +246,17 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
         rows = self.replay_size // self.num_envs
         if self.n_step > min(rows, self.learning_starts // self.num_envs):
             raise UserError(
-                f"--n-step {self.n_step} needs as many steps of each of --num-envs {self.num_envs} in "
-                f"--replay-size {self.replay_size} and in --learning-starts {self.learning_starts}."
+                f"--replay-size {self.replay_size} and --learning-starts {self.learning_starts} must each hold "
+                f"--n-step {self.n_step} steps of each of --num-envs {self.num_envs}."
             )
         if self.actors and not self.lag:
             raise UserError(
-                f"--actors {self.actors} need a --lag of 1 or more with {self.algorithm}, whose envs are "
-                "stepped between gradient steps otherwise."
+                f"--actors {self.actors} needs a --lag of 1 or more with {self.algorithm}: without a lag, its "
+                "gradient steps come between env steps."
             )
         if self.batch_size > self.replay_size:
             raise UserError(
-                f"--batch-size {self.batch_size} is more than there will ever be: --replay-size is "
-                f"{self.replay_size}."
+                f"--batch-size must be at most --replay-size {self.replay_size}; got {self.batch_size}."
             )
         steps = self.num_updates * self.iteration_steps // self.train_every * self.train_every
         if self.gradient_steps_due(steps) < 1:

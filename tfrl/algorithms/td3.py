@@ -23,11 +23,12 @@ class TD3(DDPG):
     """The hyperparameters of TD3."""
 
     policy_delay: Annotated[int, COUNT] = 2
-    """Gradient steps of the critics for one of the actor, and of the target networks (see --target-every)."""
+    """Gradient steps of the critics for each step of the actor and of the target networks (see
+    --target-every)."""
     target_noise: Annotated[float, NOT_NEGATIVE] = 0.2
-    """Standard deviation of the noise upon the target actor's actions."""
+    """Standard deviation of the noise that is added to the target actor's actions."""
     target_noise_clip: Annotated[float, NOT_NEGATIVE] = 0.5
-    """Bound of that noise."""
+    """Clip the noise of --target-noise to this size."""
 
 
 # The fields of a dataclass begin with those of its last base class.

@@ -32,11 +32,11 @@ class Ahead:
     """Step the envs while the learner trains."""
 
     lag: Annotated[int | None, Range(0, 64)] = None
-    """Act each rollout with the weights of this many updates before, so that envs are stepped while the
+    """Collect each rollout with weights that are this many updates old, so that envs are stepped while the
     network learns. 0: envs and network take turns. None: 1 for IMPALA and with --actors, otherwise 0; a
     resumed run keeps its lag."""
     free_running: bool = False
-    """Act each rollout with the newest weights at its beginning, at most --lag updates old (2). This is
+    """Collect each rollout with the newest weights at its beginning, at most --lag (2) updates old. This is
     faster, but no two runs are the same."""
 
 

@@ -129,7 +129,7 @@ class Optimizer(OptimizerSettings):
     """The optimizer."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
-    """Optimizer of the weights; rmsprop and sgd are without momentum."""
+    """Optimizer of the weights; rmsprop and sgd have no momentum."""
     rmsprop_decay: Annotated[float, FRACTION] = 0.99
     """Decay rate of the mean square of gradients in rmsprop."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-8

@@ -72,7 +72,7 @@ class Learning(Optimizer):
     gamma: Annotated[float, FRACTION] = 0.99
     """Discount of one env step."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
-    """The gradient is clipped to this global norm; None: not at all."""
+    """Clip the gradient to this global norm; None: no clipping."""
 
 
 @dataclass(frozen=True)
