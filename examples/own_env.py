@@ -2,8 +2,8 @@
 
     python examples/own_env.py
 
-or, in this folder: tfrl ppo --env own_env:make_env. Each episode has its own seed, from which a resume repeats
-it, so all randomness must come from `self.np_random`.
+or, in this folder: tfrl ppo --env own_env:make_env. Each episode has its own seed, from which a resume
+repeats it, so all randomness must come from `self.np_random`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Learning:
     lr: Annotated[float, POSITIVE] = 0.05
     """The highest learning rate."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    """How the learning rate falls. step: to a tenth after half of the steps, and to a hundredth after three
+    """Change of the learning rate. step: to a tenth after half of the steps, and to a hundredth after three
     quarters; cosine: to 0."""
     warmup: Annotated[int, NATURAL] = 100
     """Steps in which the learning rate grows from 0 to --lr."""

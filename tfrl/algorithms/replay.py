@@ -246,13 +246,13 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
         rows = self.replay_size // self.num_envs
         if self.n_step > min(rows, self.learning_starts // self.num_envs):
             raise UserError(
-                f"--replay-size {self.replay_size} and --learning-starts {self.learning_starts} must each hold "
-                f"--n-step {self.n_step} steps of each of --num-envs {self.num_envs}."
+                f"--replay-size {self.replay_size} and --learning-starts {self.learning_starts} must each "
+                f"hold --n-step {self.n_step} steps of each of --num-envs {self.num_envs}."
             )
         if self.actors and not self.lag:
             raise UserError(
-                f"--actors {self.actors} needs a --lag of 1 or more with {self.algorithm}: without a lag, its "
-                "gradient steps come between env steps."
+                f"--actors {self.actors} needs a --lag of 1 or more with {self.algorithm}: without a lag, "
+                "its gradient steps come between env steps."
             )
         if self.batch_size > self.replay_size:
             raise UserError(
