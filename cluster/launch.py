@@ -1,4 +1,4 @@
-"""python -m cluster.launch: runs a command on several workers, and starts all again where one fails."""
+"""python -m cluster.launch: run a command on several workers, and restart all of them after a failure."""
 
 import contextlib
 import json

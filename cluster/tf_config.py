@@ -1,4 +1,4 @@
-"""python -m cluster.tf_config: writes TF_CONFIG, or checks the one that is set."""
+"""python -m cluster.tf_config: print TF_CONFIG, or check the one that is set."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""python -m resnet: a table of the zoo with the costs of its networks, or of the layers of one."""
+"""python -m resnet: print the networks of the zoo and their costs, or the layers of one network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m tfrl.completion: a bash script that completes all commands, their flags and choices.
+"""python -m tfrl.completion: print a bash script that completes all commands, their flags and choices.
 
 tyro's own script completes the flags of a program, but our commands are `python -m` and a module.
 """

@@ -1,4 +1,4 @@
-"""python -m tfrl.drac: train data-regularised PPO (DrAC, UCB-DrAC), which generalises better, on procgen."""
+"""python -m tfrl.drac: train data-regularised PPO (DrAC, UCB-DrAC) on procgen."""
 
 from __future__ import annotations
 

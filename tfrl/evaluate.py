@@ -1,4 +1,4 @@
-"""python -m tfrl.evaluate RUN: evaluate a policy, in games on training and unseen levels."""
+"""python -m tfrl.evaluate RUN: evaluate a policy, in procgen on training levels and on unseen levels."""
 
 from __future__ import annotations
 

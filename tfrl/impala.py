@@ -1,4 +1,4 @@
-"""python -m tfrl.impala: train IMPALA, whose envs are stepped while it learns."""
+"""python -m tfrl.impala: train IMPALA; envs are stepped while the network learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m tfrl.record RUN: a video of the policy, in a grid of episodes."""
+"""python -m tfrl.record RUN: write a video of the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m tfrl.reinforce: train REINFORCE, whose observers ask one agent for all of their actions."""
+"""python -m tfrl.reinforce: train REINFORCE; other processes step the envs, one agent chooses all actions."""
 
 from __future__ import annotations
 

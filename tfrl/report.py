@@ -1,4 +1,4 @@
-"""python -m tfrl.report RUN [RUN ...]: a page about runs, with pictures, that opens without a network."""
+"""python -m tfrl.report RUN [RUN ...]: write a page about runs, with pictures."""
 
 from __future__ import annotations
 

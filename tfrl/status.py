@@ -1,4 +1,4 @@
-"""python -m tfrl.status [LOGDIR]: the runs in a folder and below it, with those of sweeps."""
+"""python -m tfrl.status [LOGDIR]: list the runs in a folder, also those of sweeps."""
 
 from __future__ import annotations
 

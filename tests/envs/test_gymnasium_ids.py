@@ -30,7 +30,7 @@ from tfrl.envs.spec import EnvSpec
         ("Hopper-v6", "(did you mean Hopper-v5?)"),
         (
             "Xqzzy-v0",
-            "there is no env 'Xqzzy-v0'; an env that a module of yours registers is named MODULE:Xqzzy-v0",
+            "there is no env 'Xqzzy-v0'; if your own module registers it, write MODULE:Xqzzy-v0",
         ),
         ("made_envs:made/Pixel-v0", "(did you mean made_envs:made/Pixels-v0?)"),
         ("coin run", "'coin run' is not the id of an env"),

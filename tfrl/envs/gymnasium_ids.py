@@ -190,7 +190,7 @@ def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
         _import("ale_py", env_id)  # also for PongNoFrameskip-v4 and the like, which have no namespace
     if name in registry:
         return registry[name]
-    where = "" if module else f"; an env that a module of yours registers is named MODULE:{name}"
+    where = "" if module else f"; if your own module registers it, write MODULE:{name}"
     raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=module)}{where}")
 
 

@@ -47,7 +47,7 @@ def open_session(
 
     def on_first(name: str) -> None:
         console.message(
-            f"{name}: saving {saves}, then ending; a second signal, some seconds later, ends at once"
+            f"{name}: saving {saves}; a second signal, some seconds later, ends the run without saving"
         )
 
     def on_second() -> None:
