@@ -12,7 +12,7 @@ from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.run.console import Console
 from tfrl.run.lock import take_run
 from tfrl.workers import tf_config
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         workers = 1 if cluster is None else cluster.num_workers
         config.check_topology(workers, max(1, config.replicas))
         with take_run(config, cluster, READER.from_yaml) as config:
-            if cluster is None and policy_files.results_of_newest(config.run_dir):
+            if cluster is None and policy.results_of_newest(config.run_dir):
                 Console(enabled=True).message(config.completed)
                 return 0
             with quiet_start(), held_back():

@@ -10,7 +10,7 @@ from typing import Any
 from tfrl.cli.errors import SettingsError
 from tfrl.cli.streams import tell
 from tfrl.evaluation import episodes as playing
-from tfrl.evaluation.policy_files import keep
+from tfrl.evaluation.policy import keep
 from tfrl.library import MakeEnv, task_of
 from tfrl.reporting import video
 from tfrl.run import files

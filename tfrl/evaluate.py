@@ -21,7 +21,7 @@ from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import (
     Player,
     check_level_set,
@@ -68,14 +68,12 @@ def main(arguments: Sequence[str]) -> int:
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
     run = run_folder(command_line.one(words, "run", _USAGE))
-    source = policy_files.find(run, options.checkpoint)
+    source = policy.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
     check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
-        from tfrl.evaluation import policy
-
         player = policy.load(source, options.precision, greedy=greedy)
     found = [
         evaluate_levels(player, task, level_set, options.episodes)

@@ -26,14 +26,13 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.evaluation import episodes as playing
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.reporting import runs, scores
 from tfrl.run import results
 from tfrl.run.callbacks import Callback
 from tfrl.run.metrics import PROGRESS_FILE
 
 if TYPE_CHECKING:
-    from tfrl.evaluation.policy import Policy as ActingPolicy
     from tfrl.experience.memory import Memory
     from tfrl.training.command import Command
 
@@ -203,7 +202,7 @@ class Policy:
       source: a text that names the checkpoint.
     """
 
-    def __init__(self, source: policy_files.PolicySource, greedy: ActingPolicy, drawn: ActingPolicy) -> None:
+    def __init__(self, source: policy.PolicySource, greedy: policy.Policy, drawn: policy.Policy) -> None:
         self.config, self.source = source.config, source.name
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
@@ -297,7 +296,7 @@ class Policy:
 
     def _act(
         self,
-        player: ActingPolicy,
+        player: policy.Policy,
         observation: Any,
         mask: Any,
         generator: np.random.Generator,
@@ -376,10 +375,8 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
       SettingsError: the run or the checkpoint does not exist.
     """
     with _our_errors():
-        source = policy_files.find(run_folder(str(folder)), str(checkpoint))
+        source = policy.find(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
-            from tfrl.evaluation import policy
-
             greedy, drawn = (policy.load(source, greedy=greedy) for greedy in (True, False))
         return Policy(source, greedy, drawn)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -19,15 +19,12 @@ from tfrl.config import run_folder
 from tfrl.config.task import Task, check
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
-from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.evaluation import policy_files
+from tfrl.envs.spec import ActionSpec
+from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import check_level_set
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
-
-if TYPE_CHECKING:
-    from tfrl.evaluation.policy import Policy
 
 _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
 
@@ -66,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
         run = run_folder(command_line.one(words, "run", _USAGE))
-        source = policy_files.find(run, options.checkpoint)
+        source = policy.find(run, options.checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
         name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"
@@ -75,12 +72,18 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as opened:
         if options.window:  # a missing display is found first
             window = opened.enter_context(Window(task.env, fps=registry.frames_per_second(task)))
-        player = UniformPolicy(*registry.specs(task)) if source is None else _load(source, options)
+        player: Any = UniformPolicy(*registry.specs(task))
+        probabilities = None
+        if source is not None:
+            greedy = source.config.eval_greedy if options.greedy is None else options.greedy
+            with quiet_start():
+                player = policy.load(source, greedy=greedy)
+            probabilities = player.probabilities
         if options.window:
-            video.show(player, task, window, options, player.probabilities)
+            video.show(player, task, window, options, probabilities)
             return 0
     try:
-        video.save(player, task, path, options, player.probabilities)
+        video.save(player, task, path, options, probabilities)
     except OSError as error:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
     print(path)
@@ -104,34 +107,12 @@ class UniformPolicy:
     def memory(self, envs: int) -> None:
         """Remembers nothing."""
 
-    @property
-    def probabilities(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """A function from observations to action probabilities, float32 [B, A]; None if not discrete."""
-        if not isinstance(self._spec, Discrete):
-            return None
-        n = self._spec.n
-
-        def of_each(observations: np.ndarray) -> np.ndarray:
-            allowed = self._seen.allowed(observations)
-            allowed = np.ones((len(observations), n), bool) if allowed is None else allowed
-            return (allowed / allowed.sum(axis=1, keepdims=True)).astype(np.float32)
-
-        return of_each
-
 
 def _task_without_run(env: str, seed: int | None) -> Task:
     """The task of playing an env on all its levels. Raises UserError if there is no such env."""
     task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
     check(task)
     return dataclasses.replace(task, num_levels=0) if task.has_unseen_levels else task
-
-
-def _load(source: policy_files.PolicySource, options: Options) -> Policy:
-    with quiet_start():
-        from tfrl.evaluation import policy
-
-        greedy = source.config.eval_greedy if options.greedy is None else options.greedy
-        return policy.load(source, greedy=greedy)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tfrl.cli.errors import UserError
 from tfrl.config import of_run
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import video
 from tfrl.run.checkpoint import CheckpointStore
@@ -61,7 +61,7 @@ def run(tmp_path_factory):
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
-    policy_files.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
+    policy.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
     return path
 
 
@@ -126,9 +126,7 @@ def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float3
 
 @pytest.mark.parametrize("how", ["sample", "greedy"])
 def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
-    from tfrl.evaluation import policy
-
-    source = policy_files.find(run, "last")
+    source = policy.find(run, "last")
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
     (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
@@ -154,9 +152,7 @@ def test_actions_are_chosen_as_the_runs_own_evaluation_does_unless_a_flag_says_o
 
 
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):
-    from tfrl.evaluation import policy
-
-    source = policy_files.find(run, "last")
+    source = policy.find(run, "last")
     greedy, drawn = (policy.load(source, greedy=how) for how in (True, False))
     observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
     uniforms = np.full((50, 1), 0.99, np.float32)
@@ -169,28 +165,28 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
     made = make_run(tmp_path, total_steps=40_000)
     for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
-        policy_files.keep_best(made, weights, score=score, env_steps=env_steps)
-        assert policy_files.find(made, "best").env_steps == kept
-    (made / policy_files.BEST_FILE).write_bytes(b"PK damaged")
+        policy.keep_best(made, weights, score=score, env_steps=env_steps)
+        assert policy.find(made, "best").env_steps == kept
+    (made / policy.BEST_FILE).write_bytes(b"PK damaged")
     with pytest.raises(UserError, match="damaged"):
-        policy_files.find(made, "best")
-    assert policy_files.find(run, "best").weights.keys() == policy_files.find(run, "last").weights.keys()
+        policy.find(made, "best")
+    assert policy.find(run, "best").weights.keys() == policy.find(run, "last").weights.keys()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(tmp_path):
     made = make_run(tmp_path, total_steps=40_000)
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
-    policy_files.keep_best(made, weights, score=1.0, env_steps=10)
+    policy.keep_best(made, weights, score=1.0, env_steps=10)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
     try:
         with pytest.raises(OSError):
-            policy_files.keep_best(made, weights, score=2.0, env_steps=20)
+            policy.keep_best(made, weights, score=2.0, env_steps=20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert policy_files.find(made, "best").env_steps == 10
-    assert [path.name for path in (made / policy_files.BEST_FILE).parent.iterdir()] == ["best.npz"]
+    assert policy.find(made, "best").env_steps == 10
+    assert [path.name for path in (made / policy.BEST_FILE).parent.iterdir()] == ["best.npz"]
 
 
 def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
@@ -243,14 +239,14 @@ def test_an_export_in_its_run_has_the_steps_at_which_the_run_ended(run, tmp_path
     ended = tmp_path / "ended"
     shutil.copytree(run, ended)
     (ended / "results.json").write_text('{"env_steps": 123}')
-    assert policy_files.find(ended / "export", "last").env_steps == 123
+    assert policy.find(ended / "export", "last").env_steps == 123
 
 
 def test_an_export_beside_foreign_results_counts_the_steps_of_its_settings(run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(run / "export", other)
     (other / "results.json").write_text('{"env_steps": "many"}')
-    assert policy_files.find(other, "last").env_steps == policy_files.find(run, "last").env_steps
+    assert policy.find(other, "last").env_steps == policy.find(run, "last").env_steps
 
 
 # Videos

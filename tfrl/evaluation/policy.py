@@ -1,26 +1,193 @@
-"""A trained policy that acts on one device, without a strategy or an optimizer."""
+"""Trained policies: finds their weights in the folder of a run or of an export, and acts with them.
+
+Only `load` and `Policy` need TensorFlow.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl import networks
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import Precision
-from tfrl.envs import registry
+from tfrl.cli.flags import shown
+from tfrl.cli.settings import SETTINGS_FILE, Precision
+from tfrl.cli.streams import tell
+from tfrl.config import of_run
+from tfrl.config.run import RLSettings
+from tfrl.envs import facts, registry
 from tfrl.envs.spec import ArraySpec
-from tfrl.evaluation.policy_files import PolicySource
 from tfrl.experience import memory
 from tfrl.experience.memory import Memory
-from tfrl.networks.network import Network
-from tfrl.ops.graph import graph
+from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
+from tfrl.ops.graph import graph, tf
+from tfrl.run import files, results
+from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
+from tfrl.run.folder import BEST_FILE
 from tfrl.workers import parts
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
+
+if TYPE_CHECKING:
+    from tfrl.networks.network import Network
+
+# The weights of a run
+
+_INFO = "info"
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """The weights of a policy.
+
+    Attributes:
+      config: the run's settings.
+      weights: float32 arrays by name.
+      name: the checkpoint, in words.
+      env_steps: the length of the training.
+    """
+
+    config: RLSettings
+    weights: dict[str, np.ndarray]
+    name: str
+    env_steps: int
+
+
+def _warn(sentence: str) -> None:
+    tell(f"warning: {sentence}")
+
+
+def find(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
+    """Finds a policy in the folder of a run or of an export.
+
+    Args:
+      path: the folder.
+      checkpoint: "last", "best" or the number of an update; an export has only "last".
+      warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
+
+    Raises:
+      UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
+    """
+    number = re.fullmatch("[0-9]{1,15}", checkpoint)
+    if checkpoint not in ("last", "best") and not number:
+        given = shown(checkpoint)
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
+    config = of_run(path)
+    if checkpoint == "best":
+        return _best(path, config)
+    store = CheckpointStore(path / "checkpoints", keep=1)
+    if number:
+        found = store.load(warn, int(checkpoint))
+    elif store.updates():
+        found = store.load(warn)
+    else:
+        return _exported(path, config)
+    if found is None:
+        raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
+    return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
+
+
+def has_policy(run: Path) -> bool:
+    """True if a run's folder has a checkpoint or an export, even a damaged one."""
+    exported = any(file.is_file() for file in _exports(run))
+    return exported or bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+
+
+def results_of_newest(run: Path) -> dict[str, Any] | None:
+    """The results of a run if they belong to the weights of its newest checkpoint, otherwise None.
+
+    Raises UserError if there are checkpoints, but none is valid.
+    """
+    written = results.read(run)
+    if written is None:
+        return None
+    found = CheckpointStore(run / "checkpoints", keep=1).load(lambda sentence: None)
+    if found is None or written.get("weights_sha256") != results.weights_sha256(weights_of(found.learner)):
+        return None
+    return written
+
+
+def _exports(path: Path) -> tuple[Path, Path]:
+    """The files that have the weights in a run's folder, and in an export's folder."""
+    return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
+
+
+def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes weights and the settings of their run into a folder, in which `find` finds an export.
+
+    Raises OSError.
+    """
+    files.make_folder(place)
+    for name in (SETTINGS_FILE, facts.FILE):
+        if (run / name).is_file():
+            files.write(place / name, (run / name).read_text(encoding="utf-8"))
+    files.write(place / WEIGHTS_FILE, encode(weights))
+
+
+def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
+    """Saves these weights as the run's best unless an earlier evaluation scored higher.
+
+    Args:
+      run: the run's folder.
+      weights: float32 arrays by name.
+      score: the mean return on unseen levels.
+      env_steps: the env steps of the run so far.
+
+    Raises:
+      OSError: they cannot be written; the earlier best weights stay.
+    """
+    path = run / BEST_FILE
+    info = _read(path).get(_INFO) if path.is_file() else None
+    before = {} if info is None else unpack_json(info)
+    # Best weights of later env steps are from before the run resumed from an earlier checkpoint.
+    if before and before["env_steps"] < env_steps and before["score"] >= score:
+        return
+    files.make_folder(path.parent)
+    arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
+    info = pack_json({"score": score, "env_steps": env_steps})
+    files.write(path, encode({**arrays, _INFO: info}))
+
+
+def _best(path: Path, config: RLSettings) -> PolicySource:
+    file = path / BEST_FILE
+    if not file.is_file():
+        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+    arrays = _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is damaged; take another --checkpoint.")
+    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _exported(path: Path, config: RLSettings) -> PolicySource:
+    for file in _exports(path):
+        if file.is_file():
+            weights = _read(file)
+            if not weights:
+                raise UserError(f"{file} is damaged; export the run again.")
+            run = path.parent if path.name == "export" else path
+            steps = (results.read(run) or {}).get("env_steps")
+            if not isinstance(steps, int):
+                steps = config.run_steps
+            return PolicySource(config, weights, "export", steps)
+    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; empty if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
+
+
+# Acting
 
 
 class Policy:
@@ -32,6 +199,10 @@ class Policy:
       precision: of the torso, "float32" or "bfloat16".
       greedy: take the most likely actions instead of drawing them.
       memory: makes the memory of a number of envs, if the network is recurrent.
+
+    Attributes:
+      probabilities: a function from observations to the probabilities of all actions, float32 [B, A]; None
+        for continuous actions and recurrent policies.
     """
 
     def __init__(
@@ -59,18 +230,10 @@ class Policy:
         one = memory(1)
         remembered = [] if one is None else [tf.TensorSpec((None, one.values.shape[1]), tf.float32)]
         self._act = graph(self._chosen, input_signature=[observations, noise, *remembered])
-        self._shows_probabilities = network.has_probabilities and one is None
-        self._probabilities = graph(
-            lambda o: network.probabilities(self._outputs(o)), input_signature=[observations]
-        )
-
-    @property
-    def probabilities(self) -> Any:
-        """A function from observations to the probabilities of all actions, float32 [B, A].
-
-        None for continuous actions and recurrent policies.
-        """
-        return (lambda o: self._probabilities(o).numpy()) if self._shows_probabilities else None
+        self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None
+        if network.has_probabilities and one is None:
+            of_rows = graph(lambda o: network.probabilities(self._outputs(o)), input_signature=[observations])
+            self.probabilities = lambda observations: of_rows(observations).numpy()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Acts with these weights from now on. Raises UserError if they belong to another network."""

@@ -192,10 +192,6 @@ class Window:
             pygame.display.init()
         except pygame.error:
             raise UserError(_NO_DISPLAY) from None
-        # SDL chooses this driver if it finds no display.
-        if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
-            pygame.display.quit()
-            raise UserError(_NO_DISPLAY)
 
     def append(self, frame: np.ndarray) -> None:
         """Shows a frame after the one before has been shown long enough."""

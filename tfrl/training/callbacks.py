@@ -17,7 +17,7 @@ from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
 from tfrl.envs import facts, registry
 from tfrl.envs.registry import TRAIN
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import (
     Episodes,
     Player,
@@ -144,7 +144,7 @@ class BestPolicy(Callback):
             return
         score = evaluation["eval_test/return"]
         try:
-            policy_files.keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
+            policy.keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
             self._session.unwritten.discard("the best policy")
         except OSError as error:
             self._session.unwritten.add("the best policy")

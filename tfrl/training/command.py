@@ -24,7 +24,7 @@ from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.experience import replay, rollout
 from tfrl.networks.weights import check_torso
 from tfrl.run import results
@@ -268,7 +268,7 @@ def told_complete(config: RLSettings) -> str | None:
 
     Raises UserError like `check_length`, and if no checkpoint is valid.
     """
-    found = policy_files.results_of_newest(config.run_dir)
+    found = policy.results_of_newest(config.run_dir)
     if found is None or not results.are_of_all(found, config):
         return None
     check_length(config, found["env_steps"])

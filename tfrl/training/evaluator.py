@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once, quiet_start
 from tfrl.config.run import RLSettings
-from tfrl.evaluation import policy, policy_files
+from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import evaluation_metrics, level_spec, play, split_episodes, with_gap
 from tfrl.reporting import runs
 from tfrl.run import files
@@ -85,18 +85,16 @@ def _ended_early(config: RLSettings) -> bool:
     return results.is_file() and runs.load(config.run_dir).is_done_for(config)
 
 
-def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> policy_files.PolicySource | None:
+def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> policy.PolicySource | None:
     """The policy of the checkpoint; None if the checkpoint is unreadable or already removed."""
     try:
-        return policy_files.find(config.run_dir, str(update), warn)
+        return policy.find(config.run_dir, str(update), warn)
     except UserError as error:
         warn(str(error))
         return None
 
 
-def _evaluate(
-    player: policy.Policy, source: policy_files.PolicySource, config: RLSettings
-) -> dict[str, float]:
+def _evaluate(player: policy.Policy, source: policy.PolicySource, config: RLSettings) -> dict[str, float]:
     """The same metrics as an evaluation by the workers: the same envs and random numbers."""
     found: dict[str, float] = {}
     num_envs, each = split_episodes(config.eval_episodes)

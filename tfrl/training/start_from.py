@@ -16,7 +16,7 @@ from tfrl.config import of_run
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.evaluation import policy_files
+from tfrl.evaluation import policy
 from tfrl.networks.weights import PREFIX
 from tfrl.run.checkpoint import CheckpointStore
 
@@ -44,7 +44,7 @@ def check(config: RLSettings) -> None:
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
     there = of_run(run)
-    if not policy_files.has_policy(run):
+    if not policy.has_policy(run):
         raise UserError(f"{name} has no checkpoint, and no export.")
     _check_same_network(name, config, there)
 
@@ -76,7 +76,7 @@ def read(config: RLSettings, session: Session) -> Start:
     if found is not None:
         state, env_steps, update = found.learner, found.env_steps, found.update
     else:
-        source = policy_files.find(run, "last", warn)
+        source = policy.find(run, "last", warn)
         state = {PREFIX + name: array for name, array in source.weights.items()}
         env_steps, update = source.env_steps, None
     if np.ptp(session.of_workers(_checksum(state))) != 0:
