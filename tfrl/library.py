@@ -164,7 +164,7 @@ def _torsos(network: str | MakeFeatures | Mapping[str, str | MakeFeatures]) -> d
     for name, torso in given.items():
         if not isinstance(torso, str) and not callable(torso):
             raise UserError(f"network must be a function of Keras inputs; got a {type(torso).__name__}.")
-        found[names[name]] = torso if isinstance(torso, str) else callables.give(torso)[0]
+        found[names[name]] = torso if isinstance(torso, str) else callables.give(torso)
     return found
 
 

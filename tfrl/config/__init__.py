@@ -52,7 +52,7 @@ def reader_of_class(kind: type) -> Reader:
         raise UserError(
             f"{kind.__name__} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config."
         )
-    name = callables.give(kind)[0]
+    name = callables.give(kind)
     defaults = dict(getattr(kind, "defaults", {}))
     presets = {preset: {**changes, **defaults} for preset, changes in extended.presets.items()}
     fields = {"algorithm": name, "presets": presets, "__module__": kind.__module__, "__doc__": kind.__doc__}

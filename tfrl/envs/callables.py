@@ -16,16 +16,11 @@ _LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, mo
 _given: dict[str, Callable[..., Any]] = {}  # the callables that this process was given, by name
 
 
-def give(make: Callable[..., Any]) -> tuple[str, bool]:
-    """Lets this process find a callable by its name.
-
-    Returns:
-      The name, and True if it did not belong to this object before.
-    """
+def give(make: Callable[..., Any]) -> str:
+    """Lets this process find a callable by its name, and returns this name."""
     name = _name_of(make)
-    changed = _given.get(name) is not make
     _given[name] = make
-    return name, changed
+    return name
 
 
 def is_name(name: str) -> bool:

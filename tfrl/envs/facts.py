@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfrl.envs.observations import ArraySpec, Part
-from tfrl.envs.spec import ActionSpec, Box, Discrete, EnvSettings, MultiDiscrete
+from tfrl.envs.spec import ActionSpec, EnvSettings
 
 FILE = "env.json"
 
@@ -47,8 +47,7 @@ class Facts(NamedTuple):
         return observation, self.action
 
 
-_found: dict[tuple[str, str], Facts] = {}  # by env and kwargs as JSON text
-_remembered: dict[tuple[str, str], Facts] = {}  # from files
+_known: dict[tuple[str, str], Facts] = {}  # by env and kwargs as JSON text
 
 
 def _key(env: str, kwargs: Mapping[str, Any]) -> tuple[str, str]:
@@ -56,27 +55,24 @@ def _key(env: str, kwargs: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def of(task: EnvSettings) -> Facts:
-    """The facts about the env of a task. This process finds them once.
+    """The facts about the env of a task. This process finds them once, or reads them from a file.
 
     Raises:
       ValueError: the env does not exist or cannot be made; its observations or actions are not supported.
       EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     key = _key(task.env, task.env_kwargs)
-    if key in _remembered:
-        return _remembered[key]
-    if key not in _found:
+    if key not in _known:
         from tfrl.envs.gymnasium_ids import find_facts
 
-        _found[key] = find_facts(*key)
-    return _found[key]
+        _known[key] = find_facts(*key)
+    return _known[key]
 
 
-def forget(env: str, *, changed: bool) -> None:
-    """Drops the facts about an env that come from files; drops all if its name has `changed` its meaning."""
-    for known in (_remembered, _found) if changed else (_remembered,):
-        for key in [key for key in known if key[0] == env]:
-            del known[key]
+def forget(env: str) -> None:
+    """Drops the facts about an env, whose name may have another meaning now."""
+    for key in [key for key in _known if key[0] == env]:
+        del _known[key]
 
 
 def text(task: EnvSettings) -> str:
@@ -94,10 +90,10 @@ def remember(folder: Path) -> None:
         found = {name: _with_tuples(value) for name, value in content["facts"].items()}
         parts = tuple(Part(**part) for part in found["observation"].pop("parts"))
         observation = ArraySpec(**found.pop("observation"), parts=parts)
-        kind = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, Box)}[found["action"].pop("kind")]
+        kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
         action = kind(**found.pop("action"))
         key = _key(content["env"], content["env_kwargs"])
-        _remembered[key] = Facts(observation, action, **found)
+        _known[key] = Facts(observation, action, **found)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return
 

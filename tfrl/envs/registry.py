@@ -150,8 +150,8 @@ def name_of(env: str | Callable[..., Any]) -> str:
             f"env must be an id or a function that makes an env, not a {type(env).__name__}: for example "
             "lambda: gymnasium.make(...)"
         )
-    name, changed = callables.give(env)
-    facts.forget(name, changed=changed)
+    name = callables.give(env)
+    facts.forget(name)
     return name
 
 
